@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import _synthetic
-from chopper.validation.predictions import Prediction, real_cases, synthetic_cases
+from benchmarks.predictions import Prediction, real_cases, synthetic_cases
 from chopper.validation.recordings import others_while
 from chopper.validation.results import MAGNITUDES
 

@@ -99,14 +99,7 @@ def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
     deviations_a = _deviations(a, rng) * _stretch(a.steps, rho)
     deviations_b = _deviations(b, rng) * _stretch(b.steps, rho)
     factor = t_975(_welch_of_steps(a, b, rho)) / _NORMAL_975
-    low, high = np.percentile(deviations_b - deviations_a, [2.5, 97.5], axis=0)
-    difference = (mean_b - mean_a) + np.stack([low, high]) * factor
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # A resampled mean near 0 would divide to nonsense: A's own mean is the least unit then.
-        base = np.maximum(mean_a + factor * deviations_a, mean_a * 1e-3)
-        ratio = np.percentile((mean_b + factor * deviations_b) / base - 1, [2.5, 97.5], axis=0)
-    ratio[:, mean_a <= 0] = np.nan
-    return Intervals(difference, ratio)
+    return _intervals(mean_a, mean_b, deviations_a, deviations_b, factor)
 
 
 def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals | None:
@@ -114,19 +107,32 @@ def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals
     if min(len(a), len(b)) < MIN_STEPS:
         return None
     rng = np.random.default_rng(seed)
-    median_a, median_b = float(np.median(a)), float(np.median(b))
+    medians = [np.median(v, keepdims=True) for v in (a, b)]
     samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
     rho = _autocorrelation(*samples)
-    deviations_a, deviations_b = (
-        (bootstrap(v, np.median, rng) - np.median(v)) * float(_stretch(len(v), rho)[0])
-        for v in (a, b)
-    )
-    factor = float(t_975(_welch_of_steps(samples[0], samples[1], rho))[0]) / _NORMAL_975
-    low_high = np.percentile(deviations_b - deviations_a, [2.5, 97.5])
-    base = np.maximum(median_a + factor * deviations_a, max(median_a * 1e-3, 1e-9))
-    ratio = np.percentile((median_b + factor * deviations_b) / base - 1, [2.5, 97.5])
-    difference = (median_b - median_a) + factor * low_high
-    return Intervals(difference[:, None], ratio[:, None])
+    deviations = [
+        (bootstrap(s.values, np.median, rng) - median) * _stretch(s.steps, rho)
+        for s, median in zip(samples, medians, strict=True)
+    ]
+    factor = t_975(_welch_of_steps(samples[0], samples[1], rho)) / _NORMAL_975
+    return _intervals(medians[0], medians[1], deviations[0], deviations[1], factor)
+
+
+def _intervals(
+    middle_a: np.ndarray,
+    middle_b: np.ndarray,
+    deviations_a: np.ndarray,
+    deviations_b: np.ndarray,
+    factor: np.ndarray,
+) -> Intervals:
+    """Intervals of B − A from means or medians and their resampled deviations."""
+    low_high = np.percentile(deviations_b - deviations_a, [2.5, 97.5], axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A resampled value near 0 would divide to nonsense: A's own is the least unit then.
+        base = np.maximum(middle_a + factor * deviations_a, middle_a * 1e-3)
+        ratio = np.percentile((middle_b + factor * deviations_b) / base - 1, [2.5, 97.5], axis=0)
+    ratio[:, middle_a <= 0] = np.nan
+    return Intervals((middle_b - middle_a) + low_high * factor, ratio)
 
 
 def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
@@ -143,11 +149,7 @@ def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
     sample = _blocked(Sample(values, np.ones(len(values))))
     rho = _autocorrelation(sample)
     deviations = _deviations(sample, np.random.default_rng(seed)) * _stretch(sample.steps, rho)
-    n = sample.steps
-    independent = (
-        n * (1 - rho) / (1 + rho) if n >= _MIN_STEPS_FOR_AUTOCORRELATION else np.full(len(rho), n)
-    )
-    factor = t_975(independent - 1) / _NORMAL_975
+    factor = t_975(_independent(sample, rho) - 1) / _NORMAL_975
     return (sample.mean + np.percentile(deviations, [2.5, 97.5], axis=0) * factor).T
 
 
@@ -205,6 +207,13 @@ def _autocorrelation(*samples: Sample) -> np.ndarray:
     return np.clip(rho + (1 + 3 * rho) / n, 0.0, _MAX_AUTOCORRELATION)
 
 
+def _independent(sample: Sample, rho: np.ndarray) -> np.ndarray:
+    """(quantities,) independent steps that say as much as the sample's."""
+    if sample.steps < _MIN_STEPS_FOR_AUTOCORRELATION:
+        return np.full(len(rho), float(sample.steps))
+    return sample.steps * (1 - rho) / (1 + rho)
+
+
 def _stretch(steps: int, rho: np.ndarray) -> np.ndarray:
     """(quantities,) factor on deviations: small samples, and steps that resemble each other."""
     return math.sqrt(steps / (steps - 1)) * np.sqrt((1 + rho) / (1 - rho))
@@ -248,12 +257,8 @@ def discoveries(p: np.ndarray, rate: float = 0.05) -> np.ndarray:
 
 def _welch_of_steps(a: Sample, b: Sample, rho: np.ndarray) -> np.ndarray:
     """(quantities,) degrees of freedom of a difference of means."""
-    variances, counts = [], []
-    for sample in (a, b):
-        variances.append(sample.per_window.var(axis=0, ddof=1) / sample.steps)
-        independent = sample.steps * (1 - rho) / (1 + rho)
-        enough = sample.steps >= _MIN_STEPS_FOR_AUTOCORRELATION
-        counts.append(np.maximum(independent, 2) if enough else np.full(len(rho), sample.steps))
+    variances = [s.per_window.var(axis=0, ddof=1) / s.steps for s in (a, b)]
+    counts = [np.maximum(_independent(s, rho), 2) for s in (a, b)]
     return _satterthwaite(variances[0], counts[0], variances[1], counts[1])[1]
 
 

@@ -76,15 +76,13 @@ def command(
     started = time.perf_counter()
     done: list[Case] = []
 
-    def on_case(case: Case) -> None:
-        done.append(case)
-        _show_progress(case, len(done), time.perf_counter() - started)
-
     for name, injections in chosen.items():
         module = importlib.import_module(f"chopper.validation.{name}")
-        module.run_cases(
-            injections=injections, magnitudes=wanted, seed=seed, quick=quick, on_case=on_case
-        )
+        for case in module.run_cases(
+            injections=injections, magnitudes=wanted, seed=seed, quick=quick
+        ):
+            done.append(case)
+            _show_progress(case, len(done), time.perf_counter() - started)
     _end_progress()
     if as_json:
         print_json(to_dict(done, seed=seed))

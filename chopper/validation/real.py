@@ -21,12 +21,11 @@ from chopper.validation.recordings import LINKED, record
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.validation.injections.plan import Truth
     from chopper.validation.recordings import Recorded
-    from chopper.validation.results import OnCase
 
 _FALSE_LEAKS = 0.05
 """Probability that noise alone makes any cause of a case seem to leak."""
@@ -127,16 +126,14 @@ def run_cases(
     magnitudes: Sequence[str],
     seed: int = 0,
     quick: bool = False,
-    on_case: OnCase | None = None,
-) -> list[Case]:
-    """Inject and attribute; the cases in order.
+) -> Iterator[Case]:
+    """Inject and attribute: yield the cases in order, each as it is done.
 
     Args:
         injections: names, from :func:`injections`.
         magnitudes: of ``small``, ``medium``, ``large``.
         seed: of everything random.
         quick: a subset.
-        on_case: called with each case as it is done.
 
     Raises:
         CaptureError: the training failed.
@@ -152,13 +149,8 @@ def run_cases(
         for name, injection in _INJECTIONS.items()
         if name in injections and (not quick or name in _QUICK)
     ]
-    cases: list[Case] = []
     for recorded in record(plans):
-        for case in _cases(recorded, levels):
-            cases.append(case)
-            if on_case is not None:
-                on_case(case)
-    return cases
+        yield from _cases(recorded, levels)
 
 
 def _cases(recorded: Recorded, levels: Sequence[str]) -> list[Case]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -87,10 +87,6 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     def leaked_ratio(self) -> float:
         """The largest error of any other cause."""
         return abs(self.worst_leak[1]) / self.leak_unit_ns if self.worst_leak else 0.0
-
-
-OnCase = Callable[[Case], None]
-"""Called with each case as it is done."""
 
 
 def judged(case: Case) -> Case:

@@ -24,12 +24,11 @@ from chopper.validation.model.writer import write
 from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.validation.model.plan import Plan
     from chopper.validation.model.records import Recording
-    from chopper.validation.results import OnCase
 
 _QUICK = (
     "data_stall",
@@ -62,31 +61,21 @@ def run_cases(
     magnitudes: Sequence[str],
     seed: int = 0,
     quick: bool = False,
-    on_case: OnCase | None = None,
-) -> list[Case]:
-    """Inject and attribute; the cases in order.
+) -> Iterator[Case]:
+    """Inject and attribute: yield the cases in order, each as it is done.
 
     Args:
         injections: names, from :func:`injections`.
         magnitudes: of ``small``, ``medium``, ``large``.
         seed: of everything random.
         quick: one magnitude and flavour in turn of the most telling injections.
-        on_case: called with each case as it is done.
     """
-    done: list[Case] = []
+    every = [(flavour, magnitude) for flavour in FLAVOURS for magnitude in magnitudes]
     chosen = [n for n in injections if not quick or n in _QUICK]
     for number, name in enumerate(chosen):
-        for flavour, magnitude in _combinations(number, magnitudes, quick=quick):
-            for case in _cases(name, magnitude, flavour, seed):
-                done.append(case)
-                if on_case is not None:
-                    on_case(case)
-    return done
-
-
-def _combinations(number: int, magnitudes: Sequence[str], *, quick: bool) -> list[tuple[str, str]]:
-    every = [(flavour, magnitude) for flavour in FLAVOURS for magnitude in magnitudes]
-    return [every[number % len(every)]] if quick and every else every
+        in_turn = [every[number % len(every)]] if quick and every else every
+        for flavour, magnitude in in_turn:
+            yield from _cases(name, magnitude, flavour, seed)
 
 
 def _cases(name: str, magnitude: str, flavour: str, seed: int) -> list[Case]:

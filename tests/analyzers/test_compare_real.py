@@ -53,7 +53,7 @@ def test_the_same_model_on_two_devices_does_the_same_math(traces_dir, a, b) -> N
 def test_the_data_loader_is_found(traces_dir) -> None:
     found = _compare(traces_dir, *_PAIRS[3])
     assert "faster" in found.verdict
-    assert "because data loading fell by 58" in found.verdict
+    assert "because data stall fell by 58" in found.verdict
 
 
 def test_other_models_get_no_verdict(traces_dir) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import chopper
+from benchmarks.predictions import Prediction, synthetic_cases
 from benchmarks.replay import table
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
@@ -20,7 +21,6 @@ from chopper.errors import InputError, UsageError
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
-from chopper.validation.predictions import Prediction, synthetic_cases
 from tests.analyzers import make
 from tests.conftest import find_traces_dir
 from tests.replay.make import call, run, tables

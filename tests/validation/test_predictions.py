@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.predictions import Prediction, error_interval, level, waiting
 from benchmarks.replay import measured
 from chopper.validation.injections.plan import ARRIVAL, MEETING, Truth
-from chopper.validation.predictions import Prediction, error_interval, level, waiting
 
 
 def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:

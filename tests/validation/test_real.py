@@ -250,7 +250,7 @@ def test_the_late_rank_must_be_named(right: int, status: str) -> None:
 def test_no_link_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: f"/sbin/{name}")
-    cases = real.run_cases(injections=["slow_link"], magnitudes=["small", "large"])
+    cases = list(real.run_cases(injections=["slow_link"], magnitudes=["small", "large"]))
     assert [(c.status, c.reason) for c in cases] == [
         ("skipped", "shaping a link needs root"),
         ("skipped", "shaping a link needs root"),
@@ -321,7 +321,7 @@ def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "score", seen)
     monkeypatch.setattr(real, "_QUICK_PAIRS", 3)
     monkeypatch.setattr(recordings, "_START_LIMIT_S", PATIENCE_S)
-    cases = real.run_cases(injections=names, magnitudes=["large"], quick=True)
+    cases = list(real.run_cases(injections=names, magnitudes=["large"], quick=True))
     assert {case.injection for case in cases} == set(names)
     assert {case.status for case in cases} <= {"ok", "missed", "refused"}
     for made, found, truths in scored:

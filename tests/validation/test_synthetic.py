@@ -22,14 +22,8 @@ def described(cases: list[Case]) -> str:
 
 
 def test_the_quick_subset_reaches_every_bar() -> None:
-    seen: list[Case] = []
-    cases = synthetic.run_cases(
-        injections=tuple(synthetic.injections()),
-        magnitudes=MAGNITUDES,
-        quick=True,
-        on_case=seen.append,
-    )
-    assert seen == cases
+    names = tuple(synthetic.injections())
+    cases = list(synthetic.run_cases(injections=names, magnitudes=MAGNITUDES, quick=True))
     assert len({c.injection for c in cases}) >= 10
     assert {c.flavour for c in cases} == {"cuda", "rocm"}
     missed = [c for c in cases if c.status != "ok"]
@@ -60,7 +54,7 @@ def test_hard_cases(name: str, flavour: str) -> None:
 
 
 def test_dips_that_no_sample_can_resolve_are_refused_and_blamed_on_nothing_else() -> None:
-    cases = synthetic.run_cases(injections=["clock_dips_unseen"], magnitudes=["large"])
+    cases = list(synthetic.run_cases(injections=["clock_dips_unseen"], magnitudes=["large"]))
     assert [c.status for c in cases] == ["refused", "refused"], described(cases)
     assert all("too far apart" in (c.reason or "") for c in cases)
 
@@ -116,11 +110,7 @@ def test_a_missed_bar_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
         reason="recovered 0.0%, bar 98%",
     )
 
-    def run_cases(*, on_case, **_: object) -> list[Case]:
-        on_case(lost)
-        return [lost]
-
-    monkeypatch.setattr(synthetic, "run_cases", run_cases)
+    monkeypatch.setattr(synthetic, "run_cases", lambda **_: iter([lost]))
     shown = validate("--synthetic", "--causes", "data_stall")
     assert shown.exit_code == 1
     assert "missed: data_stall (small cuda): recovered 0.0%, bar 98%" in shown.stdout

@@ -143,33 +143,22 @@ class Collective:
     ready_ns: int = -1
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
 class Device:
     """Streams, a clock, and who runs at the moment."""
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        rank: int,
-        *,
-        reference_hz: float,
-        clock_hz: float,
-        contention_ratio: float,
-        stream_gap_ns: int,
-        event_gap_ns: int,
-        leave_ns: Callable[[Collective], int],
-    ) -> None:
-        self.simulation = simulation
-        self.rank = rank
-        self.reference_hz = reference_hz
-        self.clock_hz = clock_hz
-        self.contention_ratio = contention_ratio
-        self.stream_gap_ns = stream_gap_ns
-        self.event_gap_ns = event_gap_ns
-        self.leave_ns = leave_ns
-        self.tasks: list[Task] = []
-        self._streams: dict[int, _Stream] = {}
-        self._running: dict[Task, None] = {}
-        self._beside = 0
+    simulation: Simulation
+    rank: int
+    reference_hz: float
+    clock_hz: float
+    contention_ratio: float
+    stream_gap_ns: int
+    event_gap_ns: int
+    leave_ns: Callable[[Collective], int]
+    tasks: list[Task] = field(default_factory=list)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _running: dict[Task, None] = field(default_factory=dict)
+    _collectives_count: int = 0
 
     def set_clock(self, time_ns: int, hz: float) -> None:
         """From a time on, the device runs at another clock."""
@@ -189,7 +178,7 @@ class Device:
 
     def _ratios(self, task: Task) -> tuple[float, float]:
         clock = (self.reference_hz / self.clock_hz) ** task.sensitivity
-        return clock, self.contention_ratio if self._beside and task.contended else 1.0
+        return clock, self.contention_ratio if self._collectives_count and task.contended else 1.0
 
     def _advance(self) -> None:
         now = self.simulation.now_ns
@@ -231,7 +220,7 @@ class Device:
             self._schedule()
         elif task.collective is not None:
             self._advance()
-            self._beside += 1
+            self._collectives_count += 1
             self._schedule()
             self._arrive(task, task.collective)
         else:
@@ -257,7 +246,7 @@ class Device:
 
         def leave() -> None:
             self._advance()
-            self._beside -= 1
+            self._collectives_count -= 1
             self._schedule()
             self.end(task)
 

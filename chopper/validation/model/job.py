@@ -36,8 +36,8 @@ def simulate(plan: Plan) -> Recording:
     ]
     for record in records:
         device = Device(
-            simulation,
-            record.rank,
+            simulation=simulation,
+            rank=record.rank,
             clock_hz=node.reference_hz * _always(plan, record.rank),
             reference_hz=node.reference_hz,
             contention_ratio=1.0 + plan.contention.at(record.rank, 0),

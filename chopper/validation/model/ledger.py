@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from chopper.validation.model.records import RankRecord, Recording
 
-_ACTIVITY = {
-    name: f"idle.preparation.{name}"
-    for name in (
-        "python",
-        "dispatch",
-        "runtime",
-        "data",
-        "gc",
-        "allocator",
-        "synchronization",
-        "collective_wait",
-        "profiler",
-    )
-}
 _LANES = ("compute", "communication", "copy")
 # NVML's clocks event reasons: software power cap 4, power brake 128; thermal 32, 64.
 _CLOCK_CAUSES = {4: "power_cap", 128: "power_cap", 32: "thermal", 64: "thermal", 2: "application"}
@@ -152,7 +138,7 @@ class _Program:
             until = min(end, high)
             # A call that launched another task than the one that the device waits for.
             activity = "runtime" if isinstance(what, Task) else what
-            spent[_ACTIVITY[activity]] += until - at
+            spent[f"idle.preparation.{activity}"] += until - at
             at = until
         spent["idle.preparation.python"] += high - at
 
