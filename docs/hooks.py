@@ -435,8 +435,8 @@ FIELDS = {
         "label": "Name for people.",
         "time_ns": "Time, over all ranks and steps.",
         "share_ratio": "`time_ns` ÷ `observed_ns`; null when nothing was observed.",
-        "ci95_ns": "95 % interval of `time_ns` (bootstrap over steps), low and high; null with "
-        "fewer than two steps.",
+        "ci95_ns": "95 % interval of `time_ns` from resampled steps, low and high; null with "
+        "fewer than three steps.",
         "basis": "What the number rests on.",
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
         "recoverable_ns": "What removing the cause alone would give back, by a replay, summed as `time_ns`; null where not known.",
