@@ -76,8 +76,9 @@ def _int_mm(record: Record) -> Work:
 
 def _addbmm(record: Record) -> Work:
     """Σ_b A_b·B_b + C: the batch is summed, so the result has one matrix."""
+    left, right = _rank(record.shape(1), 3), _rank(record.shape(2), 3)
     work = _mm(1, 2)(record)
-    out = record.shape(1)[1] * record.shape(2)[2]
+    out = left[1] * right[2]
     return with_bytes(
         work,
         lambda: (

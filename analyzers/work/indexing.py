@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented
-from chopper.analyzers.work.vector import Like, Model, vector_work
+from chopper.analyzers.work.vector import Like, Model, Moves, moves, vector_work
 
 _INDEX_BYTES = 8
 
@@ -22,60 +22,49 @@ def _dimension(record: Record, index: int, shape: Shape) -> int:
     return dim % len(shape)
 
 
-def _embedding(record: Record) -> Work:
+@moves()
+def _embedding(record: Record) -> int:
     """embedding(weight, indices, …): one row per index, read from the table and written.
 
     A row that many indices share may be read once: the table's size bounds what is read.
     """
-
-    def traffic() -> int:
-        rows = record.numel(1) * prod(record.shape(0)[1:]) * record.itemsize(0)
-        return record.nbytes(1) + min(rows, record.nbytes(0)) + rows
-
-    return vector_work(record, traffic)
+    rows = record.numel(1) * prod(record.shape(0)[1:]) * record.itemsize(0)
+    return record.nbytes(1) + min(rows, record.nbytes(0)) + rows
 
 
-def _embedding_backward(record: Record) -> Work:
+@moves()
+def _embedding_backward(record: Record) -> int:
     """embedding_dense_backward(grad_output, indices, num_weights, …): a table of gradients."""
-
-    def traffic() -> int:
-        rows, grad = record.integer(2), record.shape(0)
-        if rows is None or rows < 0 or not grad:
-            raise Unknown("the number of embeddings was not recorded")
-        return record.nbytes(0) + record.nbytes(1) + rows * grad[-1] * record.itemsize(0)
-
-    return vector_work(record, traffic)
+    rows, grad = record.integer(2), record.shape(0)
+    if rows is None or rows < 0 or not grad:
+        raise Unknown("the number of embeddings was not recorded")
+    return record.nbytes(0) + record.nbytes(1) + rows * grad[-1] * record.itemsize(0)
 
 
-def _index_select(record: Record) -> Work:
+@moves()
+def _index_select(record: Record) -> int:
     """index_select(self, dim, index)."""
-
-    def traffic() -> int:
-        shape = record.shape(0)
-        dim = _dimension(record, 1, shape)
-        taken = prod(shape[:dim]) * prod(shape[dim + 1 :])
-        out = taken * record.numel(2) * record.itemsize(0)
-        return record.nbytes(2) + min(out, record.nbytes(0)) + out
-
-    return vector_work(record, traffic)
+    shape = record.shape(0)
+    dim = _dimension(record, 1, shape)
+    taken = prod(shape[:dim]) * prod(shape[dim + 1 :])
+    out = taken * record.numel(2) * record.itemsize(0)
+    return record.nbytes(2) + min(out, record.nbytes(0)) + out
 
 
 @dataclass(frozen=True, slots=True)
-class _Gather:
+class _Gather(Moves):
     """gather(self, dim, index), take_along_dim(self, index, dim): a result as the index's shape."""
 
     index: int
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            out = record.numel(self.index) * record.itemsize(0)
-            return record.nbytes(self.index) + min(out, record.nbytes(0)) + out
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        out = record.numel(self.index) * record.itemsize(0)
+        return record.nbytes(self.index) + min(out, record.nbytes(0)) + out
 
 
 @dataclass(frozen=True, slots=True)
-class _Scatter:
+class _Scatter(Moves):
     """scatter(self, dim, index, source or value): as many elements as there are indices.
 
     `reads_target`: adding to what is there. A result that is not self is a copy of self first.
@@ -85,88 +74,75 @@ class _Scatter:
     source: int
     reads_target: bool
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            places = min(record.numel(self.index) * record.itemsize(0), record.nbytes(0))
-            read = record.nbytes(self.index) + record.nbytes(self.source)
-            if not record.name.endswith("_"):
-                return read + 2 * record.nbytes(0)
-            return read + places + (places if self.reads_target else 0)
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        places = min(record.numel(self.index) * record.itemsize(0), record.nbytes(0))
+        read = record.nbytes(self.index) + record.nbytes(self.source)
+        if not record.name.endswith("_"):
+            return read + 2 * record.nbytes(0)
+        return read + places + (places if self.reads_target else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _IndexRows:
+class _IndexRows(Moves):
     """index_add_(self, dim, index, source), index_copy_, index_fill_(self, dim, index, value)."""
 
     reads_target: bool
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            if record.has(3) and record.shape(3):
-                rows, read = record.nbytes(3), record.nbytes(3)
-            else:
-                shape = record.shape(0)
-                row = record.nbytes(0) // max(1, shape[_dimension(record, 1, shape)])
-                rows, read = row * record.numel(2), 0
-            places = min(rows, record.nbytes(0))
-            read += record.nbytes(2)
-            if not record.name.endswith("_"):
-                return read + 2 * record.nbytes(0)
-            return read + places + (places if self.reads_target else 0)
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        if record.has(3) and record.shape(3):
+            rows, read = record.nbytes(3), record.nbytes(3)
+        else:
+            shape = record.shape(0)
+            row = record.nbytes(0) // max(1, shape[_dimension(record, 1, shape)])
+            rows, read = row * record.numel(2), 0
+        places = min(rows, record.nbytes(0))
+        read += record.nbytes(2)
+        if not record.name.endswith("_"):
+            return read + 2 * record.nbytes(0)
+        return read + places + (places if self.reads_target else 0)
 
 
-def _index_put(record: Record) -> Work:
+@moves()
+def _index_put(record: Record) -> int:
     """index_put_(self, indices, values, accumulate): the values go to as many places.
 
     The indices are a list of optional tensors, of which a trace records nothing.
     """
-
-    def traffic() -> int:
-        if record.numel(2) <= 1:
-            raise Unknown("which elements are written was not recorded")
-        values = record.nbytes(2)
-        if not record.name.endswith("_"):
-            return values + 2 * record.nbytes(0)
-        return values * (3 if record.boolean(3) else 2)
-
-    return vector_work(record, traffic)
+    if record.numel(2) <= 1:
+        raise Unknown("which elements are written was not recorded")
+    values = record.nbytes(2)
+    if not record.name.endswith("_"):
+        return values + 2 * record.nbytes(0)
+    return values * (3 if record.boolean(3) else 2)
 
 
-def _index(record: Record) -> Work:
+@moves()
+def _index(record: Record) -> int:
     """index(self, indices): the indices are a list of optional tensors; recorded in some traces."""
-
-    def traffic() -> int:
-        try:
-            indices = record.shapes(1)
-        except Unknown as exc:
-            raise Unknown("which elements are taken was not recorded") from exc
-        if len(indices) != 1 or not record.shape(0):
-            raise Unknown("which elements are taken was not recorded")
-        count = prod(indices[0])
-        out = count * prod(record.shape(0)[1:]) * record.itemsize(0)
-        return count * _INDEX_BYTES + min(out, record.nbytes(0)) + out
-
-    return vector_work(record, traffic)
+    try:
+        indices = record.shapes(1)
+    except Unknown as exc:
+        raise Unknown("which elements are taken was not recorded") from exc
+    if len(indices) != 1 or not record.shape(0):
+        raise Unknown("which elements are taken was not recorded")
+    count = prod(indices[0])
+    out = count * prod(record.shape(0)[1:]) * record.itemsize(0)
+    return count * _INDEX_BYTES + min(out, record.nbytes(0)) + out
 
 
-def _topk(record: Record) -> Work:
+@moves()
+def _topk(record: Record) -> int:
     """topk(self, k, dim, …), sort(self, …): values and their places."""
-
-    def traffic() -> int:
-        shape, kept = record.shape(0), record.numel(0)
-        if record.name == "aten::topk":
-            k = record.integer(1)
-            if k is None or k < 0 or not shape:
-                raise Unknown("how many are kept was not recorded")
-            kept = kept // max(1, shape[_dimension(record, 2, shape)]) * k
-        values = 0 if record.name == "aten::argsort" else kept * record.itemsize(0)
-        return record.nbytes(0) + values + kept * _INDEX_BYTES
-
-    return vector_work(record, traffic)
+    shape, kept = record.shape(0), record.numel(0)
+    if record.name == "aten::topk":
+        k = record.integer(1)
+        if k is None or k < 0 or not shape:
+            raise Unknown("how many are kept was not recorded")
+        kept = kept // max(1, shape[_dimension(record, 2, shape)]) * k
+    values = 0 if record.name == "aten::argsort" else kept * record.itemsize(0)
+    return record.nbytes(0) + values + kept * _INDEX_BYTES
 
 
 @documented
@@ -197,51 +173,42 @@ def _search(values: int, edges: int) -> Model:
     return model
 
 
-def _embedding_bag(record: Record) -> Work:
+@moves()
+def _embedding_bag(record: Record) -> int:
     """Bags: (weight, indices, offsets, …, include_last_offset, …) to one row per bag."""
-
-    def traffic() -> int:
-        table, bags = record.shape(0), record.numel(2)
-        bags -= record.boolean(7) is True
-        rows = record.numel(1) * prod(table[1:]) * record.itemsize(0)
-        out = max(0, bags) * prod(table[1:]) * record.itemsize(0)
-        indices = record.nbytes(1) + record.nbytes(2) + record.nbytes(6)
-        return indices + min(rows, record.nbytes(0)) + out
-
-    return vector_work(record, traffic)
+    table, bags = record.shape(0), record.numel(2)
+    bags -= record.boolean(7) is True
+    rows = record.numel(1) * prod(table[1:]) * record.itemsize(0)
+    out = max(0, bags) * prod(table[1:]) * record.itemsize(0)
+    indices = record.nbytes(1) + record.nbytes(2) + record.nbytes(6)
+    return indices + min(rows, record.nbytes(0)) + out
 
 
-def _embedding_bag_backward(record: Record) -> Work:
+@moves()
+def _embedding_bag_backward(record: Record) -> int:
     """_embedding_bag_dense_backward(grad, indices, offset2bag, …, num_weights, …)."""
-
-    def traffic() -> int:
-        rows, grad = record.integer(5), record.shape(0)
-        if rows is None or rows < 0 or not grad:
-            raise Unknown("the number of embeddings was not recorded")
-        read = record.nbytes(0) + record.nbytes(1) + record.nbytes(2)
-        return read + rows * grad[-1] * record.itemsize(0)
-
-    return vector_work(record, traffic)
+    rows, grad = record.integer(5), record.shape(0)
+    if rows is None or rows < 0 or not grad:
+        raise Unknown("the number of embeddings was not recorded")
+    read = record.nbytes(0) + record.nbytes(1) + record.nbytes(2)
+    return read + rows * grad[-1] * record.itemsize(0)
 
 
-def _embedding_bag_any_backward(record: Record) -> Work:
+@moves()
+def _embedding_bag_any_backward(record: Record) -> int:
     """_embedding_bag_backward(grad, indices, offsets, offset2bag, …, num_weights, …), dense or
     sparse.
     """
-
-    def traffic() -> int:
-        rows, sparse, grad = record.integer(6), record.boolean(9), record.shape(0)
-        if rows is None or rows < 0 or sparse is None or not grad:
-            raise Unknown("the number of embeddings was not recorded")
-        written = record.numel(1) if sparse else rows
-        read = record.nbytes(0) + record.nbytes(1) + record.nbytes(2)
-        return read + written * grad[-1] * record.itemsize(0)
-
-    return vector_work(record, traffic)
+    rows, sparse, grad = record.integer(6), record.boolean(9), record.shape(0)
+    if rows is None or rows < 0 or sparse is None or not grad:
+        raise Unknown("the number of embeddings was not recorded")
+    written = record.numel(1) if sparse else rows
+    read = record.nbytes(0) + record.nbytes(1) + record.nbytes(2)
+    return read + written * grad[-1] * record.itemsize(0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Lookup(Moves):
     """FBGEMM's lookup in many tables: a row per index, read once at most per table, and the sums.
 
     The widths of the tables are data: known where their sum says that all are the widest one's.
@@ -257,27 +224,23 @@ class _Lookup:
     widths: int
     indices: int
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            tables, total, widest = (
-                record.numel(self.widths) - 1,
-                record.integer(self.widths + 1),
-                record.integer(self.widths + 2),
-            )
-            if total is None or widest is None:
-                raise Unknown("the tables' row widths are not recorded")
-            if tables < 1 or total != tables * widest:
-                raise Unknown("the tables' rows differ in width")
-            picked = record.numel(self.indices)
-            row = widest * record.itemsize(self.weights)
-            bags = record.numel(self.indices + 1) - 1
-            written = picked if record.integer(self.indices + 2) == 2 else bags
-            read = min(picked * row, record.nbytes(self.weights) or picked * row)
-            return (
-                record.nbytes(self.indices) + record.nbytes(self.indices + 1) + read + written * row
-            )
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        tables, total, widest = (
+            record.numel(self.widths) - 1,
+            record.integer(self.widths + 1),
+            record.integer(self.widths + 2),
+        )
+        if total is None or widest is None:
+            raise Unknown("the tables' row widths are not recorded")
+        if tables < 1 or total != tables * widest:
+            raise Unknown("the tables' rows differ in width")
+        picked = record.numel(self.indices)
+        row = widest * record.itemsize(self.weights)
+        bags = record.numel(self.indices + 1) - 1
+        written = picked if record.integer(self.indices + 2) == 2 else bags
+        read = min(picked * row, record.nbytes(self.weights) or picked * row)
+        return record.nbytes(self.indices) + record.nbytes(self.indices + 1) + read + written * row
 
 
 _OPTIMIZERS = (

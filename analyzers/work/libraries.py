@@ -21,21 +21,18 @@ from chopper.analyzers.work.record import (
     documented,
     with_bytes,
 )
-from chopper.analyzers.work.vector import Like, Model, vector_work
+from chopper.analyzers.work.vector import Like, Model, moves, vector_work
 
 # ---- memory-bound -----------------------------------------------------------------------------
 
 
-def _rotary(record: Record) -> Work:
+@moves(dtype_of=1)
+def _rotary(record: Record) -> int:
     """rotary_embedding(positions, query, key, head_size, cos_sin_cache, …), in place."""
-
-    def traffic() -> int:
-        tokens, cache = record.numel(0), record.shape(4)
-        rows = min(tokens, cache[0]) * prod(cache[1:]) if cache else 0
-        angles = rows * record.itemsize(4)
-        return record.nbytes(0) + 2 * (record.nbytes(1) + record.nbytes(2)) + angles
-
-    return vector_work(record, traffic, dtype_of=1)
+    tokens, cache = record.numel(0), record.shape(4)
+    rows = min(tokens, cache[0]) * prod(cache[1:]) if cache else 0
+    angles = rows * record.itemsize(4)
+    return record.nbytes(0) + 2 * (record.nbytes(1) + record.nbytes(2)) + angles
 
 
 @documented

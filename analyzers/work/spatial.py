@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import prod
 
 from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented
-from chopper.analyzers.work.vector import Like, Model, vector_work
+from chopper.analyzers.work.vector import Like, Model, Moves, moves, vector_work
 
 _INDEX_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(Moves):
     """max_pool*, avg_pool*(self, kernel_size, stride, padding, …, ceil_mode, …)."""
 
     spatial: int
@@ -21,13 +21,11 @@ class _Window:
     dilation: int | None = None
     indices: bool = False
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            out = prod(self._result(record))
-            width = record.itemsize(0) + (_INDEX_BYTES if self.indices else 0)
-            return record.nbytes(0) + out * width
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        out = prod(self._result(record))
+        width = record.itemsize(0) + (_INDEX_BYTES if self.indices else 0)
+        return record.nbytes(0) + out * width
 
     def _result(self, record: Record) -> Shape:
         shape = record.shape(0)
@@ -120,30 +118,24 @@ def _padded(record: Record) -> Shape:
     return tuple(shape)
 
 
-def _grid_sampled(record: Record) -> Work:
+@moves()
+def _grid_sampled(record: Record) -> int:
     """grid_sampler(self, grid, …): a value per channel and place."""
-
-    def traffic() -> int:
-        x, grid = record.shape(0), record.shape(1)
-        out = prod(x[:2]) * prod(grid[1:-1]) * record.itemsize(0)
-        return record.nbytes(0) + record.nbytes(1) + out
-
-    return vector_work(record, traffic)
+    x, grid = record.shape(0), record.shape(1)
+    out = prod(x[:2]) * prod(grid[1:-1]) * record.itemsize(0)
+    return record.nbytes(0) + record.nbytes(1) + out
 
 
-def _real_to_complex(record: Record) -> Work:
+@moves()
+def _real_to_complex(record: Record) -> int:
     """_fft_r2c(self, dims, normalization, onesided): half of the last of the dimensions."""
-
-    def traffic() -> int:
-        shape, dims = record.shape(0), record.integers(1)
-        if not dims or not shape:
-            raise Unknown("the dimensions were not recorded")
-        last = shape[dims[-1] % len(shape)]
-        kept = last // 2 + 1 if record.boolean(3) else last
-        out = record.numel(0) // max(1, last) * kept
-        return record.nbytes(0) + out * 2 * record.itemsize(0)
-
-    return vector_work(record, traffic)
+    shape, dims = record.shape(0), record.integers(1)
+    if not dims or not shape:
+        raise Unknown("the dimensions were not recorded")
+    last = shape[dims[-1] % len(shape)]
+    kept = last // 2 + 1 if record.boolean(3) else last
+    out = record.numel(0) // max(1, last) * kept
+    return record.nbytes(0) + out * 2 * record.itemsize(0)
 
 
 _UPSAMPLED = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import prod
 from typing import Literal
 
@@ -33,11 +34,46 @@ def vector_work(record: Record, traffic: Callable[[], int], *, dtype_of: int = 0
     return with_bytes(work, traffic)
 
 
+def moves(*, dtype_of: int = 0) -> Callable[[Callable[[Record], int]], Model]:
+    """Make the model of a memory-bound operator from a function that returns its bytes.
+
+    Args:
+        dtype_of: argument whose type is the operator's.
+    """
+
+    def decorate(traffic: Callable[[Record], int]) -> Model:
+        @wraps(traffic)
+        def model(record: Record) -> Work:
+            return vector_work(record, lambda: traffic(record), dtype_of=dtype_of)
+
+        return model
+
+    return decorate
+
+
+class Moves:
+    """A memory-bound operator with parameters: subclasses return its bytes as `traffic`."""
+
+    __slots__ = ()
+
+    def __call__(self, record: Record) -> Work:
+        """Return the work of one call."""
+        return vector_work(record, lambda: self.traffic(record))
+
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written.
+
+        Raises:
+            Unknown: the record does not tell.
+        """
+        raise NotImplementedError
+
+
 # ---- element-wise -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Elementwise:
+class Elementwise(Moves):
     """`arity` tensor arguments that broadcast into one result; one more tensor is an `out=`."""
 
     arity: int
@@ -45,11 +81,8 @@ class Elementwise:
     in_place: bool = False
     reads_self: bool = True
 
-    def __call__(self, record: Record) -> Work:
-        """The work of one call."""
-        return vector_work(record, lambda: self._traffic(record))
-
-    def _traffic(self, record: Record) -> int:
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
         inputs = [i for i in range(self.arity) if record.has(i)]
         if not inputs:
             raise Unknown("no tensor argument was recorded")
@@ -123,14 +156,10 @@ def _elementwise() -> dict[str, Model]:
     return table
 
 
-def _to_copy(record: Record) -> Work:
+@moves()
+def _to_copy(record: Record) -> int:
     """Copy with conversion: (self, dtype, …)."""
-    return vector_work(
-        record,
-        lambda: (
-            record.nbytes(0) + record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
-        ),
-    )
+    return record.nbytes(0) + record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
 
 
 # ---- operators whose results look like some of their arguments --------------------------------
@@ -158,32 +187,26 @@ class Like:
         )
 
 
-def _softmax(record: Record) -> Work:
+@moves()
+def _softmax(record: Record) -> int:
     """Softmax and its logarithm: (self, dim, half_to_float), and the out= form."""
-
-    def traffic() -> int:
-        if record.has(3):
-            return record.nbytes(0) + record.nbytes(3)
-        widened = record.boolean(2)
-        if widened is None and record.itemsize(0) != 4:
-            raise Unknown("whether the result is widened to float was not recorded")
-        return record.nbytes(0) + record.numel(0) * (4 if widened else record.itemsize(0))
-
-    return vector_work(record, traffic)
+    if record.has(3):
+        return record.nbytes(0) + record.nbytes(3)
+    widened = record.boolean(2)
+    if widened is None and record.itemsize(0) != 4:
+        raise Unknown("whether the result is widened to float was not recorded")
+    return record.nbytes(0) + record.numel(0) * (4 if widened else record.itemsize(0))
 
 
-def _softmax_backward(record: Record) -> Work:
+@moves()
+def _softmax_backward(record: Record) -> int:
     """_softmax_backward_data(grad_output, output, dim, input_dtype) and its out= form."""
-
-    def traffic() -> int:
-        read = record.nbytes(0) + record.nbytes(1)
-        if record.has(4):
-            return read + record.nbytes(4)
-        if record.has(3):  # 2021: the input itself instead of its type
-            return read + record.nbytes(3)
-        return read + record.numel(0) * record.scalar_type_bytes(3, record.itemsize(0))
-
-    return vector_work(record, traffic)
+    read = record.nbytes(0) + record.nbytes(1)
+    if record.has(4):
+        return read + record.nbytes(4)
+    if record.has(3):  # 2021: the input itself instead of its type
+        return read + record.nbytes(3)
+    return read + record.numel(0) * record.scalar_type_bytes(3, record.itemsize(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +236,16 @@ class _NormBackward:
         )
 
 
-def _dropout(record: Record) -> Work:
+@moves()
+def _dropout(record: Record) -> int:
     """native_dropout(input, p, train): the result and a bool mask."""
-    return vector_work(record, lambda: 2 * record.nbytes(0) + record.numel(0))
+    return 2 * record.nbytes(0) + record.numel(0)
 
 
-def _glu(record: Record) -> Work:
+@moves()
+def _glu(record: Record) -> int:
     """glu(self, dim): one half gates the other."""
-    return vector_work(record, lambda: record.nbytes(0) + record.nbytes(0) // 2)
+    return record.nbytes(0) + record.nbytes(0) // 2
 
 
 # ---- creation ---------------------------------------------------------------------------------
@@ -238,61 +263,49 @@ def _creations() -> dict[str, Model]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Created:
+class _Created(Moves):
     """zeros(size, dtype, …): written once. `dtype` is the position of the type."""
 
     dtype: int
 
-    def __call__(self, record: Record) -> Work:
-        def traffic() -> int:
-            sizes = record.integers(0)
-            if sizes is None or min(sizes, default=0) < 0:
-                raise Unknown("the size was not recorded")
-            return prod(sizes) * record.scalar_type_bytes(self.dtype, 4)
-
-        return vector_work(record, traffic)
+    def traffic(self, record: Record) -> int:
+        """Return bytes read and written."""
+        sizes = record.integers(0)
+        if sizes is None or min(sizes, default=0) < 0:
+            raise Unknown("the size was not recorded")
+        return prod(sizes) * record.scalar_type_bytes(self.dtype, 4)
 
 
-def _out_argument(record: Record) -> Work:
+@moves()
+def _out_argument(record: Record) -> int:
     """arange(start, end, step, out=…): the only tensor among the arguments is written."""
-
-    def traffic() -> int:
-        outs = [i for i in range(len(record)) if record.has(i)]
-        if not outs:
-            raise Unknown("the result's size was not recorded")
-        return record.nbytes(outs[-1])
-
-    return vector_work(record, traffic)
+    outs = [i for i in range(len(record)) if record.has(i)]
+    if not outs:
+        raise Unknown("the result's size was not recorded")
+    return record.nbytes(outs[-1])
 
 
-def _like_first(record: Record) -> Work:
+@moves()
+def _like_first(record: Record) -> int:
     """zeros_like(self, dtype, …): written once."""
-    return vector_work(
-        record, lambda: record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
-    )
+    return record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
 
 
 # ---- losses
 # ---------------------------------------------------------------------------------------
 
 
-def _nll_forward(record: Record) -> Work:
+@moves()
+def _nll_forward(record: Record) -> int:
     """nll_loss_forward(self, target, weight, …): one log-probability per target; a scalar."""
-
-    def traffic() -> int:
-        picked = record.numel(1) * record.itemsize(0)
-        return picked + record.nbytes(1) + record.nbytes(2) + 2 * record.itemsize(0)
-
-    return vector_work(record, traffic)
+    picked = record.numel(1) * record.itemsize(0)
+    return picked + record.nbytes(1) + record.nbytes(2) + 2 * record.itemsize(0)
 
 
-def _nll_backward(record: Record) -> Work:
+@moves(dtype_of=1)
+def _nll_backward(record: Record) -> int:
     """nll_loss_backward(grad_output, self, target, weight, …): a gradient of self's size."""
-    return vector_work(
-        record,
-        lambda: record.nbytes(0) + record.nbytes(2) + record.nbytes(3) + record.nbytes(1),
-        dtype_of=1,
-    )
+    return record.nbytes(0) + record.nbytes(2) + record.nbytes(3) + record.nbytes(1)
 
 
 # ---- reductions -------------------------------------------------------------------------------
@@ -541,21 +554,18 @@ def compiled(record: Record) -> Work:
     return _foreach(record) if record.name.startswith("aten::_foreach_") else _triton(record)
 
 
-def _triton(record: Record) -> Work:
+@moves()
+def _triton(record: Record) -> int:
     """A kernel of TorchInductor: every buffer once, each at most as large as the iteration space.
 
     The last one (pointwise) or two (reductions) numbers are the iteration space; a buffer that
     is larger is only partly touched (a gather). Which buffers are updated in place is not
     recorded: they count once instead of twice.
     """
-
-    def traffic() -> int:
-        buffers = [i for i in range(len(record)) if record.has(i)]
-        sizes = [record.integer(i) for i in range(len(record)) if not record.has(i)]
-        numbers = [size for size in sizes if size is not None]
-        if not buffers or not numbers:
-            raise Unknown("the kernel's buffers or iteration space were not recorded")
-        space = max(numbers[-1], prod(numbers[-2:]))
-        return sum(min(record.numel(i), space) * record.itemsize(i) for i in buffers)
-
-    return vector_work(record, traffic)
+    buffers = [i for i in range(len(record)) if record.has(i)]
+    sizes = [record.integer(i) for i in range(len(record)) if not record.has(i)]
+    numbers = [size for size in sizes if size is not None]
+    if not buffers or not numbers:
+        raise Unknown("the kernel's buffers or iteration space were not recorded")
+    space = max(numbers[-1], prod(numbers[-2:]))
+    return sum(min(record.numel(i), space) * record.itemsize(i) for i in buffers)

@@ -707,3 +707,10 @@ def test_a_lookup_of_unknown_widths_has_no_bytes(given: list[str] | None, reason
     work = of(name, LOOKUP, LOOKUP_TYPES, concrete)
     assert work.bytes_count is None
     assert reason in str(work.reason)
+
+
+def test_a_sum_of_products_that_is_not_batched_is_unknown() -> None:
+    work = estimate("aten::addbmm", "[[8, 8], [8, 8], [8, 8]]", '["float", "float", "float"]', None)
+    assert work is not None
+    assert work.flop_count is None
+    assert work.reason == "expected 3 dimensions, found [8, 8]"
