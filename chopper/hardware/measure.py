@@ -25,7 +25,6 @@ LEAST_S = 5e-3
 """Between two readings of the clock."""
 _MOST_CALLS = 10_000
 """Between two readings of the clock."""
-_WARMUP = 3
 _SCALAR = 2**0.5 - 1
 """s with which no array grows: one STREAM kernel after the other makes (2·s + s²)·a of a."""
 
@@ -37,6 +36,11 @@ RCCL ``nccl``."""
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_SETTLING_S = 0.2
+"""No more calls are tried together to settle their number."""
+_GAIN = 1.5
+"""Times that a call must be quicker among more of its like for these to be timed together."""
+
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,6 +49,11 @@ def wait(device: torch.device) -> None:
     """Wait for all that was issued to a device."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def _fitting_count(call_s: float) -> int:
+    """Count the calls that last long enough to be timed together."""
+    return min(max(math.ceil(LEAST_S / call_s - 0.1), 1), _MOST_CALLS)
 
 
 class Bench(Generic[Key]):
@@ -62,18 +71,25 @@ class Bench(Generic[Key]):
         self._calls: dict[Key, tuple[Call, int]] = {}
 
     def add(self, key: Key, call: Call) -> float:
-        """Warm a call up and settle how many make a timing; return the seconds that one takes."""
+        """Warm a call up and settle how many make a timing; return the seconds that one takes.
+
+        More and more are timed together, until that makes each no quicker and they last long
+        enough: on a busy machine, threads that have to be woken are most of what one call takes.
+        """
         self._time_s(call, 1, slowest=self._in_step)
-        count, call_s = 1, math.inf
-        for _ in range(_WARMUP):
+        count, steady, quickest_s = 1, 1, math.inf
+        while True:
             # All ranks settle on the same, by the slowest of them.
-            call_s = min(call_s, self._time_s(call, count, slowest=self._in_step))
-            fitting = min(math.ceil(LEAST_S / call_s), _MOST_CALLS)
-            if fitting <= count:
+            call_s = self._time_s(call, count, slowest=self._in_step)
+            gained = call_s < quickest_s / _GAIN
+            steady = count if gained else steady
+            quickest_s = min(quickest_s, call_s)
+            enough = not gained and count >= _fitting_count(quickest_s)
+            if enough or count >= _MOST_CALLS or 4 * count * call_s > _SETTLING_S:
                 break
-            count = fitting
-        self._calls[key] = call, count
-        return call_s
+            count *= 4
+        self._calls[key] = call, max(steady, _fitting_count(quickest_s))
+        return quickest_s
 
     def run(
         self, rounds: int, *, budget_s: float = 0.0, after_round: tuple[Call, ...] = ()
@@ -98,6 +114,9 @@ class Bench(Generic[Key]):
                     call_s = self._time_s(call, count, slowest=self._together)
                     times_s[key].append(call_s)
                     left_s -= count * call_s
+                    if count * call_s < 0.9 * LEAST_S:  # it was settled on a busy machine
+                        count = max(count, _fitting_count(call_s))
+                        self._calls[key] = call, count
                     if left_s <= 0:
                         break
             for call in after_round:

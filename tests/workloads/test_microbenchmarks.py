@@ -115,6 +115,41 @@ def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(monkeypatch):
     assert ended == [len(log) // 2, len(log)]
 
 
+def test_calls_that_are_slow_to_begin_are_timed_so_many_at_once_that_it_does_not_count(monkeypatch):
+    """A busy machine wakes the threads of a call late, and those of the next ones at once."""
+    clock = Clock(monkeypatch)
+    began_s = -1.0
+
+    def call():
+        nonlocal began_s
+        # The clock is read before a batch: the call behind that is the first.
+        clock.now_s += 1e-5 if clock.now_s == began_s else 4e-2
+        began_s = clock.now_s
+
+    def perf_counter():
+        nonlocal began_s
+        began_s = -1.0
+        return clock.now_s
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=perf_counter))
+    bench: Bench[str] = Bench(torch.device("cpu"))
+    assert bench.add("", call) < 1e-4
+    assert max(bench.run(3)[""]) < 1e-4
+
+
+def test_a_call_that_was_disturbed_when_it_was_settled_is_timed_long_enough_later(monkeypatch):
+    clock = Clock(monkeypatch)
+    log: list[float] = []
+    bench: Bench[str] = Bench(torch.device("cpu"))
+    slow, quick = clock.call(1e-1, log), clock.call(1e-4, log)
+    bench.add("", lambda: slow() if len(log) < 2 else quick())
+    assert len(log) == 2
+    times_s = bench.run(3)[""]
+    assert times_s == pytest.approx([1e-4] * 3)
+    # One alone; then 50 of them, twice, behind one that is not timed.
+    assert len(log) == 2 + 1 + 2 * 51
+
+
 def test_a_budget_is_filled_with_timings(monkeypatch):
     clock = Clock(monkeypatch)
     log: list[float] = []
