@@ -152,12 +152,7 @@ def ring_records(period_ns: int) -> int:
 
 
 class Background:
-    """A plan at work.
-
-    Args:
-        plan: what to read.
-        period_ns: how often.
-    """
+    """A plan at work."""
 
     def __init__(self, plan: Plan, period_ns: int) -> None:
         import pyarrow as pa

@@ -207,9 +207,6 @@ _PAUSE = re.compile(r"^(rx|tx)_prio([0-7])_pause(_duration)?$")
 class EthtoolStatistics:
     """An interface's own statistics, through the kernel's ethtool interface (SIOCETHTOOL).
 
-    Args:
-        interface: its name.
-
     Raises:
         OSError: it has none, or they may not be read.
     """
@@ -353,7 +350,6 @@ class FabricCollector(SampledCollector):
 
     Args:
         hz: rate; hardware counters behind a ``lifespan`` of 10 ms or more refresh no faster.
-        root: where the machine's ``sys`` lies.
     """
 
     name: ClassVar[str] = NAME

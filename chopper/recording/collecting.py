@@ -20,11 +20,7 @@ _HISTORY = "allocator_history"
 
 
 class Collecting:
-    """Collectors between ``start`` and ``stop``.
-
-    Args:
-        options: which ones, and how to trace.
-    """
+    """Collectors between ``start`` and ``stop``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

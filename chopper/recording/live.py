@@ -139,11 +139,7 @@ _DEVICE_TABLES = ("device_clock", "device_counter")
 
 
 class LiveRun:
-    """Follows a run directory.
-
-    Args:
-        path: the directory; it may still be empty.
-    """
+    """Follows a run directory, which may still be empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

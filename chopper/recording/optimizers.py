@@ -38,7 +38,6 @@ class StepHook:
 
     Args:
         register: torch's function for such hooks.
-        call: called with the optimizer.
     """
 
     def __init__(self, register: Callable[[Any], Any], call: Callable[[Any], None]) -> None:

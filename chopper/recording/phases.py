@@ -55,7 +55,6 @@ class Phase:
 
     Args:
         recorder: the recording; None where there is none.
-        name: of the phase.
     """
 
     def __init__(self, recorder: PhaseRecorder | None, name: str) -> None:
@@ -95,7 +94,6 @@ class PhaseLog:
     then is as well. Called with the recording's lock held.
 
     Args:
-        directory: the rank's folder.
         begin_span: begins the span of a phase in this thread's trace and returns it; returns None
             where none is taken.
     """

@@ -97,13 +97,7 @@ class _AtWork:
 
 
 class Session:
-    """A recording from ``start`` to ``close``.
-
-    Args:
-        options: what to record.
-        path: the run directory.
-        info: which rank this is.
-    """
+    """A recording from ``start`` to ``close``."""
 
     def __init__(self, options: Options, path: Path, info: environment.RankInfo) -> None:
         self.options = options

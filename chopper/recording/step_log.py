@@ -21,11 +21,7 @@ _MEDIAN_OF = 4096
 
 
 class StepLog:
-    """Steps as they end, flushed about once a second.
-
-    Args:
-        directory: the rank's folder.
-    """
+    """Steps as they end, flushed about once a second."""
 
     def __init__(self, directory: Path) -> None:
         self.number = 0
@@ -58,7 +54,6 @@ class StepLog:
         """End the step that runs; the next one begins there. Return its length, in ns.
 
         Args:
-            end_ns: when.
             traced: whether the trace covers it.
             profiled: whether a trace was being taken during some part of it.
             tokens: how many this rank worked through in it, where the program says.

@@ -28,9 +28,6 @@ class StepRecorder:
     Called with the recording's lock held.
 
     Args:
-        part: the rank's folder and manifest.
-        optimizers: watches them.
-        cycle: finds the ends of steps in their sequence.
         step_ended: called with the number of each step that ended.
     """
 
@@ -124,7 +121,6 @@ class StepRecorder:
         """End the step that runs.
 
         Args:
-            end_ns: its end.
             began_ns: when chopper's own code began (``perf_counter_ns``).
             tokens: how many this rank worked through in it.
             late: the next step runs already, and no trace can begin or end at its start.

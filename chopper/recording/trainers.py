@@ -165,9 +165,6 @@ class TrainerPhases:
     """Names the phases that trainers are in, from the import of their modules on.
 
     A redirected function passes on whatever it is called with, returns and raises.
-
-    Args:
-        phase: makes the block of a phase of that name.
     """
 
     def __init__(self, phase: Callable[[str], AbstractContextManager[Any]]) -> None:

@@ -51,11 +51,6 @@ class TraceWindows:
     Called with the recording's lock held, by the thread that trains except where it says so.
 
     Args:
-        trace: the collector of traces.
-        windows: steps to trace.
-        part: what is recorded, and where.
-        log: the recording's steps.
-        phases: the recording's phases.
         limit: how much a trace may hold, as a multiple of the default (``_trace_budget``).
         alone: whether this is the program's only rank, whose windows no others have to share.
         on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to

@@ -34,7 +34,6 @@ class HostCollector(SampledCollector):
 
     Args:
         hz: samples per second of each source; per-core rows are thinned on many cores.
-        root: where the machine's ``proc`` and ``sys`` lie.
     """
 
     name: ClassVar[str] = NAME

@@ -104,7 +104,6 @@ class RankSource(RankWatcher):
     """The ranks of a run on this host, with their children. -> PROCESS.
 
     Args:
-        run_path, hostname, root: as of RankWatcher.
         scan_ns: time between looks for new ranks and new children.
         pss_ns: shortest time between readings of the proportional set size.
     """

@@ -31,12 +31,7 @@ class RankPart(msgspec.Struct):
 
 
 class RankFinder:
-    """Looks for manifests that are new or were written anew.
-
-    Args:
-        run_path: the run directory.
-        hostname: this host's name as the ranks write it.
-    """
+    """Looks for manifests that are new or were written anew."""
 
     def __init__(self, run_path: str, hostname: str) -> None:
         self._run_path = Path(run_path)
@@ -70,7 +65,6 @@ class RankWatcher(FileSource):
     """A source that follows the ranks of a run on this host, whenever they begin.
 
     Args:
-        run_path: the run directory.
         hostname: this host's name as the ranks write it.
         root: folder in which the machine's ``proc`` lies.
         scan_ns: time between looks for new ranks, or more where a look costs too much.

@@ -46,11 +46,7 @@ class _Thread:
 
 
 class ThreadSource(RankWatcher):
-    """Threads of each rank that ran or waited since the last sample. schedstat -> PROCESS_THREAD.
-
-    Args:
-        run_path, hostname, root, scan_ns: as of RankWatcher.
-    """
+    """Threads of each rank that ran or waited since their last row. schedstat -> PROCESS_THREAD."""
 
     name: ClassVar[str] = "threads"
     tables: ClassVar[tuple[str, ...]] = ("process_thread",)
@@ -183,7 +179,6 @@ class EventSource(RankWatcher):
     start later, data loader workers among them.
 
     Args:
-        run_path, hostname, root, scan_ns: as of RankWatcher.
         opener: opens one event of one thread; another one for tests.
     """
 

@@ -431,7 +431,6 @@ class Fields:
     """Field values of one device, read in one call; several columns come from it.
 
     Args:
-        device: which.
         ids: (field id, scope) of each.
         every: the call is made at one of so many samples, devices taking turns; between them
             nothing is known.
@@ -542,7 +541,6 @@ class Structure:
     """One call that fills a structure, made once a sample; several columns come from it.
 
     Args:
-        device: which.
         name: the library's function, called with the handle and the structure.
         structure: what is passed, as it is before the first call.
     """

@@ -37,9 +37,7 @@ class Sampler:
     """Reads sources at their rates and writes their rows, in whichever process it runs in.
 
     Args:
-        collector: name of the collector that it works for.
         directory: where ``<table>.arrow`` and its status file go.
-        sources: each with its rate in Hz.
         clock: time, and how to sleep.
         flush_ns: longest time that rows stay in memory.
         native: read in C what has a plan, in real time.

@@ -56,11 +56,7 @@ def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str
 
 
 class ChildrenRecorded:
-    """Has the Pythons that this process starts record themselves; the program sees no difference.
-
-    Args:
-        variables: from :func:`hooked`.
-    """
+    """Has the Pythons that this process starts record themselves, unseen by the program."""
 
     def __init__(self, variables: dict[str, str]) -> None:
         self._variables = variables
