@@ -80,7 +80,7 @@ class TraceWindows:
         self._log = log
         self._phases = phases
         self._on_overrun = on_overrun
-        self._annotator = Annotator(self._check, on_layers_lost, phases.current, trained_ids)
+        self._annotator = Annotator(self.check, on_layers_lost, phases.current, trained_ids)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
         self._alone = alone
         self._long_steps = LongSteps()
@@ -331,10 +331,6 @@ class TraceWindows:
         """End what ``enter_root`` annotated."""
         self._annotator.leave(module)
 
-    def check(self) -> None:
-        """End the trace if it has grown too large; called between two parts of a step."""
-        self._check(0)
-
     def stop_within_step(self) -> None:
         """End the trace of a step that is too large, or of a loop that never steps."""
         if self._capture is None:
@@ -432,8 +428,12 @@ class TraceWindows:
         if number + 1 >= capture.window.stop:
             self._annotator.remove()  # only its own thread can end the trace, if it ever does
 
-    def _check(self, forwards: int) -> None:
-        """Called while a trace is taken, before each outermost forward above all."""
+    def check(self, forwards: int = 0) -> None:
+        """End the trace if it has grown too large, or no step ends in it.
+
+        Called while a trace is taken: after each backward pass, and before each outermost forward
+        above all, with their number.
+        """
         capture = self._capture
         if capture is None or not self.mine:
             return
