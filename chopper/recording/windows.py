@@ -51,7 +51,7 @@ class TraceWindows:
     Called with the recording's lock held, by the thread that trains except where it says so.
 
     Args:
-        limit: how much a trace may hold, as a multiple of the default (``_trace_budget``).
+        limit: how much a trace may hold, as a multiple of the default (``budget``).
         alone: whether this is the program's only rank, whose windows no others have to share.
         on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
             follow.
