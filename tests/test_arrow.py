@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_recording_loads_no_pandas(tmp_path) -> None:
     code = (
-        "import sys; from pathlib import Path; from chopper.storage.run import StreamWriter\n"
+        "import sys; from pathlib import Path; from chopper.storage.streams import StreamWriter\n"
         f"w = StreamWriter(Path({str(tmp_path / 'nic.arrow')!r}), 'nic')\n"
         "w.write({'time_ns': [1], 'span_ns': [None], 'interface': ['eth0'], 'rx_bytes': [None],"
         " 'tx_bytes': [2]}); w.close()\n"

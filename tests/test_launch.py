@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="states of proce
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from chopper.storage.run import RunWriter
+from chopper.storage.parts import RunWriter
 rank = RunWriter(Path(os.environ["CHOPPER_OUTPUT"]), 0)
 rank.manifest.status = "complete"
 rank.manifest.steps_source = "mark"

@@ -156,7 +156,7 @@ def live(
         from chopper.collectors.base import CollectorContext
         from chopper.collectors.nvml import NvmlCollector
         from chopper.recording.live import StreamTail
-        from chopper.storage.run import RunWriter
+        from chopper.storage.parts import RunWriter
         import os
         part = RunWriter(Path({str(out)!r}), 0)
         collector = NvmlCollector(hz={hz})
