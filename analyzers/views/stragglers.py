@@ -79,7 +79,7 @@ VIEW = View(
 
 @dataclass(frozen=True)
 class Delays:
-    """Why the straggler of each matched collective was late, in the order of `Members`.
+    """Delays of the straggler of each matched collective, in the order of `Members`.
 
     Attributes:
         straggler: rank that came last.
@@ -99,7 +99,7 @@ class Delays:
 
 
 def delays_of(run: Attributed, members: Members) -> Delays:
-    """Return why the straggler of each matched collective was late."""
+    """Return the time that each collective's straggler spent longer than the others, by cause."""
     time = time_of_events(run.pieces, members.rank, members.row)
     spent, causes = _spent(run, members)
     excess = np.zeros((0, len(causes) + 1))

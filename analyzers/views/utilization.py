@@ -240,7 +240,7 @@ def _against(
 
 
 def _beyond(row: dict[str, object], math: _Math) -> str | None:
-    """Why the values cannot be: the products needed longer at the ceiling than they took."""
+    """Reason to withhold the values: the products ran faster than the ceiling allows."""
     took_ns = min(math.products_ns, math.time_ns)
     ratio = _number(row, "hardware_needs_ns") / max(took_ns, 1)
     if ratio <= MOST_OF_A_PEAK:
@@ -257,7 +257,7 @@ def _beyond(row: dict[str, object], math: _Math) -> str | None:
 
 
 def _bound(math: _Math, peaks: dict[str, float | None]) -> str | None:
-    """Why the values are lower bounds, None where they are not."""
+    """Reason why the values are lower bounds, None where they are not."""
     parts = []
     if math.unknown_ratio > _SAID_RATIO:
         parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are not known")
