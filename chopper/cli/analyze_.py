@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.attribution import LEVELS
-from chopper.cli._complete import paths
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json, print_page
-from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
 
@@ -47,7 +46,7 @@ class _Analyze(click.Command):
 @click.command(
     "analyze", cls=_Analyze, short_help="Attribute a run: where did every millisecond go?"
 )
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
+@shared.runs
 @click.option(
     "--by",
     type=click.Choice(LEVELS),
@@ -66,7 +65,7 @@ class _Analyze(click.Command):
     metavar="N",
     help="Rows of --by or --view to print. [default: 20]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@shared.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print a CSV table.")
 def command(
     sources: tuple[str, ...],
@@ -98,12 +97,7 @@ def command(
         raise UsageError("--json and --csv exclude each other: choose one")
     if by is not None and view_name is not None:
         raise UsageError("--by and --view exclude each other: choose one")
-    from chopper.api import attribute, load
-
-    with progress("reading the run"):
-        run = load(list(sources))
-    with progress("attributing"):
-        attribution = attribute(run)
+    attribution = shared.attributed(sources)
     if view_name is not None:
         _print_view(attribution, view_name, top, "json" if as_json else "csv" if as_csv else "text")
     elif as_json:

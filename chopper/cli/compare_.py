@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.analyzers.compare import gate as gates
+from chopper.cli import _shared as shared
 from chopper.cli._complete import paths
 from chopper.cli._output import print_json, print_page
-from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
-from chopper.cli.report_ import _check
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,14 +22,8 @@ if TYPE_CHECKING:
 @click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
 @click.argument("run_a", metavar="RUN_A", shell_complete=paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=paths)
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="File to write instead of text; .html, .md, .json or .txt chooses the format.",
-)
-@click.option("--force", is_flag=True, help="Replace the file when it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@shared.report_output("File to write instead of text")
+@shared.as_json
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -97,14 +90,7 @@ def command(
     conditions = gates.parse(fail_on) if fail_on is not None else None
     kind = None
     if output is not None:
-        from chopper.reports import format_of
-
-        kind = format_of(output)
-        _check(output, (run_a, run_b), force=force)
-        if kind == "html":
-            from chopper.reports import plotly_script
-
-            plotly_script.prefetch()
+        kind = shared.check_report(output, (run_a, run_b), force=force)
     comparison = _compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
     verdict = None
     if conditions is not None:
@@ -125,14 +111,9 @@ def command(
 
 
 def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) -> Comparison:
-    from chopper.api import attribute, compare, load
+    from chopper.api import compare
 
-    sides = []
-    for name, source in (("A", run_a), ("B", run_b)):
-        with progress(f"reading {name}"):
-            run = load([source])
-        with progress(f"attributing {name}"):
-            sides.append(attribute(run))
+    sides = [shared.attributed([source], name) for name, source in (("A", run_a), ("B", run_b))]
     with progress("comparing"):
         return compare(sides[0], sides[1], allow_different=allow_different, all_steps=all_steps)
 
@@ -140,13 +121,11 @@ def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool)
 def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: str) -> None:
     from chopper import wording as fmt
     from chopper.reports import comparison as report
-    from chopper.storage.files import write_atomic
 
     with progress("writing the comparison"):
-        data = report.render(comparison, kind, gate=verdict).encode("utf-8", "replace")
-        write_atomic(output, data)
+        size_bytes = shared.write_report(output, report.render(comparison, kind, gate=verdict))
     click.echo(output)
-    click.echo(f"{fmt.bytes_(len(data))} written: {comparison.verdict}", err=True)
+    click.echo(f"{fmt.bytes_(size_bytes)} written: {comparison.verdict}", err=True)
 
 
 def _say(verdict: Verdict) -> None:

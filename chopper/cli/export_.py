@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper.cli._complete import paths
+from chopper.cli import _shared as shared
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.reports.export import KINDS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(
     "export", short_help="Write a run's tables as Parquet or CSV, or its timeline for Perfetto."
 )
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
+@shared.runs
 @click.option(
     "--to",
     "kind",
@@ -50,16 +50,12 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
       chopper export runs/mine --to parquet            # into mine-parquet
       chopper export runs/mine --to perfetto -o timeline
     """
-    from chopper.api import attribute, load
     from chopper.reports.export import check_directory, export
 
     if output is None:
         output = Path(f"{_name(sources[0])}-{kind}")
     check_directory(output, force=force)
-    with progress("reading the run"):
-        run = load(list(sources))
-    with progress("attributing"):
-        attribution = attribute(run)
+    attribution = shared.attributed(sources)
     with progress("writing"):
         written = export(attribution, kind, output, force=force)
     for path in written:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json
-from chopper.cli._path import NamedPath
-from chopper.errors import OutputError, UsageError
+from chopper.errors import UsageError
 from chopper.validation.results import MAGNITUDES
 
 if TYPE_CHECKING:
@@ -32,14 +32,8 @@ _SUITES = ("synthetic", "real")
 @click.option("--magnitudes", metavar="A,B", help=f"Only these of {', '.join(MAGNITUDES)}.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Noise and order.")
 @click.option("--quick", is_flag=True, help="A small subset: seconds instead of minutes.")
-@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(dir_okay=False),
-    help="Write a report: .html, .md, .txt or .json.",
-)
-@click.option("--force", is_flag=True, help="Replace the report.")
+@shared.as_json
+@shared.report_output("File to write besides")
 def command(
     suite: str | None,
     causes: str | None,
@@ -68,9 +62,7 @@ def command(
     from chopper.validation.results import to_dict
 
     if output is not None:
-        format_of(output)
-        if output.exists() and not force:
-            raise OutputError(f"{output}: exists already; pass --force to replace it")
+        shared.check_report(output, force=force)
     wanted = _magnitudes(magnitudes)
     chosen = _injections(causes, (suite,) if suite else _SUITES)
     started = time.perf_counter()
@@ -89,9 +81,7 @@ def command(
     else:
         click.echo(validation.render(done, "txt", seed=seed), nl=False)
     if output is not None:
-        from chopper.storage.files import write_atomic
-
-        write_atomic(output, validation.render(done, format_of(output), seed=seed).encode())
+        shared.write_report(output, validation.render(done, format_of(output), seed=seed))
         click.echo(f"written: {output}", err=True)
     if any(case.status == "missed" for case in done):
         sys.exit(1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from chopper.cli._complete import paths
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import progress
 
 
 @click.command("whatif", short_help="Predict what a run would take with something changed.")
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
+@shared.runs
 @click.option(
     "--fix",
     multiple=True,
@@ -32,7 +32,7 @@ from chopper.cli._progress import progress
 @click.option(
     "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@shared.as_json
 def command(
     sources: tuple[str, ...],
     fix: tuple[str, ...],
@@ -62,7 +62,6 @@ def command(
     from chopper import pipeline
     from chopper.analyzers.replay.replay import replay_of
     from chopper.analyzers.replay.whatif_options import changes_of
-    from chopper.api import attribute, load
 
     changes = changes_of(
         fix=fix,
@@ -74,10 +73,7 @@ def command(
         graphs=graphs,
         overlap=overlap,
     )
-    with progress("reading the run"):
-        run = load(list(sources))
-    with progress("attributing"):
-        attribution = attribute(run)
+    attribution = shared.attributed(sources)
     with progress("replaying"):
         replay = replay_of(attribution)
         found = pipeline.whatif(attribution, changes, replay)

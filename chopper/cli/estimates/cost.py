@@ -10,7 +10,7 @@ import msgspec
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.cost import Against, Cost, compare, cost, projected_tokens_per_s
 from chopper.cli import _options
-from chopper.cli._attributed import attributed
+from chopper.cli._shared import attributed
 from chopper.errors import UsageError
 from chopper.hardware import devices, prices
 from chopper.hardware.prices import Priced, Prices
@@ -191,7 +191,7 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     from chopper.views import view
     from chopper.wording import plural
 
-    attribution = attributed(source)
+    attribution = attributed([source])
     if priced is not None:
         _check_measured_on(attribution, source, priced)
     rate_by_rank = {

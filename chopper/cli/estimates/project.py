@@ -10,7 +10,7 @@ from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.project import Projection, project, project_captured
 from chopper.analyzers.estimates.scaling import SCALES, recorded_step
 from chopper.cli import _options
-from chopper.cli._attributed import attributed
+from chopper.cli._shared import attributed
 from chopper.cli.estimates.network import read_topology
 from chopper.errors import UsageError
 from chopper.hardware import achievable
@@ -147,7 +147,7 @@ def _recorded(run: str, options: Options) -> Projection:
         raise UsageError(f"--ranks: found {max(ranks)}, expected at most {SCALES[-1]}")
     topology = read_topology(options.topology) if options.topology else Topology()
     target = named(options.device) if options.device is not None else None
-    attribution = attributed(run)
+    attribution = attributed([run])
     recorded = None
     if target is not None or options.from_device is not None:
         _check_device_events(attribution, run)
@@ -160,7 +160,7 @@ def _recorded(run: str, options: Options) -> Projection:
     checked = None
     checked_windows_count = 1
     if options.check is not None and target is not None:
-        other = attributed(options.check)
+        other = attributed([options.check])
         _check_device_events(other, f"--check {options.check}")
         theirs = _device_of(other, options.check)
         if theirs.id != target.id:
