@@ -46,6 +46,9 @@ WORKLOAD = Workload(
     position=9,
 )
 
+LEAST_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+"""Moved between two readings of the clock: some milliseconds of memory's time."""
+
 
 def main() -> None:
     """Measure each kernel at each size."""
@@ -75,7 +78,8 @@ def main() -> None:
         for size_bytes in sizes(args, 4):
             for name, (passes, call) in stream([a[: size_bytes // 4] for a in arrays]).items():
                 moved_bytes[name, size_bytes] = passes * size_bytes
-                bench.add((name, size_bytes), call)
+                together = LEAST_BYTES[device.type] // (passes * size_bytes)
+                bench.add((name, size_bytes), call, least_count=together)
         progress = Progress(args.repeats, "round")
         times_s = bench.run(args.repeats, after_round=(prof.step, progress.advance))
         for (name, size_bytes), moved in moved_bytes.items():

@@ -70,11 +70,12 @@ class Bench(Generic[Key]):
         self._device, self._in_step, self._together = device, ranks > 1 or together, together
         self._calls: dict[Key, tuple[Call, int]] = {}
 
-    def add(self, key: Key, call: Call) -> float:
+    def add(self, key: Key, call: Call, *, least_count: int = 1) -> float:
         """Warm a call up and settle how many make a timing; return the seconds that one takes.
 
         More and more are timed together, until that makes each no quicker and they last long
         enough: on a busy machine, threads that have to be woken are most of what one call takes.
+        ``least_count`` is what the work itself says, however busy the machine is.
         """
         self._time_s(call, 1, slowest=self._in_step)
         count, steady, quickest_s = 1, 1, math.inf
@@ -88,7 +89,7 @@ class Bench(Generic[Key]):
             if enough or count >= _MOST_CALLS or 4 * count * call_s > _SETTLING_S:
                 break
             count *= 4
-        self._calls[key] = call, max(steady, _fitting_count(quickest_s))
+        self._calls[key] = call, max(steady, least_count, _fitting_count(quickest_s))
         return quickest_s
 
     def run(
