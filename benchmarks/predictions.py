@@ -67,11 +67,11 @@ class Prediction(msgspec.Struct, kw_only=True, frozen=True):
     ci95_ratio: tuple[float, float] | None = None
     """Interval of ``error_ratio``, where the truth is a measurement."""
     pairs_count: int | None = None
-    """How often it was measured."""
+    """Pairs of steps that were measured."""
 
     @property
     def error_ratio(self) -> float:
-        """Of the predicted step time, with its sign."""
+        """Error of the predicted step time, with its sign."""
         return self.predicted_ns / self.truth_ns - 1 if self.truth_ns else 0.0
 
     @property

@@ -5,7 +5,8 @@
 
 The first form prints the table of docs/concepts/replay.md: each injected cause is taken away in a
 replay, and the predicted step time is compared with that of the job run again without it, for
-training on this machine with the 95 % interval of the error; exit code 1 when a bar is missed. The second times the replay of a synthetic run of that many device events.
+training on this machine with the 95 % interval of the error; exit code 1 when a bar is missed. The
+second times the replay of a synthetic run of that many device events.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def table(cases: Sequence[Prediction]) -> str:
 
 
 def measured(cases: Sequence[Prediction]) -> str:
-    """Cases whose truth was measured, with the interval of the error and the verdict, in Markdown."""
+    """Cases whose truth was measured, with interval of the error and verdict, in Markdown."""
     lines = [
         "| removed | how | pairs | observed | predicted | measured | error | 95 % interval | verdict |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
@@ -101,7 +102,7 @@ def measured(cases: Sequence[Prediction]) -> str:
 
 
 def summary(cases: Sequence[Prediction]) -> str:
-    """One row for each injection: its last case, and the worst error of all of them, in Markdown."""
+    """One row for each injection: its last case, and the worst error of all, in Markdown."""
     lines = [
         "| removed | how | cases | observed | predicted | truth | worst error |",
         "|---|---|--:|--:|--:|--:|--:|",

@@ -375,7 +375,7 @@ def trimmed_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
-    """How far from 0 noise alone brings a trimmed mean with this probability; inf if none is known.
+    """Distance from 0 that noise alone takes a trimmed mean to so often; inf where unknown.
 
     Student's t on as many degrees of freedom as values left, less one, with the winsorized spread
     (Tukey and McLaughlin 1963).

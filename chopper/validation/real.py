@@ -40,24 +40,24 @@ _RECOMPUTE = "compute.recompute"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Time that an injection adds to a cause: what the injector of another rank measured, or its own.
+    """Time that an injection adds to a cause, as the injector of this or another rank measured it.
 
     Attributes:
         cause: id of a cause, a leaf or one above leaves.
         truth_of: rank whose attribution is looked at → rank whose injector measured it.
         measured: name of the injector's measurement; of arrivals, the truth is by how much the
             other rank came later.
-        beside: causes that share this time with it.
+        shared_with: causes that share this time with it.
     """
 
     cause: str
     truth_of: dict[int, int] = field(default_factory=lambda: dict(_EACH))
     measured: str = "own"
-    beside: tuple[str, ...] = ()
+    shared_with: tuple[str, ...] = ()
 
     def holds(self, leaf: str) -> bool:
-        """Whether time of this leaf counts."""
-        return any(leaf == c or leaf.startswith(c + ".") for c in (self.cause, *self.beside))
+        """Tell whether time of this leaf counts."""
+        return any(leaf == c or leaf.startswith(c + ".") for c in (self.cause, *self.shared_with))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ _INJECTIONS: dict[str, Injection] = {
     ),
     "item": Injection(Expected("idle.preparation"), (4000, 8000, 16000)),
     "busy_neighbour": Injection(
-        Expected("compute.core_wait", beside=("idle.preparation.core_wait",)), (1, 2, 3)
+        Expected("compute.core_wait", shared_with=("idle.preparation.core_wait",)), (1, 2, 3)
     ),
     LINKED: Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
 }
@@ -318,7 +318,7 @@ def _compare(
     pairs: np.ndarray,
     truths: Sequence[Truth],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(attributed, true) difference of each pair; what is looked at here is taken out of ``left``."""
+    """(attributed, true) difference of each pair; what is compared is taken out of ``left``."""
     codes = [code for leaf, code in _CODES.items() if expected.holds(leaf)]
     found = np.zeros(len(pairs), dtype=np.int64)
     true = np.zeros(len(pairs), dtype=np.int64)
@@ -335,7 +335,7 @@ def _compare(
 
 
 def _difference(expected: Expected, pairs: np.ndarray, truths: Sequence[Truth]) -> np.ndarray:
-    """How much longer one rank was held up than the other, which waited for it, per pair."""
+    """By pair: how much longer one rank was held up than the other, which waited for it."""
     nothing = [0] * (int(pairs.max()) + 1)
     own = [np.array(t.injected_ns.get(expected.measured, nothing)) for t in truths]
     apart = np.abs(own[0] - own[1])

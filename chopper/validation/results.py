@@ -1,4 +1,4 @@
-"""What an injection became: the shared result of the synthetic and the real suite."""
+"""Results of injections, shared by the synthetic and the real suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Status = Literal["ok", "missed", "refused", "skipped"]
 
 
 class Bar(msgspec.Struct, kw_only=True, frozen=True):
-    """What a case has to reach."""
+    """Limits that a case has to reach."""
 
     recovered_ratio: float
     """At least this much of the injected time in its own cause, and at most as much too much."""
@@ -48,9 +48,9 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     leaked_ns: dict[str, int] = {}
     """Other cause → by how much its attributed change exceeds its true change."""
     scale_ns: int | None = None
-    """What errors are shares of, where it is not ``injected_ns``: a stall that costs nothing."""
+    """Unit of errors, where it is not ``injected_ns``: a stall that costs nothing."""
     leak_scale_ns: int | None = None
-    """What leaks are shares of, where it is not the same: all that is injected together."""
+    """Unit of leaks, where it is another: all that is injected together."""
     mixed: bool = False
     """Injected together with others."""
     bar: Bar = ALONE
@@ -60,12 +60,12 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     @property
     def unit_ns(self) -> int:
-        """What errors are shares of."""
+        """Unit of errors."""
         return max(abs(self.injected_ns if self.scale_ns is None else self.scale_ns), 1)
 
     @property
     def leak_unit_ns(self) -> int:
-        """What leaks are shares of."""
+        """Unit of leaks."""
         return self.unit_ns if self.leak_scale_ns is None else max(abs(self.leak_scale_ns), 1)
 
     @property

@@ -44,7 +44,7 @@ _QUICK = (
     "mixed_host",
 )
 _NOT_CLAIMED = "compute.efficiency.rest"
-"""Where the time of a factor stays that is refused."""
+"""Cause that holds the time of a factor that is refused."""
 _NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \(([^;]*)\)(?=;|$)")
 
 

@@ -228,7 +228,7 @@ def test_causes_that_share_an_injection_count_together() -> None:
     (case,) = real.score(
         made,
         Injection(
-            Expected("compute.core_wait", {0: 0}, beside=("idle.preparation.core_wait",)),
+            Expected("compute.core_wait", {0: 0}, shared_with=("idle.preparation.core_wait",)),
             (1.0, 2.0, 3.0),
         ),
         table,

@@ -69,7 +69,7 @@ class Injector:
 
     @property
     def amount(self) -> float:
-        """How much to inject into the current step; 0 for nothing."""
+        """Amount to inject into the current step; 0 for nothing."""
         level = self.levels[self.step]
         return 0.0 if level == BASELINE else self.plan.amounts[level]
 
@@ -80,7 +80,7 @@ class Injector:
 
     @contextlib.contextmanager
     def clock(self, name: str = "own") -> Iterator[None]:
-        """Measure what the block takes, less what it waited for a core: that is a cause of its own."""
+        """Measure the block, less its waits for a core, which are a cause of their own."""
         begin_ns = time.perf_counter_ns() - _run_delay_ns()
         try:
             yield
@@ -108,7 +108,7 @@ class Injector:
     workers = 0
     """Processes that load data."""
     wraps_feed_forward = False
-    """Whether feed-forward networks go through ``feed_forward``."""
+    """Call feed-forward networks through ``feed_forward``."""
     on_touched_memory = True
     """Run with pages that were written to before, so that no step pays for fresh ones."""
     by_hand = True
@@ -327,7 +327,7 @@ class _Recomputation(Injector):
 
     wraps_feed_forward = True
     # Wide and short: what runs again is products, and what is not kept meanwhile is little memory.
-    # Steps that keep much more of it than their neighbours would touch fresh pages, and take longer.
+    # Steps that keep more of it than their neighbours would touch fresh pages, and take longer.
     dim = 512
     sequence = 128
     layers = 3
@@ -529,4 +529,4 @@ def _run_delay_ns() -> int:
 
 
 _schedstats: dict[int, int] = {}
-"""Of each thread that asked, kept open: opening it takes longer than some of what is timed."""
+"""Open file of each thread that asked: opening it takes longer than some of what is timed."""

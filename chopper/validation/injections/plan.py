@@ -1,4 +1,4 @@
-"""What is injected into which step: read by the ranks and by who scores them."""
+"""Plan of injections by step: read by the ranks and by who scores them."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     injection: str
     """Key into ``program.INJECTORS``."""
     amounts: tuple[float, ...]
-    """How much of it, per level: seconds, repetitions, or bits per second."""
+    """Amount of each level: seconds, repetitions, or bits per second."""
     pairs_count: int
     """Pairs of steps per level."""
     seed: int = 0
     scale: int = 1
-    """How many times longer the sequences are than the injector's."""
+    """Length of the sequences, in those of the injector."""
 
     def levels(self) -> list[int]:
         """Level of each step from 0, warm-up included; BASELINE for none."""
         order = random.Random(self.seed)
-        found = [BASELINE] * WARM_UP_STEPS
+        by_step = [BASELINE] * WARM_UP_STEPS
         for _ in range(self.pairs_count):
             levels = list(range(len(self.amounts)))
             order.shuffle(levels)
             for level in levels:
                 pair = [BASELINE, level]
                 order.shuffle(pair)
-                found += pair
-        return found
+                by_step += pair
+        return by_step
 
     def pairs(self) -> list[tuple[int, int, int]]:
         """(level, step with the injection, step without) in time order."""
         levels = self.levels()
-        found = []
+        pairs = []
         for step in range(WARM_UP_STEPS, len(levels), 2):
             first, second = levels[step], levels[step + 1]
-            found.append((second, step + 1, step) if first == BASELINE else (first, step, step + 1))
-        return found
+            pairs.append((second, step + 1, step) if first == BASELINE else (first, step, step + 1))
+        return pairs
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """What one rank's injector measured with its own clock.
+    """Times that one rank's injector measured with its own clock.
 
     Attributes:
         injected_ns: name of what was measured → its time in each step, from step 0.

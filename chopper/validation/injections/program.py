@@ -79,8 +79,8 @@ def record(injector: Injector, output: Path) -> None:
             train(injector, output)
         finally:
             injector.stop()
-    beside = output.with_name(f"{output.name}.truth-{injector.rank}.json")
-    beside.write_bytes(msgspec.json.encode(injector.truth))
+    truth_file = output.with_name(f"{output.name}.truth-{injector.rank}.json")
+    truth_file.write_bytes(msgspec.json.encode(injector.truth))
 
 
 def train(injector: Injector, output: Path) -> None:
@@ -198,7 +198,7 @@ def _touch_memory() -> None:
 
 
 def _ask_for_priority() -> None:
-    """What else runs on the machine is not what was injected: come first, where root may ask that.
+    """Come before other programs, which nobody injected, where root may ask that.
 
     With autogroups, which is the kernel's default, a nice value counts only within a session;
     the session's own is in ``/proc/self/autogroup`` (sched(7)).

@@ -1,8 +1,8 @@
-"""A small discrete-event simulation: programs on hosts, streams on devices, collectives between them.
+"""Discrete-event simulation: programs on hosts, streams on devices, collectives between them.
 
 Times are integer nanoseconds of one true clock. What a device computes advances at a rate that
 depends on its clock and on who runs beside it, so a kernel may see several rates. Everything that
-happens is kept: tasks with when and why they began, and what the program was doing at each moment.
+happens is recorded: when and why tasks began, and what the program was doing at each moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Lane = Literal["compute", "communication", "copy"]
 Held = Literal["host", "stream", "event"]
-"""What a task waited for last: its launch, its stream, or an event of another stream."""
+"""The last thing that a task waited for: its launch, its stream, or an event of another stream."""
 Program = Generator["int | Event", None, None]
 
 
@@ -59,15 +59,15 @@ class Simulation:
 
         def go_on() -> None:
             try:
-                asked = next(program)
+                waited_for = next(program)
             except StopIteration:
                 return
-            if isinstance(asked, int):
-                self.at(self.now_ns + asked, go_on)
-            elif asked.time_ns is not None:
+            if isinstance(waited_for, int):
+                self.at(self.now_ns + waited_for, go_on)
+            elif waited_for.time_ns is not None:
                 self.at(self.now_ns, go_on)
             else:
-                asked.on(go_on)
+                waited_for.on(go_on)
 
         self.at(self.now_ns, go_on)
 
@@ -87,8 +87,8 @@ class Task:
         alone_ns: how long it takes alone at the reference clock.
         ideal_ns, roofline_ns: of its FLOP at peak; of its bytes too.
         wave_ratio: by how much rounds that are not full lengthen it; part of alone_ns.
-        sensitivity: s in t ∝ clock^(-s): 0, the clock does not matter; 1, it takes as much longer as
-            the clock is lower.
+        sensitivity: s in t ∝ clock^(-s): 0, the clock does not matter; 1, it takes as much
+            longer as the clock is lower.
         contended: whether communication beside it slows it down.
         shape: grid, block, bytes …: what a trace shows of it.
         launch_ns, returned_ns: the call that launched it; None where it was not recorded.

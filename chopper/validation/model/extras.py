@@ -1,4 +1,4 @@
-"""What injections add to the program at the beginning of each layer."""
+"""Work that injections add to the program at the beginning of each layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Extras(Host):
             yield from self.busy(ns, "gc")
 
     def extras(self, key: str) -> Program:
-        """What injections add at the beginning of each layer."""
+        """Add what the plan asks for at the beginning of each layer."""
         plan, rank, step = self.plan, self.rank, self.step
         if self.graph_tasks is not None:
             return

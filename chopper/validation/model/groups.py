@@ -38,10 +38,12 @@ class Groups:
 
     def listed(self) -> list[tuple[str, tuple[int, ...]]]:
         """All groups by name."""
-        found = {"0": tuple(self.shard)}
+        groups_by_name = {"0": tuple(self.shard)}
         for groups in (self.shard, self.replicate):
-            found |= {self.name(members, rank): members for rank, members in groups.items()}
-        return sorted(found.items())
+            groups_by_name |= {
+                self.name(members, rank): members for rank, members in groups.items()
+            }
+        return sorted(groups_by_name.items())
 
     def enter(
         self, rank: int, members: tuple[int, ...], make: Callable[[str, int], Collective]

@@ -1,4 +1,4 @@
-"""What a program on a host can do: be busy, call the runtime, launch kernels, run operators."""
+"""Program on a host: be busy, call the runtime, launch kernels, run operators."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Host:
 
     @property
     def quiet(self) -> bool:
-        """Whether this step communicates nothing."""
+        """True in a step that communicates nothing."""
         every = self.plan.quiet_every
         return every > 0 and self.step % every == 0
 
@@ -145,7 +145,7 @@ class Host:
             yield from self.busy(length, task)
 
     def launch_args(self, task: Task) -> dict[str, Any]:
-        """What ROCm writes beside a launch."""
+        """Arguments that ROCm writes beside a launch."""
         if self.node.flavour == "cuda" or "grid" not in task.shape:
             return {}
         return {

@@ -1,8 +1,9 @@
 """The model's training job: a Llama-like step under FSDP, with knobs that injections turn.
 
-Every rank runs the same program: next batch, copy it to the device, forward with parameters gathered
-one layer ahead, backward on autograd's thread with gradients reduced behind it, optimizer, loss
-read back. Knobs add work of one kind at one place; at zero they change nothing, not even the noise.
+Every rank runs the same program: next batch, copy it to the device, forward with parameters
+gathered one layer ahead, backward on autograd's thread with gradients reduced behind it, optimizer,
+loss read back. Knobs add work of one kind at one place; at zero they change nothing, not even the
+noise.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ def _schedule_clock(
     rank: int,
     node: Machine,
     begins: Event,
-    kept: list[tuple[int, float, int]],
+    changes: list[tuple[int, float, int]],
 ) -> None:
     mine = [d for d in plan.clocks if d.ranks is None or rank in d.ranks]
     for dip in mine:
         if dip.begin_ns is None:
-            kept[0] = (0, node.reference_hz * dip.ratio, dip.reason)
-    usual = kept[0]
+            changes[0] = (0, node.reference_hz * dip.ratio, dip.reason)
+    usual = changes[0]
 
     def start() -> None:
         zero = device.simulation.now_ns
@@ -82,11 +83,11 @@ def _schedule_clock(
             if dip.begin_ns is None:
                 continue
             begin, end = zero + dip.begin_ns, zero + (dip.end_ns or dip.begin_ns)
-            kept.append((begin, node.reference_hz * dip.ratio, dip.reason))
-            kept.append((end, usual[1], usual[2]))
+            changes.append((begin, node.reference_hz * dip.ratio, dip.reason))
+            changes.append((end, usual[1], usual[2]))
             device.set_clock(begin, node.reference_hz * dip.ratio)
             device.set_clock(end, usual[1])
-        kept.sort(key=lambda k: k[0])
+        changes.sort(key=lambda change: change[0])
 
     begins.on(start)
 
@@ -159,7 +160,7 @@ class _Program(Layers):
             yield from self.busy(4 * US, "synchronization")
 
     def next_batch(self) -> Program:
-        """What the data loader makes the program wait for."""
+        """Wait for the data loader."""
         with self.row(
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "user_annotation"
         ):

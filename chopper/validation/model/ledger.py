@@ -93,7 +93,7 @@ def _sweep(tasks: list[Task], begin: int, end: int) -> Iterator[tuple[int, int, 
 
 
 class _Program:
-    """What the program did while the device had nothing to do."""
+    """Activities of the program while the device had nothing to do."""
 
     def __init__(self, record: RankRecord) -> None:
         self._recording_ns = record.recording_ns

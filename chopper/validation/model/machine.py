@@ -73,7 +73,8 @@ class Machine:
         array = (
             "at::detail::Array<char*, 3>" if self.flavour == "cuda" else "std::array<char*, 3ul>"
         )
-        return f"void at::native::vectorized_elementwise_kernel<8, {what}, {array} >(int, {what}, {array})"
+        types = f"<8, {what}, {array} >(int, {what}, {array})"
+        return f"void at::native::vectorized_elementwise_kernel{types}"
 
     def collective(self, name: str) -> str:
         """Name of a collective's kernel; RCCL has one for all."""

@@ -1,4 +1,4 @@
-"""What the model runs: its size, and every knob that injections turn."""
+"""Plan of a run of the model: its size, and every knob that injections turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dose:
-    """How much of something, on which ranks, how often."""
+    """An amount of something, on some ranks, in some steps."""
 
     amount: float = 0.0
     ranks: tuple[int, ...] | None = None
@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run: the machine, its size, and every knob.
+    """One run of the model: the machine, its size, and every knob.
 
     Times in the doses are nanoseconds, ratios are factors less one.
     """
@@ -63,7 +63,7 @@ class Plan:
     """Standard deviation of kernel durations and of host times (ten times as much)."""
     telemetry_hz: float = 1000.0
     host_offsets_ns: tuple[int, ...] = (0, 2_300_417_003, -1_100_000_450, 733_000)
-    """How far each rank's clock is ahead."""
+    """Lead of each rank's clock."""
     host_drift_ns_per_s: tuple[float, ...] = (0.0, 4000.0, -7000.0, 2500.0)
 
     quiet_every: int = 0
@@ -78,7 +78,7 @@ class Plan:
     before_boundary: Dose = _NONE
     """User Python at the end of a step."""
     synchronization: Dose = _NONE
-    """How long the host takes to come back from each further ``.item()``."""
+    """Time that the host takes to come back from each further ``.item()``."""
     synchronization_count: int = 0
     dispatch: Dose = _NONE
     """Per operator."""
@@ -120,4 +120,4 @@ class Plan:
     """Between the end of a task and the start of one of another stream that waits for it."""
     clocks: tuple[Clock, ...] = ()
     sensitivity: float = 1.0
-    """Of model math to the clock."""
+    """Sensitivity of model math to the clock."""

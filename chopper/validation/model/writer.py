@@ -1,4 +1,4 @@
-"""Write a simulated run as a recorded one: Kineto traces as CUDA and ROCm write them, clock samples."""
+"""Write a simulated run as a recorded one: Kineto traces of CUDA or ROCm, and clock samples."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[s
     for task in record.tasks:
         if task.end_ns > record.recording_ns:
             events.append(_device_row(recording, record, task, clock))
-    found: dict[str, Any] = {
+    return {
         "schemaVersion": 1,
         "deviceProperties": [
             {
@@ -154,7 +154,6 @@ def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[s
         "baseTimeNanoseconds": _BASE_NS,
         "traceEvents": events,
     }
-    return found
 
 
 def _us(time_ns: int) -> msgspec.Raw:
@@ -207,16 +206,16 @@ def _device_row(
         if task.graph is not None:
             args |= {"graph id": task.graph[0], "graph node id": task.graph[1]}
         if task.collective is not None:
-            told = task.collective
+            collective = task.collective
             args |= {
-                "Collective name": told.name,
-                "In msg nelems": told.in_elements,
-                "Out msg nelems": told.out_elements,
-                "Group size": len(told.members),
+                "Collective name": collective.name,
+                "In msg nelems": collective.in_elements,
+                "Out msg nelems": collective.out_elements,
+                "Group size": len(collective.members),
                 "dtype": "BFloat16",
-                "Process Group Name": told.group,
-                "Process Group Ranks": str(list(told.members)),
-                "Seq": told.sequence,
+                "Process Group Name": collective.group,
+                "Process Group Ranks": str(list(collective.members)),
+                "Seq": collective.sequence,
             }
     else:
         # roctracer: the grid stands on the launch row, too; there are no registers, no External id.
@@ -229,14 +228,14 @@ def _device_row(
 
 
 def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[Any]]:
-    """Clock samples of one device, at uneven times, each some time after it was asked for."""
+    """Clock samples of one device, at uneven times, each some time after it was due."""
     plan, node = recording.plan, recording.machine
     rng = random.Random(f"{plan.seed}/{rank}/sampler")
     period = 1e9 / plan.telemetry_hz
     changes = recording.clocks[rank]
     record = recording.ranks[rank]
     time_ns = record.recording_ns - 3 * period
-    found: dict[str, list[Any]] = {
+    columns: dict[str, list[Any]] = {
         name: []
         for name in (
             "time_ns",
@@ -251,17 +250,19 @@ def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[A
     }
     at = 0
     while time_ns < recording.end_ns + max(_TAIL_NS, period):
-        asked = max(round(time_ns + period * 0.04 * rng.uniform(-1, 1)), 0)
-        while at + 1 < len(changes) and changes[at + 1][0] <= asked:
+        sample_ns = max(round(time_ns + period * 0.04 * rng.uniform(-1, 1)), 0)
+        while at + 1 < len(changes) and changes[at + 1][0] <= sample_ns:
             at += 1
         _, hz, reasons = changes[at]
-        found["time_ns"].append(_BASE_NS + clock.at(asked))
-        found["span_ns"].append(round(rng.uniform(20_000, 60_000)))
-        found["device_id"].append(rank)
-        found["sm_clock_hz"].append(round(hz / 1e6) * 1_000_000)
-        found["memory_clock_hz"].append(2_619_000_000 if node.flavour == "cuda" else 1_300_000_000)
-        found["power_w"].append(round(560 + 20 * rng.random(), 1))
-        found["event_reasons"].append(reasons)
-        found["device_uuid"].append(None)
+        columns["time_ns"].append(_BASE_NS + clock.at(sample_ns))
+        columns["span_ns"].append(round(rng.uniform(20_000, 60_000)))
+        columns["device_id"].append(rank)
+        columns["sm_clock_hz"].append(round(hz / 1e6) * 1_000_000)
+        columns["memory_clock_hz"].append(
+            2_619_000_000 if node.flavour == "cuda" else 1_300_000_000
+        )
+        columns["power_w"].append(round(560 + 20 * rng.random(), 1))
+        columns["event_reasons"].append(reasons)
+        columns["device_uuid"].append(None)
         time_ns += period
-    return found
+    return columns
