@@ -294,8 +294,8 @@ _NO_VALUES = (
 
 
 def _place(exc: BaseException) -> str:
-    """Where in the user's code an error began: the innermost frame that is neither torch's nor
-    ours.
+    """Return the line of the user's code at which an error began: the innermost frame that is
+    neither torch's nor ours.
     """
     import traceback
 

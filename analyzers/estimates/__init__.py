@@ -12,12 +12,12 @@ import msgspec
 
 
 class Estimate(msgspec.Struct, kw_only=True, frozen=True):
-    """What every estimate holds besides its own numbers."""
+    """The part that all estimates share: the schema and the assumptions."""
 
     SCHEMA: ClassVar[str] = "chopper.estimate/0"
 
     assumptions: tuple[str, ...]
-    """What has to hold for the numbers to hold."""
+    """Conditions under which the numbers hold."""
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form: the schema, then the fields."""

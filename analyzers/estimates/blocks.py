@@ -15,7 +15,7 @@ from chopper.models.architectures import Architecture, Experts, Latent
 
 
 class Layout(msgspec.Struct, kw_only=True, frozen=True):
-    """What decides the size of a block's tensors on one rank."""
+    """The options that decide the size of a block's tensors on one rank."""
 
     tokens_count: int
     """batch × sequence."""
@@ -55,7 +55,7 @@ class _Block:
         self.outside = _share(self.tokens, self.tp) if of.sequence_parallel else self.tokens
         self.h = self.outside * a.width
         self.inputs: set[str] = set()
-        """What attention and feed-forward network read: whole again under sequence parallelism."""
+        """Inputs of attention and feed-forward network, gathered under sequence parallelism."""
 
     def add(self, name: str, reads: tuple[str, ...], writes: str, size: int, **rest: Any) -> str:
         self.ops.append(Op(name=name, reads=reads, writes=writes, size_bytes=size, **rest))

@@ -1,4 +1,4 @@
-"""What training costs: money and energy per step, token and run, and when a dearer device pays.
+"""Cost of training: money and energy per step, token and run, and when a dearer device pays.
 
 $ per million tokens = price × 10⁶ ÷ (3600 × tokens/s per device). Prices are data with a date and
 a source (chopper/data/prices.json) and can be overridden; none is invented for a device that has
@@ -69,9 +69,9 @@ class Against(msgspec.Struct, kw_only=True, frozen=True):
     price_per_device_hour: float
     price_source: str
     break_even_ratio: float
-    """How much faster it has to be for the same cost per token."""
+    """Factor by which it has to be faster for the same cost per token."""
     peak_ratio: float | None
-    """How much faster it is by peak, in bf16; null where a peak is not known."""
+    """Its peak over this device's, in bf16; null where a peak is not known."""
     per_million_tokens_at_peak_ratio: float | None
 
 
@@ -103,7 +103,7 @@ def tokens_per_s_at(price_per_hour: float, cost_per_million: float) -> float:
 
 
 def break_even_ratio(price_per_hour: float, other_per_hour: float) -> float:
-    """How much faster the other device has to be for the same cost per token."""
+    """Return the factor by which the other device has to be faster for the same cost per token."""
     positive(price_per_hour, "price")
     positive(other_per_hour, "price of the other device")
     return other_per_hour / price_per_hour

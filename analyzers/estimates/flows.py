@@ -15,7 +15,7 @@ from chopper.errors import UsageError
 _MOST_QUEUE_PAIRS = 4_096
 _LEAST_DRAWS = 4
 _TOGETHER_RATIO = 0.01
-"""Of the shortest possible time: what ends within it ends at once."""
+"""Share of the shortest possible time; ends within it count as simultaneous."""
 
 
 class Simulated(msgspec.Struct, kw_only=True, frozen=True):
@@ -41,7 +41,7 @@ class Simulated(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def too_many(flows_count: int, queue_pairs: tuple[int, ...], uplinks_count: int = 1) -> bool:
-    """Whether so many flows or uplinks would take too long to simulate."""
+    """Return whether so many flows or uplinks would take too long to simulate."""
     pieces = flows_count * max(queue_pairs, default=1)
     return max(pieces, uplinks_count) > _MOST_QUEUE_PAIRS
 
@@ -81,7 +81,9 @@ def _one(
     admitted: int | None,
     rng: np.random.Generator,
 ) -> tuple[float, float, int]:
-    """Return the end of the last flow, the mean end, and the most flows at a receiver, of one trial."""
+    """Return the end of the last flow, the mean end, and the most flows at a receiver, of one
+    trial.
+    """
     of_flow = np.repeat(np.arange(flows), queue_pairs)
     receiver = np.arange(flows) % receivers
     uplink = rng.integers(0, uplinks, flows * queue_pairs)

@@ -1,4 +1,4 @@
-"""How large a training run can be: the data-movement wall and the latency wall.
+"""Limits of the size of a training run: the data-movement wall and the latency wall.
 
 After Erdil and Schneider-Joseph, "Data movement limits to frontier model training" (arXiv
 2411.01137): a dense transformer of N parameters sees D = 20 N tokens, so it costs C = 6 N D = 120
@@ -27,7 +27,7 @@ MIN_FLOP, MAX_FLOP = 1e15, 1e40
 
 
 class Laws(msgspec.Struct, kw_only=True, frozen=True):
-    """How model and batch grow with the parameters N, each a power of N ÷ reference."""
+    """Growth of model and batch with the parameters N, each a power of N ÷ reference."""
 
     tokens_per_parameter_ratio: Annotated[
         float, Option("D ÷ N, 20 after Hoffmann et al., 2203.15556.")
@@ -122,7 +122,7 @@ class Point(msgspec.Struct, kw_only=True, frozen=True):
     pipeline_parallel_count: int | None = None
     microbatches_count: int | None = None
     bound_by: str | None = None
-    """What the longest of the overlapping times is."""
+    """Name of the longest of the overlapping times."""
     parts_s: dict[str, float] | None = None
     """Of one step, before the pipeline's bubble."""
 
@@ -140,8 +140,8 @@ class Limits(Estimate, kw_only=True, frozen=True):
     curve: tuple[tuple[float, float | None], ...]
     """FLOP and utilization between the smallest and the largest size, for a figure."""
     data_wall_flop: float | None
-    """Where utilization falls below `data_wall_utilization_ratio`; null: not within the sizes
-    tried."""
+    """Size at which utilization falls below `data_wall_utilization_ratio`; null: not within the
+    sizes tried."""
     data_wall_utilization_ratio: float
     last_feasible_flop: float | None
     """The largest size for which some layout finishes in time."""

@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Fit(msgspec.Struct, kw_only=True, frozen=True):
-    """What is the most that fits."""
+    """The largest batch, sequence and model that fit a capacity."""
 
     capacity_bytes: int
     """Of the device, less what is left free."""
@@ -82,11 +82,11 @@ class Memory(Estimate, kw_only=True, frozen=True):
     """Highest of each phase, without fragmentation and workspaces."""
     peak_at: str
     steady_bytes: int
-    """What stays from step to step."""
+    """Bytes that stay from step to step."""
     host_bytes: int
     """Of this rank, what was offloaded."""
     fit: Fit | None = None
-    """What fits a device, when one was named."""
+    """The most that fits a device, when one was named."""
 
 
 ASSUMPTIONS = (
@@ -140,7 +140,7 @@ _EXPERTS_ASSUMPTION = (
 
 
 def _balance(training: Training) -> str:
-    """What is taken for granted of the experts' load."""
+    """Return the assumption about the experts' load."""
     chosen = training.architecture.experts.chosen_count if training.architecture.experts else 0
     rows = f"tokens × {chosen} rows"
     if training.expert_parallel_count == 1:
@@ -155,7 +155,7 @@ def _balance(training: Training) -> str:
 
 
 def _assumed(training: Training) -> tuple[str, ...]:
-    """What these options take for granted."""
+    """Return the assumptions that these options make."""
     found: tuple[str, ...] = ASSUMPTIONS
     if training.tensor_parallel_count > 1:
         found += (TENSOR_PARALLEL_ASSUMPTION,)

@@ -194,7 +194,7 @@ class Timed(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Spread(msgspec.Struct, kw_only=True, frozen=True):
-    """How hashing loads the uplinks: mean over trials."""
+    """Load of the uplinks by hashing, mean over trials."""
 
     flows_count: int
     queue_pairs_count: int
@@ -370,7 +370,7 @@ class Interconnect(msgspec.Struct, kw_only=True, frozen=True):
     step_s: float
     communication_s: float
     published_s: float | None
-    """What the survey's table says."""
+    """Step time in the survey's table."""
 
 
 INTERCONNECTS = (("10 GbE", 1.25e9, 39.8), ("8 × 400 Gb/s InfiniBand", 400e9, 4.4))

@@ -85,7 +85,7 @@ class Activations(msgspec.Struct, kw_only=True, frozen=True):
     """The program waits for every copy (save_on_cpu)."""
     overlapped_s: float
     link_for_all_bytes_per_s: float
-    """At which all of it hides."""
+    """Rate of the link at which all of it hides."""
     best: str
     """The fastest that gives memory back: recompute or offload."""
 
@@ -290,7 +290,7 @@ def _variant(
 
 
 def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
-    """What a layer keeps in 16 bits until its backward, on average over all of them."""
+    """Return bytes that a layer keeps in 16 bits until its backward, mean over all layers."""
     if a.positions_count:
         # Bytes of a layer do not depend on how many there are.
         enough = sequence + a.positions_unused_count

@@ -529,7 +529,7 @@ def _carried(
 
 
 LAUNCH_S = 4.5e-6
-"""Of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
+"""Launch latency of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
 CAPTURED_ASSUMPTIONS = (
     "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a "
     "launch, "

@@ -84,7 +84,7 @@ class Collective(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LateWith(msgspec.Struct, kw_only=True, frozen=True):
-    """What a rank that is always late does longer; the shares sum to one."""
+    """Shares of a late rank's extra time by kind; they sum to one."""
 
     compute_ratio: float
     idle_ratio: float
@@ -92,7 +92,7 @@ class LateWith(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Waits(msgspec.Struct, kw_only=True, frozen=True):
-    """For how long the mean rank of so many waits, in a step."""
+    """Waiting of the mean rank of a number of ranks, in a step."""
 
     always_ns: float
     """For ranks that are always late."""
@@ -100,7 +100,7 @@ class Waits(msgspec.Struct, kw_only=True, frozen=True):
     others_differ_ns: float
     """Both, where ranks beyond the recorded ones differ as much as those do."""
     quicker_ns: float
-    """By how much less than the mean recorded rank this one has to do."""
+    """Time by which its own work is shorter than that of the mean recorded rank."""
 
     @property
     def total_ns(self) -> float:
@@ -116,7 +116,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     compute_spread_ns: float
     """Standard deviation over ranks and steps."""
     recorded_waiting_ns: float | None = None
-    """For how long a rank waited for others that came late, beyond all overlap; None where it was
+    """Time that a rank waited for others that came late, beyond all overlap; None where it was
     not seen, and the spread of compute is all that is known."""
     idle_ns: float
     copy_ns: float
@@ -125,7 +125,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     """All transfer, hidden or not."""
     collectives: tuple[Collective, ...]
     places: tuple[Place, ...] = ()
-    """Where ranks waited for each other."""
+    """Places at which ranks waited for each other."""
     late_with: LateWith | None = None
     """Null: no rank is always late, or nothing tells with what."""
 
@@ -163,7 +163,7 @@ def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) ->
 
 
 def waits(step: Step, ranks_count: int) -> Waits:
-    """For how long a rank of so many waits for those that come later, in a step.
+    """Return how long a rank of so many waits for those that come later, in a step.
 
     By place, see :mod:`chopper.analyzers.estimates.waiting`; what no place tells of is chance, in a
     group of all. Where waiting was not seen, it is the spread of compute times E[max] of so many
@@ -292,7 +292,7 @@ def _own(step: Step, quicker_ns: float) -> tuple[float, float, float]:
 
 
 def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> LateWith | None:
-    """What ranks that wait less than others do longer: least squares through the mean.
+    """Return the work that ranks which wait less do longer: least squares through the mean.
 
     Args:
         own_ns: compute, idle and copies of each rank, (ranks, 3).
@@ -352,7 +352,7 @@ def step_of(
     waits_at: Sequence[Place] = (),
     late: LateWith | None = None,
 ) -> Step:
-    """What scaling needs of an attributed run.
+    """Return the mean step of an attributed run, as far as scaling needs it.
 
     Args:
         causes_ns: leaf cause → time over all ranks and steps.

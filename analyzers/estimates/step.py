@@ -23,7 +23,7 @@ from chopper.analyzers.estimates.training import (
 from chopper.analyzers.estimates.zero import Parts, Reduction
 
 _Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
-"""Of one layer, for its backward: its input, what was kept, what is not recomputed, casts."""
+"""A layer's input, kept tensors, outputs that are not recomputed, and casts, for its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Step:
         return Parts(counts, self.of.ranks_count)
 
     def part(self, count: int, sharded: bool, experts_count: int = 0) -> int:
-        """What one rank holds of so many parameters, of which some are experts'.
+        """Return the parameters that one rank holds of so many, some of which are experts'.
 
         Ranks that have the same experts share these, all ranks the others.
         """
@@ -233,7 +233,7 @@ class Step:
         return [self.ledger.own(made)]
 
     def to_host(self, kept: Kept, chosen: dict[str, Buffer], x: Buffer) -> None:
-        """What was kept leaves the device; it comes back, block by block, in backward."""
+        """Move kept tensors off the device; they come back, block by block, in backward."""
         moved = [*kept.tensors.values(), *kept.extra.values(), *chosen.values()]
         for buffer in [*moved, x]:
             if buffer.size_bytes:
@@ -422,7 +422,7 @@ class Step:
         return coming
 
     def hook(self, layer: int) -> Callable[[int, Buffer], None] | None:
-        """Where gradients of a layer are taken one by one; after the last layer: the norm's."""
+        """Return the receiver of single gradients of a layer; after the last layer: the norm's."""
         if self.experts_apart and layer < self.a.layers_count:
             return self.reduce_experts_first(layer)
         if self.zero is None:

@@ -19,7 +19,7 @@ CATEGORIES = (
     "communication",
     "temporary",
 )
-"""What a byte at the peak is for; temporary: gradients of activations, and workspaces."""
+"""Purposes of bytes at the peak; temporary: gradients of activations, and workspaces."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Ledger:
                 self.streams[buffer.stream] -= buffer.size_bytes
 
     def apart_bytes(self) -> int:
-        """What other streams had at their highest, and did not use at the peak of all."""
+        """Return bytes that other streams held at their highest but not at the peak of all."""
         highest = sum(self.streams_highest.values())
         return highest - sum(self.streams_at_peak.values())
 
@@ -128,7 +128,7 @@ class Op:
 
 @dataclass(slots=True)
 class Kept:
-    """What the forward of a block left for its backward."""
+    """Tensors that the forward of a block left for its backward."""
 
     tensors: dict[str, Buffer] = field(default_factory=dict)
     extra: dict[int, Buffer] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is trained and how: the options of a memory estimate, and bytes per parameter."""
+"""The options of a memory estimate, and bytes per parameter."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Widths(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def total(self) -> int:
-        """Of one parameter with everything."""
+        """Bytes of one parameter with all of its states."""
         return self.weight + self.gradient + self.accumulated + self.master + self.moments
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 _STEPS = 4
-"""Of fewer steps, nothing tells what is always so from chance."""
+"""Fewest steps that tell lateness that is always there from chance."""
 _STRETCHES = 10
 _PLACES = 64
 """Places with the most waiting, that are looked at one by one."""
@@ -51,7 +51,7 @@ class Place(msgspec.Struct, kw_only=True, frozen=True):
     waited_ns: float
     """Of a rank of the group, mean over steps; beyond all overlap."""
     late_ns: tuple[float, ...]
-    """How much later than their mean each rank of the recorded group always comes."""
+    """Mean lateness of each rank of the recorded group, against their mean."""
     chance_ns: float
     """Standard deviation of a rank's lateness from step to step."""
     share_ratio: float = 1.0
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, kw_only=True, frozen=True):
     adjacent: bool = False
     """A smaller group of ranks that follow each other: it stays as large."""
     told: bool = True
-    """Whether there were steps enough to tell what is always so."""
+    """False: there were too few steps to tell steady lateness from chance."""
 
     def members_count(self, ranks_count: int, recorded_count: int) -> int:
         """Ranks of its group in a run of so many."""
@@ -75,7 +75,7 @@ class Place(msgspec.Struct, kw_only=True, frozen=True):
         return always, max(self.waited_ns + grown - always, 0.0)
 
     def quicker_ns(self, members_count: int) -> float:
-        """By how much the mean of so many ranks is ahead of that of the recorded ones."""
+        """Return the time by which the mean of so many ranks is ahead of the recorded mean."""
         late, count = sorted(self.late_ns), len(self.late_ns)
         if members_count >= count:
             return -late[(count - 1) // 2] * (members_count - count) / members_count

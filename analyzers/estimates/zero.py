@@ -100,7 +100,7 @@ class Reduction:
         return first <= self.rank <= last
 
     def before(self) -> None:
-        """What is there from the first step to the last."""
+        """Allocate the buffers that live from the first step to the last."""
         if self.stage == 3:
             self.bucket = self.ledger.take("communication", self.bucket_count * self.width)
             if not self.on_host:
@@ -178,7 +178,7 @@ class Reduction:
             self.ledger.drop(gradient)
 
     def copy(self, width: int) -> None:
-        """What is sent is copied into one piece, unless it is in one already."""
+        """Copy tensors that are sent together into one piece, unless they are in one already."""
         if self.stage == 3:
             # `reduce_scatter_coalesced`: a single gradient that divides is sent as it is.
             single = len(self.waiting) == 1 and self.waiting_count % self.parts.ranks_count == 0
@@ -257,7 +257,7 @@ class Reduction:
         return min(count, _SUB_GROUP_COUNT) if self.stage == 3 else count
 
     def gradient(self) -> Buffer | None:
-        """What the update reads: one tensor, as wide as what it updates; its source is freed.
+        """Make the tensor that the update reads, as wide as the updated weight; free its source.
 
         Returns:
             The gradient to be freed after the update; null: it is a part of what stays.

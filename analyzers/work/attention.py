@@ -57,7 +57,7 @@ class _Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Where an attention operator keeps its arguments.
+    """Positions of an attention operator's arguments.
 
     `causal_flag` is the ordinal of the causal flag among the operator's recorded booleans (see
     `Record.boolean_positions`); `mask_type` is the position of an integer 0 (none), 1 (causal

@@ -41,7 +41,7 @@ def _read_addend(record: Record, index: int, beta: int) -> int:
 
 
 def _traffic(record: Record, a: int, b: int, out: int, addend: int | None, beta: int | None) -> int:
-    """Return bytes of both factors, the addend where it is read, and ``out`` elements like ``a``."""
+    """Return bytes of both factors, an addend that is read, and ``out`` elements like ``a``."""
     extra = 0
     if addend is not None:
         extra = _read_addend(record, addend, -1 if beta is None else beta)

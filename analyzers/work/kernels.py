@@ -1,4 +1,4 @@
-"""What the names of kernels tell: the arithmetic of matrix kernels, families, element types."""
+"""Facts in names of kernels: arithmetic of matrix kernels, families, element types."""
 
 from __future__ import annotations
 

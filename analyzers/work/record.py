@@ -1,4 +1,4 @@
-"""What a trace recorded about one operator, decoded, and the result of modelling it.
+"""A recorded operator, decoded from a trace, and the result of modelling it.
 
 Kineto stores three parallel lists per operator (``record_shapes=True``): ``Input Dims``,
 ``Input type`` and, since PyTorch 2.1, ``Concrete Inputs``. Position i is the i-th argument of
@@ -91,7 +91,7 @@ class Unknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one operator has to do, from its recorded shapes and types.
+    """The work of one operator, from its recorded shapes and types.
 
     ``flop_count`` follows ``torch.utils.flop_counter``: a multiply-add is 2, bias, softmax and
     element-wise arithmetic are not counted, attention is dense, and so is each group of a grouped

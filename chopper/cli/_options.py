@@ -24,7 +24,7 @@ else:
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):
-    """What a command was asked; its fields, annotated with `Option`, are its options."""
+    """The options of a command: its fields that are annotated with `Option`."""
 
     given: frozenset[str] = frozenset()
     """Fields that the user gave on the command line."""

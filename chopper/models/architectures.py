@@ -32,7 +32,7 @@ class Experts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     shared_width: int = 0
     """Of the experts that all tokens go through, together."""
     shared_gate: bool = False
-    """What is shared is weighted by a product of its own."""
+    """Shared experts are weighted by a product of their own."""
     bias: bool = False
     router_bias: bool = False
     router_in_float32: bool = False
@@ -220,7 +220,7 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         return of.count * self.expert_count + router + shared
 
     def is_mixture(self, layer: int) -> bool:
-        """Whether a layer, from 0, has experts."""
+        """Return whether a layer, counted from 0, has experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
 
     @property

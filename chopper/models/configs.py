@@ -76,7 +76,7 @@ class Config:
             )
 
     def any_of(self, *names: str, otherwise: float = 0) -> bool:
-        """Whether one of these shares is above zero."""
+        """Return whether one of these shares is above zero."""
         return any(self.values.get(name, otherwise) for name in names)
 
 
@@ -517,7 +517,7 @@ _LEFT_OUT: dict[str, dict[str, int]] = {
     "stablelm": {"num_key_value_heads": 32},
     "starcoder2": {"num_key_value_heads": 2},
 }
-"""What a key that is not there means, where that does not follow from the other sizes (null is not
+"""Meaning of a key that is not there, where that does not follow from the other sizes (null is not
 left out)."""
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")

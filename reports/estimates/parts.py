@@ -1,4 +1,4 @@
-"""What the pages of estimates are made of: listings, figures, and what has to hold."""
+"""Parts of the pages of estimates: listings, figures and assumptions."""
 
 from __future__ import annotations
 

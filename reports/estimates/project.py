@@ -86,7 +86,8 @@ def _facts(result: Projection) -> Iterator[str]:
         yield (
             f"recorded: {fmt.duration(result.recorded_ns)} on "
             f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other "
-            f"ranks {fmt.duration(result.recorded_waiting_ns)}{_kinds_of_waiting(result)}; the estimate "
+            f"ranks {fmt.duration(result.recorded_waiting_ns)}{_kinds_of_waiting(result)}; the "
+            f"estimate "
             f"for as many on this network is off by {result.recorded_scale_error_ratio:+.1%}"
         )
 
