@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.causes.attribute import RankResult
     from chopper.analyzers.trace.match import Matched
-    from chopper.analyzers.trace.recording import Recording
     from chopper.storage.manifest import Finding, RunManifest
+    from chopper.storage.run import Run
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
@@ -142,7 +142,7 @@ def of_samplers(manifest: RunManifest) -> list[Finding]:
     return found
 
 
-def of_cores(recording: Recording, results: Iterable[RankResult]) -> list[Finding]:
+def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
     from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
     from chopper.storage.manifest import Finding
@@ -260,7 +260,7 @@ def of_utilization(attribution: Attributed) -> list[Finding]:
     ]
 
 
-def _launching_threads(recording: Recording, rank: int) -> set[int]:
+def _launching_threads(recording: Run, rank: int) -> set[int]:
     """Threads that the trace shows run operators or launch."""
     import numpy as np
 

@@ -88,7 +88,7 @@ def machine(experiment: Experiment) -> str:
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
     if attribution is None:
         return f"{experiment.plan.device}, of a machine that is not known"
-    rank = attribution.run.manifest.ranks[0]
+    rank = attribution.recording.manifest.ranks[0]
     said = rank.environment
     device = next((d.name for d in rank.devices if d.name), None)
     parts = [

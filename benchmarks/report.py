@@ -49,8 +49,8 @@ def measure(events: int, folder: Path) -> dict[str, Any]:
     """One size: render in a fresh state, load in a fresh browser."""
     attribution = make(shape_for(events))
     counted = sum(
-        attribution.run.table(rank, name).num_rows
-        for rank in attribution.run.ranks
+        attribution.trace_table(rank, name).num_rows
+        for rank in attribution.recording.ranks
         for name in ("device_event", "host_span")
     )
     start = time.perf_counter()

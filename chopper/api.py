@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.replay.replay import lanes_of, recoverable, replay_of, replay_or_reason
+from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.attribution import Attribution
 from chopper.errors import UsageError
 from chopper.storage.run import Run
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
-    from chopper.analyzers.replay.path import Lane
     from chopper.attribution import Recoverable
 
     Source = str | Path | Sequence[str | Path]
@@ -37,14 +36,6 @@ class AttributedRun(Attributed):
         values do not add up. Each call replays the run.
         """
         return recoverable(self, replay_or_reason(self))
-
-    def critical_lanes(self) -> dict[int, Lane]:
-        """Return, by rank, the part of the critical path that lies on it.
-
-        Raises:
-            InputError: the run cannot be replayed.
-        """
-        return lanes_of(replay_of(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form, schema ``chopper.attribution/2``."""
@@ -201,8 +192,8 @@ def report(
     if not isinstance(run, Attribution | Run):
         check_page(output, [run] if isinstance(run, str | Path) else run)
         run = load(run)
-    recording = run if isinstance(run, Run) else run.recording
-    imported = recording.manifest.ranks if getattr(recording, "path", None) is None else []
+    recording = run if isinstance(run, Run) else _attributed(run).recording
+    imported = recording.manifest.ranks if recording.path is None else []
     check_page(output, [file for part in imported for file in part.traces])
     attribution = _attributed(run)
     write_atomic(output, render(attribution, kind).encode())

@@ -317,10 +317,6 @@ class Attribution:
     ceilings: dict[int, Ceilings]
     all_kinds: Self | None = field(default=None, kw_only=True, repr=False)
 
-    if TYPE_CHECKING:  # Until all that reads more than these fields takes an `Attributed`.
-
-        def __getattr__(self, name: str) -> Any: ...
-
     @property
     def whole(self) -> Self:
         """The attribution of all traced steps of all kinds; itself where they are of one kind."""

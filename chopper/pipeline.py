@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.whatif_options import Changes
-    from chopper.analyzers.trace.recording import Recording
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
+    from chopper.storage.run import Run
 
     Source = str | Path | Sequence[str | Path]
 
@@ -55,7 +55,7 @@ def read(source: Source) -> Run:
     return ingest.read([source] if isinstance(source, str | Path) else list(source))
 
 
-def rank_input(recording: Recording, rank: int) -> RankInput:
+def rank_input(recording: Run, rank: int) -> RankInput:
     """Gather what is recorded of one rank, and known of its device."""
     manifest, part = recording.manifest, recording.part(rank)
     tables = {
@@ -91,7 +91,7 @@ def match_ranks(manifest: RunManifest, joined: Mapping[int, JoinedRank]) -> dict
 
 
 def aggregate(
-    recording: Recording,
+    recording: Run,
     joined: dict[int, JoinedRank],
     matched: dict[int, Matched],
     results: Mapping[int, RankResult],
@@ -131,7 +131,7 @@ def aggregate(
     return replace(run, findings=findings)
 
 
-def attribute(recording: Recording) -> Attributed:
+def attribute(recording: Run) -> Attributed:
     """Join, match, attribute and aggregate all ranks of a recording, one after another."""
     joined = {rank: join_rank(rank_input(recording, rank)) for rank in recording.ranks}
     matched = match_ranks(recording.manifest, joined)
@@ -157,7 +157,7 @@ def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> W
     return prediction.answer(attribute(_replayed(run.recording, prediction.tables())))
 
 
-def _replayed(recording: Recording, changed: Mapping[int, Mapping[str, pa.Table]]) -> Run:
+def _replayed(recording: Run, changed: Mapping[int, Mapping[str, pa.Table]]) -> Run:
     """Return the replayed schedule as a run in memory."""
     tables = {(rank, name): t for rank, named in changed.items() for name, t in named.items()}
     for rank in changed:
@@ -187,7 +187,7 @@ def _summary(part: RankManifest, joined: JoinedRank, result: RankResult) -> Rank
 
 
 def _findings(
-    recording: Recording, matched: dict[int, Matched], results: Mapping[int, RankResult]
+    recording: Run, matched: dict[int, Matched], results: Mapping[int, RankResult]
 ) -> list[Finding]:
     """Gather what was found of the run, of each rank and of all together."""
     findings = [*recording.manifest.findings]

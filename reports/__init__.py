@@ -88,7 +88,7 @@ def document(attribution: Attributed) -> dict[str, Any]:
     from chopper.storage import processes
     from chopper.views import view
 
-    path = getattr(attribution.recording, "path", None)
+    path = attribution.recording.path
     return attribution_json(
         attribution,
         recoverable(attribution, replay_or_reason(attribution)),

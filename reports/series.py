@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.trace.recording import Recording
+    from chopper.storage.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Series:
     value: np.ndarray
 
 
-def collect(run: Recording) -> list[Series]:
+def collect(run: Run) -> list[Series]:
     """All telemetry of a run, host-wide first."""
     series: list[Series] = []
     for rank in run.ranks:
@@ -129,7 +129,7 @@ _DEVICE_RATES = (
 )
 
 
-def _device(run: Recording, rank: int) -> list[Series]:
+def _device(run: Run, rank: int) -> list[Series]:
     """Clock, power, temperature, use, units and links of the device that a rank computes on.
 
     Of a log without a trace, those of each device in it.
@@ -171,14 +171,14 @@ def _times(table: pa.Table) -> np.ndarray:
     return values
 
 
-def _whose(run: Recording, rank: int) -> str:
+def _whose(run: Run, rank: int) -> str:
     """A host's name where there are several, so that their series are told apart."""
     hosts = {p.hostname for p in run.manifest.ranks}
     name = run.part(rank).hostname
     return f" {name}" if len(hosts) > 1 and name else ""
 
 
-def _cpu(table: pa.Table, rank: int, run: Recording) -> list[Series]:
+def _cpu(table: pa.Table, rank: int, run: Run) -> list[Series]:
     if not table.num_rows:
         return []
     times, busy = _times(table), _numbers(table, "busy_ratio")
@@ -199,7 +199,7 @@ def _cpu(table: pa.Table, rank: int, run: Recording) -> list[Series]:
     ]
 
 
-def _host(table: pa.Table, rank: int, run: Recording) -> list[Series]:
+def _host(table: pa.Table, rank: int, run: Run) -> list[Series]:
     if not table.num_rows:
         return []
     times, whose = _times(table), _whose(run, rank)
@@ -240,7 +240,7 @@ def _derivative(times: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.nd
     return times[1:][keep], rate[keep]
 
 
-def _nic(table: pa.Table, rank: int, run: Recording) -> list[Series]:
+def _nic(table: pa.Table, rank: int, run: Run) -> list[Series]:
     found: list[Series] = []
     if not table.num_rows:
         return found

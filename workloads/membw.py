@@ -161,7 +161,7 @@ def _datasheet(experiment: Experiment) -> tuple[str, float | None]:
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
     if attribution is None:
         return "a machine that is not known", None
-    part = attribution.run.manifest.ranks[0]
+    part = attribution.recording.manifest.ranks[0]
     device = next((d for d in part.devices if d.name), None)
     if device is None or device.name is None:
         return str(part.environment.get("cpu", "an unknown processor")), None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.trace.recording import Recording
+    from chopper.storage.run import Run
 
 LONG = "long steps"
 _OPTIMIZER = "optimizer "
@@ -72,7 +72,7 @@ class _Recorded:
 
 
 def step_time(
-    recording: Recording,
+    recording: Run,
     windows: pa.Table,
     causes_by_step: Mapping[str | int | None, dict[str, int]],
 ) -> StepTime:
@@ -127,7 +127,7 @@ def _most_windows(windows: pa.Table) -> int:
     return int(np.bincount(ints(windows, "rank")).max(initial=0))
 
 
-def _recorded(recording: Recording, windows: pa.Table) -> _Recorded:
+def _recorded(recording: Run, windows: pa.Table) -> _Recorded:
     """Recorded steps over all ranks, as long as their windows where there is only a trace."""
     recorded = _host_steps(recording)
     return recorded if recorded.untraced.any() else _by_window(windows, recorded)
@@ -152,7 +152,7 @@ def _by_window(window_table: pa.Table, recorded: _Recorded) -> _Recorded:
     return replace(recorded, length_ns=length, own_ns=own)
 
 
-def _host_steps(recording: Recording) -> _Recorded:
+def _host_steps(recording: Run) -> _Recorded:
     rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
     optimizers: dict[int, str] = {}
     for rank in recording.ranks:
@@ -185,9 +185,7 @@ def _host_steps(recording: Recording) -> _Recorded:
     )
 
 
-def _phases(
-    recording: Recording, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
-) -> list[set[str]]:
+def _phases(recording: Run, rank: int, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
     length = np.maximum(end_ns - start_ns, 1)
     shares: list[dict[str, float]] = [{} for _ in start_ns]
@@ -202,7 +200,7 @@ def _phases(
     return names
 
 
-def _phase_pieces(recording: Recording, rank: int) -> Iterator[tuple[str, int, int]]:
+def _phase_pieces(recording: Run, rank: int) -> Iterator[tuple[str, int, int]]:
     """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
     table = recording.table(rank, "program_phase")
     names = table["name"].to_pylist()
@@ -356,7 +354,7 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
     return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
 
 
-def _outside(recording: Recording) -> Outside | None:
+def _outside(recording: Run) -> Outside | None:
     """Time of the recording that no step holds; None where its bounds are not known.
 
     A step begins where the one before it ended, and the first one when the recording is set up:

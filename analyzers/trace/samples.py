@@ -11,11 +11,11 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.analyzers.trace.recording import Recording
     from chopper.storage.manifest import RankManifest
+    from chopper.storage.run import Run
 
 
-def of_rank(run: Recording, rank: int, name: str) -> pa.Table:
+def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     """Rows of a device table that are of the device that a rank computes on, in time order.
 
     What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
@@ -44,7 +44,7 @@ def of_rank(run: Recording, rank: int, name: str) -> pa.Table:
     return TABLES[name].empty()
 
 
-def per_device(run: Recording, rank: int, name: str) -> list[tuple[int | None, pa.Table]]:
+def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Table]]:
     """Rows of a device table by device: those of the rank's own, else of each that a log speaks of.
 
     A log of several devices that was imported without a trace belongs to none of them more than to
@@ -70,7 +70,7 @@ def per_device(run: Recording, rank: int, name: str) -> list[tuple[int | None, p
     ]
 
 
-def _computes_on_host(run: Recording, rank: int, beside: list[int]) -> bool:
+def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
     """Whether a recorded rank is known to use no device: torch said so at its end, or others have them.
 
     Of a program without torch, or one that was killed, it is not known.
@@ -82,7 +82,7 @@ def _computes_on_host(run: Recording, rank: int, beside: list[int]) -> bool:
     return told or any(run.part(other).device_id is not None for other in beside if other != rank)
 
 
-def _several(run: Recording, rank: int) -> bool:
+def _several(run: Run, rank: int) -> bool:
     """Whether a rank's readings are of more than one device."""
     import pyarrow.compute as pc
 
@@ -90,7 +90,7 @@ def _several(run: Recording, rank: int) -> bool:
     return any(len(pc.unique(table["device_id"])) > 1 for table in tables)
 
 
-def _ranks_beside(run: Recording, rank: int) -> list[int]:
+def _ranks_beside(run: Run, rank: int) -> list[int]:
     """The rank, then the others that are known to be on its host."""
     host = run.part(rank).hostname
     others = (p.rank for p in run.manifest.ranks if p.rank != rank and p.hostname == host)
@@ -104,7 +104,7 @@ def _named(table: pa.Table, part: RankManifest) -> bool:
     return known and device is not None and device.uuid is not None
 
 
-def _ordinals_repeat(run: Recording, ranks: list[int]) -> bool:
+def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
     """Whether ranks of a host name different devices by the same ordinal.
 
     Where each of them sees one device only, all of them call it 0.
@@ -163,7 +163,7 @@ def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Tab
     return own.set_column(at, own.schema.field(at), ordinal)
 
 
-def table_beside(run: Recording, rank: int, name: str) -> pa.Table:
+def table_beside(run: Run, rank: int, name: str) -> pa.Table:
     """A host-wide table as whichever rank of the host recorded it, in time order; empty for none."""
     for source in _ranks_beside(run, rank):
         table = run.table(source, name)
@@ -172,7 +172,7 @@ def table_beside(run: Recording, rank: int, name: str) -> pa.Table:
     return TABLES[name].empty()
 
 
-def socket_of(run: Recording, rank: int) -> tuple[str, ...]:
+def socket_of(run: Run, rank: int) -> tuple[str, ...]:
     """What tells apart the sockets that ranks compute on: parts of one share its power and energy.
 
     The host and the PCI address without its function, where the address was recorded; else the
@@ -190,7 +190,7 @@ def socket_of(run: Recording, rank: int) -> tuple[str, ...]:
     return host, f"rank {rank}"
 
 
-def core_wait_ratio(run: Recording, rank: int, start_ns: int, end_ns: int) -> float | None:
+def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | None:
     """Share of a time in which a rank's main thread could run and had to wait for a core.
 
     From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than two.
@@ -225,7 +225,7 @@ _LEAST_THREAD_SPAN_NS = 1_000_000_000
 
 
 def thread_wait(
-    run: Recording, rank: int, tids: set[int], start_ns: int, end_ns: int
+    run: Run, rank: int, tids: set[int], start_ns: int, end_ns: int
 ) -> tuple[str, float] | None:
     """Of some threads of a rank the one that waited most for a core: its name, and the share.
 

@@ -9,15 +9,15 @@ from chopper.analyzers.trace.samples import socket_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from chopper.analyzers.trace.recording import Recording
+    from chopper.storage.run import Run
 
 
-def ranks_by_socket(recording: Recording) -> list[tuple[int, ...]]:
+def ranks_by_socket(recording: Run) -> list[tuple[int, ...]]:
     """Group the ranks that compute on parts of one device."""
     return _grouped(recording.ranks, lambda rank: socket_of(recording, rank))
 
 
-def ranks_by_host(recording: Recording) -> list[tuple[int, ...]]:
+def ranks_by_host(recording: Run) -> list[tuple[int, ...]]:
     """Group the ranks of a host; a rank whose host is not known stands alone."""
 
     def host(rank: int) -> Hashable:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.trace.recording import Recording
+    from chopper.storage.run import Run
 
 _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""
@@ -333,7 +333,7 @@ def _signal(row: dict[str, Any]) -> str | None:
     return "; ".join(words) or None
 
 
-def _links(recording: Recording) -> Iterator[_Link]:
+def _links(recording: Run) -> Iterator[_Link]:
     """All links of a run with readings."""
     for ranks in ranks_by_socket(recording):
         yield from _device_links(recording, ranks)
@@ -343,7 +343,7 @@ def _links(recording: Recording) -> Iterator[_Link]:
         yield from _interfaces(nic, pause, ranks)
 
 
-def _device_links(recording: Recording, ranks: tuple[int, ...]) -> Iterator[_Link]:
+def _device_links(recording: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
     """Links of one device; its parts (MIG, CPX) share their totals."""
     read = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
     found = next(((rank, table) for rank, table in read if table.num_rows), None)

@@ -139,7 +139,9 @@ def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) 
 
 def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[str, Any]:
     """The documented form; with a level, its groups in their order."""
-    out: dict[str, Any] = attribution.to_dict()
+    from chopper.reports import document
+
+    out = document(attribution)
     if by is not None:
         out["level"] = by
         for into, part in ((out, attribution), (out["all_kinds"], attribution.whole)):
@@ -157,8 +159,10 @@ def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     if by is None or by == "cause":
+        from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+
         rows = attribution.causes()
-        back = attribution.recoverable()
+        back = recoverable(attribution, replay_or_reason(attribution))
         writer.writerow(_CAUSE_COLUMNS)
         for row in rows if top is None else rows[:top]:
             low, high = row.ci95_ns or ("", "")

@@ -135,7 +135,7 @@ def _clocked(tmp_path, steps, clocks):
         for s, away in enumerate(clocks)
         for i in range(4)
     ]
-    put_table(attribution.run, 0, "device_clock", table("device_clock", rows))
+    put_table(attribution.recording, 0, "device_clock", table("device_clock", rows))
     return attribution
 
 
@@ -157,13 +157,13 @@ def test_unsteady_memory_and_unsteady_clocks_correlate(tmp_path) -> None:
 def test_clocks_beside_memory_are_the_ranks_own_devices(tmp_path) -> None:
     # The process sees the driver's device 1 as its device 0.
     attribution = _clocked(tmp_path, [[512, -512]] * 2, [0, 0])
-    part = attribution.run.part(0)
+    part = attribution.recording.part(0)
     part.device_id = 0
     part.devices = [Device(device_id=0, uuid="aa")]
-    rows = attribution.run.table(0, "device_clock").to_pylist()
+    rows = attribution.recording.table(0, "device_clock").to_pylist()
     both = [{**row, "device_uuid": "GPU-bb"} for row in rows]
     both += [{**row, "device_id": 1, "device_uuid": "GPU-aa", "sm_clock_hz": 10**9} for row in rows]
-    put_table(attribution.run, 0, "device_clock", table("device_clock", both))
+    put_table(attribution.recording, 0, "device_clock", table("device_clock", both))
     found = memory_steps(attribution).to_pylist()
     assert [s["clock_mean_hz"] for s in found] == [10**9] * 2
 
@@ -191,8 +191,8 @@ def test_a_real_trace_allocates_alike_in_every_step(traces_dir) -> None:
     assert rows["device 1"]["distinct_sizes_count"] == 96
     assert rows["device 1"]["peak_std_bytes"] == 0
     whole = view(attribution, "memory").to_pylist()[0]
-    table = attribution.run.table(1, "memory_event")
-    step = attribution.run.table(1, "step")
+    table = attribution.recording.table(1, "memory_event")
+    step = attribution.joined[1].step
     moment = table["time_ns"].to_numpy()
     inside = (moment >= step["start_ns"][0].as_py()) & (moment < step["end_ns"][-1].as_py())
     assert whole["peak_allocated_bytes"] == table["allocated_bytes"].to_numpy()[inside].max()

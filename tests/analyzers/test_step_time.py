@@ -61,9 +61,9 @@ def recorded(
             }
         )
         at += round(length * MS)
-    put_table(found.run, 0, "step", table("step", rows))
+    put_table(found.recording, 0, "step", table("step", rows))
     put_table(
-        found.run,
+        found.recording,
         0,
         "program_phase",
         table(
@@ -195,7 +195,7 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
     found = recorded(lengths, range(5, 7), profiled=range(5, 7))
     assert "long steps" in {k.name for k in found.step_time().kinds}
     found = recorded(lengths, range(5, 7), profiled=range(5, 7))
-    ends = found.run.table(0, "step")["end_ns"].to_pylist()
+    ends = found.joined[0].step["end_ns"].to_pylist()
     waited = 0
     rows = [
         {"time_ns": T0_NS, "span_ns": 0, "step": None, "tid": 1, "run_delay_ns": 0, "run_ns": 0}
@@ -213,7 +213,7 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
                 "run_ns": ran,
             }
         )
-    put_table(found.run, 0, "core_wait", table("core_wait", rows))
+    put_table(found.recording, 0, "core_wait", table("core_wait", rows))
     found = again(found)
     step = found.step_time()
     assert {k.name for k in step.kinds} == {"training"}
@@ -336,12 +336,12 @@ def test_first_steps_that_were_slow_are_neither_headline_nor_finding() -> None:
 def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
     # The host ran ahead: its first step took 60 ms, and each of the device's took 20 ms.
     found = recorded([20] * 6, range(6))
-    rows = found.run.table(0, "step").to_pylist()
+    rows = found.joined[0].step.to_pylist()
     for row, start, end in zip(
         rows, [0, 60, 62, 64, 66, 68], [60, 62, 64, 66, 68, 70], strict=True
     ):
         row["start_ns"], row["end_ns"] = T0_NS + start * MS, T0_NS + end * MS
-    put_table(found.run, 0, "step", table("step", rows))
+    put_table(found.recording, 0, "step", table("step", rows))
     found = again(found)
     (kind,) = found.step_time().kinds
     assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)
@@ -351,7 +351,7 @@ def test_nested_phases_after_the_last_step_share_their_time() -> None:
     # 100 ms after the last step, all of it rollout; generation takes 60 of it, evaluation 10.
     phases = [("generation", 70, 130), ("evaluation", 110, 120), ("rollout", 55, 160)]
     found = recorded([10] * 6, range(1, 3), profiled=range(1, 3), phases=phases)
-    (part,) = found.run.manifest.ranks
+    (part,) = found.recording.manifest.ranks
     part.start_ns, part.end_ns = T0_NS, T0_NS + 160 * MS
     found = again(found)
     outside = found.step_time().outside
@@ -366,7 +366,7 @@ def test_nested_phases_after_the_last_step_share_their_time() -> None:
 
 def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     found = recorded([10] * 8, range(3, 6), profiled=range(3, 6), phases=[("evaluation", 80, 110)])
-    part = found.run.manifest.ranks[0]
+    part = found.recording.manifest.ranks[0]
     part.start_ns, part.end_ns = T0_NS - 40 * MS, T0_NS + 125 * MS
     part.overhead = Overhead(setup_ns=40 * MS, close_ns=5 * MS)
     found = again(found)
@@ -379,12 +379,12 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
 
 def check_outside(found: AttributedRun) -> None:
     """The steps, what follows the last one, and chopper's own work are all of the recording."""
-    (part,) = found.run.manifest.ranks
+    (part,) = found.recording.manifest.ranks
     outside, overhead = found.step_time().outside, part.overhead
     assert outside is not None
     assert overhead is not None
     assert outside.recording_ns == (part.end_ns or 0) - (part.start_ns or 0)
-    steps_ns = sum(e - s for s, e in bounds(found.run.table(0, "step")))
+    steps_ns = sum(e - s for s, e in bounds(found.joined[0].step))
     assert outside.after_ns + outside.profiler_ns + steps_ns == outside.recording_ns
     assert outside.profiler_ns >= (overhead.close_ns or 0) > 0
 
@@ -397,7 +397,7 @@ def check_kinds(found: AttributedRun) -> None:
     assert step.traced_count == 3
     assert step.untraced is not None
     assert step.untraced.count >= 5
-    lengths = [e - s for s, e in bounds(found.run.table(0, "step"))]
+    lengths = [e - s for s, e in bounds(found.joined[0].step)]
     untraced = [lengths[n] for n in kinds["training"].numbers if not 3 <= n <= 8]
     assert min(untraced) <= step.untraced.median_ns <= max(untraced)
     assert kinds["training + evaluation"].time_ns == lengths[6] + lengths[13]

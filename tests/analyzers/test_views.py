@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
+from chopper import reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, busy_of, statistics_of
@@ -421,7 +422,7 @@ def test_what_was_measured_on_the_device_stands_beside_the_datasheet() -> None:
     # fp32 was not measured: a third of the FLOP count nothing, and that is said.
     assert whole["mfu_ratio"] == pytest.approx(FLOP / 500e12 / 1000e-9)
     assert whole["reason"] == "a lower bound: no peak is known for fp32, 33.3% of the FLOP"
-    document = run.to_dict()
+    document = reports.document(run)
     (both,) = document["ceilings"]
     assert both["achievable"]["flop_per_s"] == {"bf16": 500e12}
     assert both["theoretical"]["flop_per_s"]["bf16"] == pytest.approx(989.4e12)

@@ -34,9 +34,9 @@ def outcome_of(data: bytes) -> None:
         assert sum(leaf.time_ns for leaf in found.leaves()) == found.observed_ns
         assert (found.pieces["time_ns"].to_numpy() >= 0).all()
         json.dumps(found.to_dict(), allow_nan=False)
-        for part in found.run.manifest.ranks:
+        for part in found.recording.manifest.ranks:
             encode(part)
-        for (_, name), table in found.run.store.items():
+        for (_, name), table in found.recording.store.items():
             TABLES[name].validate(table).validate(full=True)
 
 

@@ -637,14 +637,14 @@ def test_events_of_an_unknown_device_are_device_work(device: Any, tmp_path: Path
         path = tmp_path / f"{name}.json"
         path.write_bytes(trace.encode())
         results.append(chopper.attribute(path))
-        assert chopper.attribute(results[-1].run).to_dict() == results[-1].to_dict()
+        assert chopper.attribute(results[-1].recording).to_dict() == results[-1].to_dict()
     totals = [{c.id: c.time_ns for c in found.leaves() if c.time_ns} for found in results]
     computing = [sum(ns for c, ns in t.items() if c.startswith("compute")) for t in totals]
     assert results[0].observed_ns == results[1].observed_ns == sum(totals[1].values())
     assert computing == [10_000, 10_000]
     (finding,) = [f for f in results[1].findings if f.code == "device.unknown"]
     assert finding.count == 6
-    assert results[1].run.table(0, "device_event")["kind"].to_pylist() == [
+    assert results[1].joined[0].device_event["kind"].to_pylist() == [
         *("memcpy", "kernel", "kernel") * 2
     ]
 

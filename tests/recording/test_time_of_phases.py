@@ -219,7 +219,7 @@ def test_compilation_is_a_cause_of_its_own():
     assert took[0] > took[2] == 0
     assert took[1] > 0
     # What the compiler runs on tensors without data is no work: a step has as many products.
-    events = attribution.run.table(0, "device_event").to_pylist()
+    events = attribution.joined[0].device_event.to_pylist()
     products = [e["start_ns"] for e in events if "mm" in e["name"]]
     windows = attribution.windows.to_pylist()
     counts = [sum(w["start_ns"] <= t < w["end_ns"] for t in products) for w in windows]
@@ -320,7 +320,7 @@ def collectives_by_phase(kind: str) -> tuple[Attributed, dict[str, set[str]]]:
         stdout=subprocess.DEVNULL,
     )
     attribution = attributed()
-    events = attribution.run.table(0, "device_event").to_pylist()
+    events = attribution.joined[0].device_event.to_pylist()
     phases: dict[str, set[str]] = {}
     for event, link in zip(events, attribution.links[0].to_pylist(), strict=True):
         if event["kind"] == "host_collective" and link["step_index"] is not None:
@@ -357,7 +357,7 @@ def test_a_step_of_an_engine_is_one_step_and_of_the_optimizer():
                 optimizer.step()
                 torch.ones(3).cumsum(0)
     attribution = attributed()
-    run = attribution.run
+    run = attribution.recording
     steps = run.table(0, "step").to_pylist()
     assert [step["source"] for step in steps] == ["optimizer"] * (_STEPS + 1)
     links = attribution.links[0]

@@ -54,7 +54,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     attribution = make(Shape(ranks=2, steps=4, layers=4, hostile=True))
-    attribution.run.manifest.name = "</script><script>window.__pwned = 5</script>"
+    attribution.recording.manifest.name = "</script><script>window.__pwned = 5</script>"
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(reports.render(attribution, "html"), encoding="utf-8")
     return path

@@ -20,7 +20,7 @@ def pair():
         make(Shape(ranks=2, steps=6, layers=2, seed=seed, hostile=True), source=source)
         for seed, source in enumerate(("runs/synthetic", "runs/\x1b[31mred"))
     )
-    a.run.manifest.name = HOSTILE[1]
+    a.recording.manifest.name = HOSTILE[1]
     return compare(a, b)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory) -> Path:
     a, b = (make(Shape(ranks=2, steps=6, layers=4, seed=s, hostile=True)) for s in (0, 1))
-    a.run.manifest.name = "</script><script>window.__pwned = 5</script>"
+    a.recording.manifest.name = "</script><script>window.__pwned = 5</script>"
     found = compare(a, b)
     path: Path = tmp_path_factory.mktemp("comparison") / "comparison.html"
     gate = decide(found, parse("step>+5%"))

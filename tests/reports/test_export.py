@@ -49,11 +49,11 @@ def test_the_timeline_has_all_events_and_the_attributions_tracks(tmp_path: Path)
     (path,) = export(EXACT, "perfetto", tmp_path)
     trace = json.loads(gzip.decompress(path.read_bytes()))
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    assert {e["pid"] for e in spans} == set(EXACT.run.ranks)
-    for rank in EXACT.run.ranks:
+    assert {e["pid"] for e in spans} == set(EXACT.recording.ranks)
+    for rank in EXACT.recording.ranks:
         mine = [e for e in spans if e["pid"] == rank]
-        wanted = EXACT.run.table(rank, "host_span").num_rows
-        wanted += EXACT.run.table(rank, "device_event").num_rows
+        wanted = EXACT.joined[rank].host_span.num_rows
+        wanted += EXACT.joined[rank].device_event.num_rows
         gaps = [e for e in mine if e["cat"] == "idle"]
         steps = [e for e in mine if e["cat"] == "step"]
         assert len(mine) == wanted + len(gaps) + len(steps)
@@ -62,7 +62,7 @@ def test_the_timeline_has_all_events_and_the_attributions_tracks(tmp_path: Path)
         assert idle_ns == sum(t for c, t in causes.items() if c.startswith("idle"))
         kernels = [e for e in mine if e["cat"] == "compute"]
         assert any((e["args"]["cause"] or "").startswith("compute.") for e in kernels)
-    first = EXACT.run.table(EXACT.run.ranks[0], "device_event")["start_ns"][0].as_py()
+    first = EXACT.recording.table(EXACT.recording.ranks[0], "device_event")["start_ns"][0].as_py()
     starts = {round(e["ts"] * 1e3) + trace["baseTimeNanoseconds"] for e in spans}
     assert first in starts
 

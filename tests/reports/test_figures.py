@@ -126,7 +126,7 @@ def test_what_the_driver_sampled_itself_is_shown_and_holds_until_the_next() -> N
 
 
 def test_series_of_the_synthetic_run() -> None:
-    found = series.collect(EXACT.run)
+    found = series.collect(EXACT.recording)
     panels = {s.panel for s in found}
     assert {
         "CPU",
@@ -138,14 +138,14 @@ def test_series_of_the_synthetic_run() -> None:
         "Host memory available",
     } == panels
     cpu = next(s for s in found if s.label == "mean of cores")
-    table = EXACT.run.table(0, "cpu_core").to_pydict()
+    table = EXACT.recording.table(0, "cpu_core").to_pydict()
     at = table["time_ns"][0]
     mean = np.mean(
         [b for b, t in zip(table["busy_ratio"], table["time_ns"], strict=True) if t == at]
     )
     assert cpu.value[0] == pytest.approx(mean)
     received = next(s for s in found if s.label == "eth0 received")
-    nic = EXACT.run.table(0, "nic").to_pydict()
+    nic = EXACT.recording.table(0, "nic").to_pydict()
     # 10 ms apart: the difference of two totals, per second.
     assert received.value[0] == pytest.approx((nic["rx_bytes"][1] - nic["rx_bytes"][0]) / 0.01)
 

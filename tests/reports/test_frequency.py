@@ -68,7 +68,7 @@ def rows(section: Section, title: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def page(attribution: Attributed) -> Section:  # noqa: F811
-    run = attribution.run
+    run = attribution.recording
     first = run.table(0, "device_clock")["time_ns"][0].as_py()
     put_table(
         run,
@@ -216,7 +216,7 @@ def test_without_clocks_there_is_no_page() -> None:
 
 
 def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) -> None:  # noqa: F811
-    made = timeline.build(attribution, series.collect(attribution.run))
+    made = timeline.build(attribution, series.collect(attribution.recording))
     last = made.windows[-1]
     rows = unpack(made.packs[last["id"]])[0]["rows"]
     (held,) = [row for row in rows if row["type"] == "clock"]
@@ -227,7 +227,7 @@ def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) 
 
 
 def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attributed) -> None:  # noqa: F811
-    made = timeline.build(attribution, series.collect(attribution.run))
+    made = timeline.build(attribution, series.collect(attribution.recording))
     meta, arrays = unpack(made.telemetry)
     panels = [one["panel"] for one in meta["series"]]
     assert panels[:2] == ["SM clock", "Board power"]
@@ -281,7 +281,7 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribute
 
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
-    clocks: pa.Table = attribution.run.table(0, "device_clock")
+    clocks: pa.Table = attribution.recording.table(0, "device_clock")
     put_table(run, 0, "device_clock", clocks)
     bare = attribute(run)
     made = section_of(bare)

@@ -48,9 +48,9 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def hostile() -> str:
     attribution = make(Shape(hostile=True), source=HOSTILE[2])
-    attribution.run.manifest.name = HOSTILE[1]
-    attribution.run.manifest.ranks[0].hostname = HOSTILE[0]
-    attribution.run.manifest.ranks[0].environment["gpu<b>"] = HOSTILE[3]
+    attribution.recording.manifest.name = HOSTILE[1]
+    attribution.recording.manifest.ranks[0].hostname = HOSTILE[0]
+    attribution.recording.manifest.ranks[0].environment["gpu<b>"] = HOSTILE[3]
     attribution.findings.append(
         Finding(code="x<i>", severity="error", message=f"name {HOSTILE[0]}", rank=0)
     )
@@ -108,7 +108,7 @@ def test_calls_are_counted_over_all_ranks() -> None:
     for name in ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",):
         n = t = 0
         for rank in (0, 1):
-            events = attribution.run.table(rank, "device_event").to_pydict()
+            events = attribution.joined[rank].device_event.to_pydict()
             mine = [d for d, k in zip(events["dur_ns"], events["name"], strict=True) if k == name]
             n, t = n + len(mine), t + sum(mine)
         assert calls[name] == (n, t)
@@ -116,7 +116,7 @@ def test_calls_are_counted_over_all_ranks() -> None:
 
 def test_lone_surrogates_do_not_stop_a_report() -> None:
     attribution = make(Shape(ranks=1, steps=1))
-    attribution.run.manifest.name = "bad \udc80 name"
+    attribution.recording.manifest.name = "bad \udc80 name"
     for kind in reports.FORMATS:
         reports.render(attribution, kind).encode()
 
@@ -139,7 +139,9 @@ def test_a_big_run_stays_small() -> None:
     # 260 000 events; the size of a million is measured in benchmarks/report.py.
     attribution = make(Shape(ranks=2, steps=8, layers=20, repeat=12))
     events = sum(
-        attribution.run.table(r, t).num_rows for r in (0, 1) for t in ("device_event", "host_span")
+        attribution.trace_table(r, t).num_rows
+        for r in (0, 1)
+        for t in ("device_event", "host_span")
     )
     assert events > 180_000
     assert len(reports.render(attribution, "html")) < 8 * 2**20

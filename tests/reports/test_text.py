@@ -54,7 +54,7 @@ _EVIL = "\x1b]0;owned\x07\x9b2J\r\nk"
 def evil():
     """An attribution in which every name that comes from data tries to steer the terminal."""
     made = make(Shape())
-    run = made.run.manifest
+    run = made.recording.manifest
     run.name = run.workload = _EVIL
     for part in run.ranks:
         part.backend = _EVIL

@@ -76,10 +76,10 @@ def test_every_device_event_of_a_window_is_there_as_recorded() -> None:
     assert len(lanes.windows) == 4
     assert lanes.notes == [
         "The critical path is not marked: 0 of "
-        f"{attribution.run.table(0, 'device_event').num_rows} device events have a recorded launch; "
+        f"{attribution.joined[0].device_event.num_rows} device events have a recorded launch; "
         "record the host's runtime calls too (CPU activities)."
     ]
-    events = attribution.run.table(0, "device_event").to_pydict()
+    events = attribution.joined[0].device_event.to_pydict()
     for window in lanes.windows:
         origin = int(window["start_ns"])
         expected = sorted(
@@ -156,7 +156,7 @@ def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
 
 def test_too_many_events_leave_the_median_and_the_slowest_step_of_each_rank() -> None:
     attribution = make(Shape(ranks=2, steps=6, layers=2))
-    per_window = attribution.run.table(0, "device_event").num_rows // 6
+    per_window = attribution.joined[0].device_event.num_rows // 6
     lanes = timeline.build(attribution, device_budget=int(per_window * 4.6))
     assert 4 <= len(lanes.windows) < 12
     windows = attribution.windows.to_pydict()
@@ -180,13 +180,13 @@ def test_too_many_events_leave_the_median_and_the_slowest_step_of_each_rank() ->
 
 def test_the_shortest_host_spans_go_first_and_it_is_said() -> None:
     attribution = make(Shape(ranks=1, steps=2, layers=40))
-    total = attribution.run.table(0, "host_span").num_rows
+    total = attribution.joined[0].host_span.num_rows
     lanes = timeline.build(attribution, host_budget=1100)
     kept = [r for w in lanes.windows for r in _decode(lanes, w) if r["type"] == "host"]
     shortest = min(int((r["end"] - r["start"]).min()) for r in kept if r["n"])
     dropped = sum(w["host_dropped"] for w in lanes.windows)
     assert 0 < dropped < total
-    durations = np.sort(attribution.run.table(0, "host_span")["dur_ns"].to_numpy())
+    durations = np.sort(attribution.joined[0].host_span["dur_ns"].to_numpy())
     assert shortest >= durations[dropped // 4]
     assert "left out" in lanes.notes[0]
 

@@ -203,7 +203,7 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
     ranks = [rank.rank for rank in attribution.ranks]
     without = []
     for rank in ranks:
-        events = attribution.run.table(rank, "device_event")
+        events = attribution.joined[rank].device_event
         # Where there is no device, the host's operators stand in for one.
         if not events.num_rows or is_host_timeline(events):
             without.append(rank)
