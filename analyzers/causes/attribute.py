@@ -18,6 +18,7 @@ from chopper.analyzers.causes.compute import (
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
 from chopper.analyzers.causes.exposed import (
     EXPOSED_CAUSES,
+    Exposed,
     communication_table,
     matched_share,
     split_exposed,
@@ -77,7 +78,6 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         matched: its collectives matched with the other ranks'; None when it is alone.
     """
     given, windows = joined.given, joined.windows
-    declared = TABLES["piece"]
     if not len(windows):
         return _empty(joined)
     states, waiting, gaps, work = _by_host(joined, matched)
@@ -93,46 +93,14 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     )
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, links, joined, matched, waiting)
-    columns = _Columns(links, given.rank)
-    computing, preparing = _without_a_core(joined, states, compute, gaps)
-    piece = pa.concat_tables(
-        [
-            columns.pieces(
-                states.window[compute.fragment],
-                compute.cause,
-                COMPUTE_CAUSES,
-                states.event_row[compute.fragment],
-                compute.time_ns,
-                computing,
-                "compute.core_wait",
-            ),
-            columns.pieces(
-                states.window[exposed.fragment],
-                exposed.cause,
-                EXPOSED_CAUSES,
-                states.event_row[exposed.fragment],
-                exposed.time_ns,
-            ),
-            columns.pieces(
-                gaps.window,
-                gaps.cause,
-                IDLE_CAUSES,
-                gaps.event_row,
-                gaps.end_ns - gaps.start_ns,
-                preparing,
-                "idle.preparation.core_wait",
-                grouping=Grouping(gaps.phase, gaps.layer, gaps.op),
-                named=gaps.of_event,
-            ),
-        ]
-    ).unify_dictionaries()
+    piece = _pieces(joined, links, states, compute, exposed, gaps)
     observed = int(windows.bounds_ns[-1] - windows.bounds_ns[0])
     total = int(piece["time_ns"].to_numpy().sum())
     if total != observed:
         raise AssertionError(
             f"rank {given.rank}: causes sum to {total} ns, windows to {observed} ns"
         )
-    piece, window = declared.validate(piece), _window_table(given.rank, windows)
+    window = _window_table(given.rank, windows)
     gap = _gap_table(given.rank, gaps)
     if not windows.recorded.all():
         piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
@@ -165,6 +133,51 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         work=work,
         factors=factors,
     )
+
+
+def _pieces(
+    joined: JoinedRank,
+    links: Links,
+    states: States,
+    compute: ComputeSplit,
+    exposed: Exposed,
+    gaps: Gaps,
+) -> pa.Table:
+    """Return the `piece` table of one rank: computing, exposed communication and copies, idle."""
+    columns = _Columns(links, joined.given.rank)
+    computing, preparing = _without_a_core(joined, states, compute, gaps)
+    pieces = pa.concat_tables(
+        [
+            columns.pieces(
+                states.window[compute.fragment],
+                compute.cause,
+                COMPUTE_CAUSES,
+                states.event_row[compute.fragment],
+                compute.time_ns,
+                computing,
+                "compute.core_wait",
+            ),
+            columns.pieces(
+                states.window[exposed.fragment],
+                exposed.cause,
+                EXPOSED_CAUSES,
+                states.event_row[exposed.fragment],
+                exposed.time_ns,
+            ),
+            columns.pieces(
+                gaps.window,
+                gaps.cause,
+                IDLE_CAUSES,
+                gaps.event_row,
+                gaps.end_ns - gaps.start_ns,
+                preparing,
+                "idle.preparation.core_wait",
+                grouping=Grouping(gaps.phase, gaps.layer, gaps.op),
+                named=gaps.of_event,
+            ),
+        ]
+    ).unify_dictionaries()
+    return TABLES["piece"].validate(pieces)
 
 
 def _by_host(

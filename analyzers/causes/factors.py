@@ -121,16 +121,9 @@ def measure(
         set_hz=set_clock_hz(limits, reference),
     )
     shared = _shared(links)
-    base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
-    rows = np.flatnonzero(
-        (links.work_class == COMPUTE) & (duration > 0) & (base >= 0) & (work.math | work.vector)
-    )
-    op = links.op_row[rows]
-    like = work.like_row[rows]
-    op = np.where((op < 0) & (like >= 0), links.op_row[np.maximum(like, 0)], op)
+    rows, group, kinds = _compared(links, work)
     signature = np.full(count, -1, dtype=np.int64)
-    signature[rows], kinds = signatures(links, rows, op)
-    group = signature[rows]
+    signature[rows] = group
     alone = ran_alone(duration[rows], shared[rows])
     by_signature = estimate(
         group,
@@ -154,28 +147,15 @@ def measure(
     contention_ln = np.zeros(count)
     contention_ln[rows] = contention.factor_ln
     wave_ln, no_waves = _waves(links, work, ceiling, rows)
-    unmeasured = {}
-    if no_clock := _no_clock(clocks, reference, rows, ceiling):
-        unmeasured["clock"] = no_clock
-    if not (contention.alone_count > 0).any():
-        unmeasured["contention"] = (
-            "it cannot be told from a clock that changes faster than it is sampled"
-            if np.isnan(compared).all() and len(compared)
-            else "nothing ran alone to compare with"
-        )
-    elif (beside := contention.overlapped_count > 0).any() and np.isnan(
-        contention.baseline_ns[beside]
-    ).all():
-        unmeasured["contention"] = (
-            f"fewer than {MIN_ALONE} instances of any work that ran beside something ran alone"
-        )
-    if no_waves:
-        unmeasured["wave quantization"] = no_waves
     instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
         links, work, ceiling, wave_ln, counters
     )
-    if no_counters:
-        unmeasured["instructions and tensor cores"] = no_counters
+    reasons = {
+        "clock": _no_clock(clocks, reference, rows, ceiling),
+        "contention": _no_contention(contention, compared),
+        "wave quantization": no_waves,
+        "instructions and tensor cores": no_counters,
+    }
     return Factors(
         clock_ln=np.maximum(np.nan_to_num(signed), 0.0),
         contention_ln=contention_ln,
@@ -191,9 +171,41 @@ def measure(
         signature=signature,
         by_signature=by_signature,
         contention=contention,
-        unmeasured=unmeasured,
+        unmeasured={factor: reason for factor, reason in reasons.items() if reason},
         findings=counter_findings,
     )
+
+
+def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, int]:
+    """Choose the events that are compared with their like.
+
+    Returns:
+        Their rows, the number of the distinct work of each, and how many distinct works there are.
+    """
+    base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
+    rows = np.flatnonzero(
+        (links.work_class == COMPUTE)
+        & (links.events.dur_ns > 0)
+        & (base >= 0)
+        & (work.math | work.vector)
+    )
+    op, like = links.op_row[rows], work.like_row[rows]
+    op = np.where((op < 0) & (like >= 0), links.op_row[np.maximum(like, 0)], op)
+    return rows, *signatures(links, rows, op)
+
+
+def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
+    """Return why contention was not measured; None where it was."""
+    if not (contention.alone_count > 0).any():
+        return (
+            "it cannot be told from a clock that changes faster than it is sampled"
+            if np.isnan(compared).all() and len(compared)
+            else "nothing ran alone to compare with"
+        )
+    overlapped = contention.overlapped_count > 0
+    if overlapped.any() and np.isnan(contention.baseline_ns[overlapped]).all():
+        return f"fewer than {MIN_ALONE} instances of any work that ran beside something ran alone"
+    return None
 
 
 _BELOW_RATIO = 0.99
