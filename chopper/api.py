@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class AttributedRun(Attributed):
-    """What :func:`attribute` returns: the attribution of a run, and what it was made of.
+    """The attribution of a run, and what it was made of: :func:`attribute` returns it.
+
+    ``chopper.Attribution`` is its name for annotations. Everything of
+    :class:`~chopper.attribution.Attribution` is there as well.
 
     :func:`report`, :func:`compare` and :func:`whatif` take it and join nothing again.
     """
