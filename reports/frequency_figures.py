@@ -148,52 +148,9 @@ def distribution(
     count = len(rows)
     for i, row in enumerate(rows):
         base = count - 1 - i
-        share, _ = np.histogram(row.clock_hz, edges, weights=row.weight)
-        share = share / max(share.sum(), 1e-12)
-        x = np.repeat(edges, 2) * _GIGA
-        y = base + 0.82 * np.concatenate([[0.0], np.repeat(share / share.max(), 2), [0.0]])
-        mean = float(np.average(row.clock_hz, weights=row.weight))
-        p5, p50, p95 = _quantiles(row.clock_hz, row.weight)
-        words = (
-            f"<b>{plain(row.name)}</b><br>{row.words + '<br>' if row.words else ''}mean "
-            f"{fmt.hertz(mean)}, median {fmt.hertz(p50)}<br>90 % of the time {fmt.hertz(p5)} to "
-            f"{fmt.hertz(p95)}"
-        )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [round(v, 4) for v in x.tolist()],
-                "y": [round(v, 4) for v in y.tolist()],
-                "fill": "toself",
-                "fillcolor": row.color + "55",
-                "line": {"width": 1.2, "color": row.color},
-                "hoveron": "fills",
-                "hoverinfo": "skip",
-            }
-        )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [round(mean * _GIGA, 4)],
-                "y": [base],
-                "marker": {"size": 8, "symbol": "diamond", "color": row.color},
-                "hovertemplate": words + "<extra></extra>",
-            }
-        )
-        notes.append(
-            {
-                "text": fmt.hertz(mean),
-                "x": 1,
-                "y": base + 0.28,
-                "xref": "paper",
-                "yref": "y",
-                "xanchor": "left",
-                "xshift": 10,
-                "showarrow": False,
-            }
-        )
+        traces, note = _ridge(row, base, edges)
+        data += traces
+        notes.append(note)
     layout: Figure = {
         "height": 74 + 40 * count,
         "margin": {"l": 8, "r": 78, "t": 26, "b": 44},
@@ -217,6 +174,56 @@ def distribution(
     if reference is not None:
         _mark(layout, "x", reference * _GIGA, f"reference {fmt.hertz(reference)}")
     return {"data": data, "layout": layout}
+
+
+def _ridge(row: _Row, base: int, edges: np.ndarray) -> tuple[list[Figure], Figure]:
+    """Return the outline and the mean of a row of the distribution, and the mean in words."""
+    share, _ = np.histogram(row.clock_hz, edges, weights=row.weight)
+    share = share / max(share.sum(), 1e-12)
+    x = np.repeat(edges, 2) * _GIGA
+    y = base + 0.82 * np.concatenate([[0.0], np.repeat(share / share.max(), 2), [0.0]])
+    mean = float(np.average(row.clock_hz, weights=row.weight))
+    p5, p50, p95 = _quantiles(row.clock_hz, row.weight)
+    words = (
+        f"<b>{plain(row.name)}</b><br>{row.words + '<br>' if row.words else ''}mean "
+        f"{fmt.hertz(mean)}, median {fmt.hertz(p50)}<br>90 % of the time {fmt.hertz(p5)} to "
+        f"{fmt.hertz(p95)}"
+    )
+    traces: list[Figure] = []
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [round(v, 4) for v in x.tolist()],
+            "y": [round(v, 4) for v in y.tolist()],
+            "fill": "toself",
+            "fillcolor": row.color + "55",
+            "line": {"width": 1.2, "color": row.color},
+            "hoveron": "fills",
+            "hoverinfo": "skip",
+        }
+    )
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [round(mean * _GIGA, 4)],
+            "y": [base],
+            "marker": {"size": 8, "symbol": "diamond", "color": row.color},
+            "hovertemplate": words + "<extra></extra>",
+        }
+    )
+    note: Figure = {
+        "text": fmt.hertz(mean),
+        "x": 1,
+        "y": base + 0.28,
+        "xref": "paper",
+        "yref": "y",
+        "xanchor": "left",
+        "xshift": 10,
+        "showarrow": False,
+    }
+    return traces, note
 
 
 def _quantiles(values: np.ndarray, weight: np.ndarray) -> tuple[float, float, float]:
@@ -326,11 +333,10 @@ def power_and_heat(readings: list[Readings], reference: float | None) -> Figure 
     return {"data": data, "layout": layout}
 
 
-def steps_at_reference(steps: list[dict[str, Any]], story: Story) -> Figure | None:
-    """Each step as it would be at the reference clock, what the clock adds, and the clock."""
-    steps = [s for s in steps if s["at_reference_ns"] is not None]
-    if not steps:
-        return None
+def _means_by_step(
+    steps: list[dict[str, Any]],
+) -> list[tuple[str, float, float, float | None]]:
+    """Return (name, observed ns, ns at the reference clock, clock) of each step, over its ranks."""
     by_number: dict[Any, list[dict[str, Any]]] = {}
     for step in steps:
         by_number.setdefault(step["number"], []).append(step)
@@ -345,6 +351,15 @@ def steps_at_reference(steps: list[dict[str, Any]], story: Story) -> Figure | No
                 sum(clock) / len(clock) if clock else None,
             )
         )
+    return rows
+
+
+def steps_at_reference(steps: list[dict[str, Any]], story: Story) -> Figure | None:
+    """Each step as it would be at the reference clock, what the clock adds, and the clock."""
+    steps = [s for s in steps if s["at_reference_ns"] is not None]
+    if not steps:
+        return None
+    rows = _means_by_step(steps)
     size = -(-len(rows) // MAX_BARS)
     cut = [rows[i : i + size] for i in range(0, len(rows), size)]
     names = [p[0][0] if len(p) == 1 else f"{p[0][0]}–{p[-1][0]}" for p in cut]

@@ -145,8 +145,7 @@ def command(
     try:
         with new_output(target, force=force, say=_say) as path:
             _say(f"recording to {shown}")
-            # Inside the run: whoever is killed leaves nothing elsewhere.
-            notes = path / NOTES
+            notes = path / NOTES  # in the run: whoever is killed leaves nothing elsewhere
             notes.touch()
             try:
                 environment = hooked_environment(path, notes, options)
