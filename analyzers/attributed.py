@@ -10,11 +10,11 @@ from chopper.attribution import Attribution
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chopper.analyzers.causes.event_work import EventWork
     from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
-    from chopper.analyzers.work.of_events import EventWork
     from chopper.storage.run import Run
 
 

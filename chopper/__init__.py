@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chopper._version import __version__
+from chopper.version import __version__
 
 if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison

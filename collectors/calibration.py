@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper._version import __version__
 from chopper.collectors._calibration_worker import (
     Job,
     Plan,
@@ -38,6 +37,7 @@ from chopper.hardware.calibration import MEMORY_BYTES, MIB, Calibration, Measure
 from chopper.hardware.environment import usable_cores
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
+from chopper.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper._version import __version__
 from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports import plotly_script
+from chopper.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ ALLOWED_MODULES = {
     "typing",
     "warnings",
 }
-ALLOWED_OF_CHOPPER = {"chopper", "chopper._version"}
+ALLOWED_OF_CHOPPER = {"chopper", "chopper.version"}
 # Slow to load, or a vendor's: wanted only by the call that needs them.
 HEAVY = {"amdsmi", "numpy", "pandas", "plotly", "pyarrow", "pynvml", "scipy", "torch"}
 

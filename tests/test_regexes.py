@@ -14,8 +14,8 @@ import pytest
 
 from chopper import kernel_names, wording
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.name_search import NameSearch
 from chopper.analyzers.work import kernels
+from chopper.analyzers.work.name_search import NameSearch
 from chopper.collectors.formats import telemetry_csv
 from chopper.hardware.devices import known_devices
 from tests.regexes import shared_text

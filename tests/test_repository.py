@@ -57,7 +57,7 @@ def test_version_is_written_in_one_place() -> None:
         and path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks", "LICENSE")
         and VERSION.search(path.read_text(encoding="utf-8"))
     ]
-    assert holders == ["chopper/_version.py"]
+    assert holders == ["chopper/version.py"]
 
 
 def test_changelog_has_this_version_or_says_unreleased() -> None:

@@ -16,6 +16,7 @@ from chopper.analyzers.causes.compute import (
     split_compute,
 )
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
+from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.causes.exposed import (
     EXPOSED_CAUSES,
     Exposed,
@@ -34,7 +35,6 @@ from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.windows import Windows
-from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.causes.event_work import WORK_CAUSES, EventWork, main_cause
 from chopper.analyzers.causes.shares import apportion, fit
 from chopper.analyzers.trace.join import COMPUTE
-from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, main_cause
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.factors import Factors

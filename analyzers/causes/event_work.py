@@ -1,144 +1,349 @@
-"""Kernels without an operator take the work of the same kernels seen with one.
-
-A trace that begins in the middle of a step holds kernels whose launches it lacks; a graph replay
-launches hundreds with one call. The same kernels often ran with their operators at another place
-of the trace: in the next step, or before the graph was captured. They are recognised by name,
-grid and what runs around them on their stream.
-"""
+"""The work of each device event: its operator's FLOP and bytes, and the cause that these give it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from chopper.analyzers.trace.columns import strings
+from chopper.analyzers.causes.event_shapes import forward_rows, output_dims
+from chopper.analyzers.causes.repeated_kernels import match_instances
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import compact, distinct_rows, row_set
+from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.phases import PHASES
+from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
+from chopper.analyzers.work.kernels import element_bytes, kernel_families
+from chopper.analyzers.work.libraries import FUNCTIONS
 
 if TYPE_CHECKING:
-    from chopper.analyzers.trace.tables import DeviceEvents
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.tables import HostSpans
+    from chopper.analyzers.work.record import Shape
+    from chopper.hardware.ceilings import Ceiling
 
-_RADII = (16, 3, 1, 0)
-"""Neighbours on the stream that have to be the same, tried from the surest on."""
-_ONE_SIDED = 8
-_DURATION_FACTOR = 1.5
-"""A kernel that is this much longer or shorter than all its likes is not one of them."""
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+WORK_CAUSES = [
+    "compute.ideal",
+    "compute.no_peak",
+    "compute.recompute",
+    "compute.optimizer",
+    "compute.outside_training",
+    "compute.fsdp_copy",
+    "compute.vector.roofline",
+    "compute.vector.no_bytes",
+    "compute.unmodelled",
+]
+(
+    _IDEAL,
+    _NO_PEAK,
+    _RECOMPUTE,
+    _OPTIMIZER,
+    _OUTSIDE,
+    _FSDP_COPY,
+    _VECTOR_ROOFLINE,
+    _VECTOR_NO_BYTES,
+    _UNMODELLED,
+) = range(len(WORK_CAUSES))
+_LEVELS_UP = 3
+"""How far above the innermost operator a better recorded one is looked for."""
 
 
-def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """For each wanted event, an event of known work that it repeats.
+class Call(NamedTuple):
+    """One operator call as recorded: the arguments of `estimate`."""
 
-    Args:
-        events: of one rank.
-        known: per event a code of its work, -1 where that is not known.
-        wanted: mask of the events to find one for.
+    name: str
+    input_dims: str | None
+    input_types: str | None
+    concrete_inputs: str | None
+    output_dims: Shape | None
 
-    Returns:
-        Per event a row whose work is its own, -1 where there is none or where its likes differ.
+
+@dataclass(frozen=True, slots=True)
+class EventWork:
+    """The work of each device event, its even part of its operator's by time.
+
+    Attributes:
+        ideal_ns: time at peak, NaN where unknown.
+        roofline_ns: time at the roofline, NaN where unknown.
+        math, vector: masks of model math and of memory-bound work; the rest is unmodelled.
+        like_row: event whose work an event without an operator took over, -1 for none.
+        work_flop: FLOP that the mathematics needs, NaN where unknown.
+        work_bytes: least traffic with memory, NaN where unknown.
+        dtype: codes into ``dtypes``, the arithmetic that a product ran in; -1 where unknown.
     """
-    found = np.full(len(events), -1, dtype=np.int64)
-    if not wanted.any() or not (known >= 0).any():
+
+    ideal_ns: np.ndarray
+    roofline_ns: np.ndarray
+    math: np.ndarray
+    vector: np.ndarray
+    like_row: np.ndarray
+    work_flop: np.ndarray
+    work_bytes: np.ndarray
+    dtype: np.ndarray
+    dtypes: list[str]
+
+    @property
+    def known(self) -> np.ndarray:
+        """Mask of the events whose FLOP (of model math) or bytes (of other work) are known."""
+        found: np.ndarray = np.where(
+            self.math, ~np.isnan(self.work_flop), self.vector & ~np.isnan(self.work_bytes)
+        )
         return found
-    order = np.lexsort((events.start_ns, events.stream_id, events.device_id))
-    name = _mixed(events.names[0][order])
-    grid_code, block_code = (strings(events.table, c)[0][order] for c in ("grid", "block"))
-    has_grid = grid_code >= 0
-    grid = _mixed(grid_code) ^ (_mixed(block_code) * _BASE)
-    dur = events.dur_ns[order]
-    work = known[order]
-    open_ = wanted[order] & (work < 0)
-    for radius in _RADII:
-        if not open_.any():
-            break
-        for key in _contexts(name, radius):
-            keys = [(open_ & has_grid, key * _BASE + grid)]
-            if radius:  # a name alone is no proof
-                keys.append((open_ & ~has_grid, key))
-            for mask, own in keys:
-                rows = np.flatnonzero(mask)
-                if not len(rows):
-                    continue
-                like = _unanimous(own, work, dur, rows)
-                hit = like >= 0
-                found[order[rows[hit]]] = order[like[hit]]
-                open_[rows[hit]] = False
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """The distinct operator calls of a rank, and whose work a launching row's kernels are.
+
+    Attributes:
+        calls: arguments of `estimate`, distinct.
+        works: the work of each call.
+        signature: per host row the index of its call, -1 where no model applies.
+        row_of: per host row the row whose work its kernels are, -1 for none: the innermost
+            modelled operator, or one just above it that recorded more.
+    """
+
+    calls: list[Call]
+    works: list[Work]
+    signature: np.ndarray
+    row_of: np.ndarray
+
+
+def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
+    """Join FLOP, bytes and ideal times to the device events of one rank."""
+    count = len(links.events)
+    found = EventWork(
+        np.full(count, np.nan),
+        np.full(count, np.nan),
+        np.zeros(count, dtype=bool),
+        np.zeros(count, dtype=bool),
+        np.full(count, -1, dtype=np.int64),
+        np.full(count, np.nan),
+        np.full(count, np.nan),
+        np.full(count, -1, dtype=np.int64),
+        [],
+    )
+    if not count:
+        return found
+    computing = links.work_class == COMPUTE
+    code = np.full(count, -1, dtype=np.int64)
+    if len(links.host):
+        _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
+    _by_likeness(links, computing, found, code)
+    _by_kernel(links, computing, found)
     return found
 
 
-def _unanimous(key: np.ndarray, work: np.ndarray, dur: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """For each of ``rows`` an event with its key, where all those of known work agree on it."""
-    keys = np.sort(key[rows])
-    keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
-    sources = np.flatnonzero(work >= 0)
-    at = np.minimum(np.searchsorted(keys, key[sources]), len(keys) - 1)
-    hit = keys[at] == key[sources]
-    sources, at = sources[hit], at[hit]
-    first = np.full(len(keys), -1, dtype=np.int64)
-    first[at[::-1]] = sources[::-1]
-    low = np.full(len(keys), np.iinfo(np.int64).max)
-    high = np.full(len(keys), -1, dtype=np.int64)
-    shortest, longest = low.copy(), high.copy()
-    for extreme, fold, values in (
-        (low, np.minimum, work),
-        (high, np.maximum, work),
-        (shortest, np.minimum, dur),
-        (longest, np.maximum, dur),
-    ):
-        fold.at(extreme, at, values[sources])
-    mine = np.searchsorted(keys, key[rows])
-    time = dur[rows]
-    agree = (
-        (low[mine] == high[mine])
-        & (time <= longest[mine] * _DURATION_FACTOR)
-        & (time * _DURATION_FACTOR >= shortest[mine])
-    )
-    return np.where(agree, first[mine], -1)
+def _by_operator(
+    links: Links, ceiling: Ceiling | None, events: np.ndarray, found: EventWork, code: np.ndarray
+) -> None:
+    """Fill in what operators tell; ``code`` gets a number per distinct operator call and kernel."""
+    operators = operator_work(links, np.flatnonzero(row_set(links.op_row[events], len(links.host))))
+    modelled = operators.row_of[links.op_row[events]]
+    events, modelled = events[modelled >= 0], modelled[modelled >= 0]
+    if not len(events):
+        return
+    dur = links.events.dur_ns[events].astype(np.float64)
+    total = np.bincount(modelled, weights=dur, minlength=len(links.host))
+    part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
+    # The longest kernel of an operator tells its arithmetic (helpers such as split-K reductions do
+    # not). Few distinct pairs of operator signature and kernel repeat over many events.
+    name_codes, name_values = links.events.names
+    most = np.full(len(links.host), -np.inf)
+    np.maximum.at(most, modelled, dur)
+    is_longest = dur == most[modelled]
+    longest = np.zeros(len(links.host), dtype=np.int64)
+    longest[modelled[is_longest]] = name_codes[events[is_longest]]
+    signature = operators.signature[modelled]
+    pairs, pair = compact(signature.astype(np.int64) * len(name_values) + longest[modelled])
+    width = len(name_values)
+    told = [
+        (
+            refined(
+                operators.calls[k // width], operators.works[k // width], name_values[k % width]
+            ),
+            name_values[k % width],
+        )
+        for k in pairs
+    ]
+    numbers = np.array([(*_ideal(w, kernel, ceiling), *_size(w)) for w, kernel in told])
+    found.ideal_ns[events] = numbers[pair, 0] * part
+    found.roofline_ns[events] = numbers[pair, 1] * part
+    found.work_flop[events] = numbers[pair, 2] * part
+    found.work_bytes[events] = numbers[pair, 3] * part
+    types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in told]
+    found.dtypes.extend(sorted({t for t in types if t}))
+    number = {t: i for i, t in enumerate(found.dtypes)}
+    found.dtype[events] = np.array([number.get(t, -1) for t in types])[pair]
+    is_math = np.array([work.family in MATH_FAMILIES for work in operators.works])[signature]
+    # An operator of unknown FLOP (a whole mixture of experts) also launches what is no product.
+    unknown = is_math & np.isnan(found.work_flop[events])
+    if unknown.any():
+        is_vector = np.array([f == "vector" for f in kernel_families(name_values)] + [False])
+        is_math &= ~(unknown & is_vector[name_codes[events]])
+    found.math[events] = is_math
+    found.vector[events] = ~is_math
+    # What events of the same work share; helpers of the same operator have other names.
+    code[events] = signature * (len(found.dtypes) + 1) + found.dtype[events] + 1
 
 
-def _contexts(name: np.ndarray, radius: int) -> list[np.ndarray]:
-    """Hashes of each event's name with ``radius`` neighbours: on both sides, after, before.
+def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np.ndarray) -> None:
+    """Kernels without an operator of their own take the work of their likes.
 
-    Few neighbours on one side only are no proof.
+    That are kernels whose launch the trace lacks, and those that a graph replays: their operator
+    is whatever replayed the graph.
     """
-    if not radius:
-        return [name]
-    after = _ahead(name, radius + 1)
-    before = _ahead(name[::-1], radius + 1)[::-1]
-    both = after * _BASE ^ before
-    return [both] if radius < _ONE_SIDED else [both, after, before]
+    op_row = links.op_row
+    without = op_row < 0
+    if len(links.host):
+        wrapper = links.host.named(names.is_wrapper)
+        replay = links.host.named(names.is_graph_launch)
+        without |= wrapper[op_row]
+        without |= links.has_launch & replay[links.launch_row]
+    wanted = computing & without & (code < 0)
+    like = match_instances(links.events, code, wanted)
+    rows = np.flatnonzero(like >= 0)
+    found.like_row[rows] = like[rows]
+    for column in (
+        found.ideal_ns,
+        found.roofline_ns,
+        found.math,
+        found.vector,
+        found.work_flop,
+        found.work_bytes,
+        found.dtype,
+    ):
+        column[rows] = column[like[rows]]
 
 
-def _ahead(name: np.ndarray, count: int) -> np.ndarray:
-    """A hash of each element and the ``count`` - 1 that follow; past the end there is nothing."""
-    total = np.zeros(len(name), dtype=np.uint64)
-    part, width, at = name, 1, 0
-    # Binary powers: `part` hashes `width` elements, `total` the first `at`.
-    while count:
-        if count & 1:
-            total = total * _power(width) + _shift(part, at)
-            at += width
-        part = part * _power(width) + _shift(part, width)
-        width *= 2
-        count >>= 1
-    return total
+def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
+    """What the kernel's name tells where nothing else does: the kind of work, not its amount."""
+    name_codes, name_values = links.events.names
+    families = kernel_families(name_values)
+    open_ = computing & ~found.math & ~found.vector
+    is_math = np.array([f in MATH_FAMILIES for f in families] + [False])
+    is_vector = np.array([f == "vector" for f in families] + [False])
+    found.math[open_] = is_math[name_codes[open_]]
+    found.vector[open_] = is_vector[name_codes[open_]]
 
 
-def _power(exponent: int) -> np.uint64:
-    return np.uint64(pow(int(_BASE), exponent, 1 << 64))
+def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float]:
+    """(ideal ns, roofline ns) of a whole operator; NaN for what is unknown."""
+    nan = float("nan")
+    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
+    memory_ns = nan
+    if ceiling is not None and ceiling.memory_bytes_per_s and work.bytes_count is not None:
+        memory_ns = work.bytes_count / ceiling.memory_bytes_per_s * 1e9
+    if work.family not in MATH_FAMILIES:
+        return 0.0, memory_ns
+    dtype = matmul_dtype(work.dtype, kernel)
+    peak = ceiling.flop_per_s.get(dtype) if ceiling is not None and dtype is not None else None
+    if flop is None or not peak:
+        return nan, nan
+    ideal_ns = flop / peak * 1e9
+    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns
 
 
-def _shift(values: np.ndarray, by: int) -> np.ndarray:
-    if not by:
-        return values
-    moved = np.zeros_like(values)
-    moved[: max(len(values) - by, 0)] = values[by:]
-    return moved
+def _size(work: Work) -> tuple[float, float]:
+    """(FLOP that the mathematics needs, bytes) of a whole operator; NaN for what is unknown."""
+    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
+    nan = float("nan")
+    return (
+        nan if flop is None else float(flop),
+        nan if work.bytes_count is None else float(work.bytes_count),
+    )
 
 
-def _mixed(codes: np.ndarray) -> np.ndarray:
-    """Codes as well-spread 64-bit numbers."""
-    with np.errstate(over="ignore"):
-        value = (codes.astype(np.uint64) + np.uint64(1)) * _BASE
-        value = (value ^ (value >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed: np.ndarray = value ^ (value >> np.uint64(32))
-    return mixed
+def refined(call: Call, work: Work, kernel: str) -> Work:
+    """The work of a call whose element types the trace lacks, where its kernel's name has one."""
+    if work.bytes_count is not None:
+        return work
+    width = element_bytes(kernel)
+    if width is None:
+        return work
+    if work.unsized_element_count is not None:
+        return replace(work, bytes_count=width * work.unsized_element_count, reason=None)
+    if call.input_types in (None, "[]") and call.input_dims is not None:
+        again = estimate(*call[:4], call.output_dims, width)
+        return work if again is None else again
+    return work
+
+
+def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
+    """The work of the operators that launched something.
+
+    Args:
+        links: of one rank.
+        rows: distinct host rows of operators with kernels.
+    """
+    host = links.host
+    nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
+    chain = [nearest[rows]]
+    for _ in range(_LEVELS_UP - 1):
+        parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
+        chain.append(np.where(parent >= 0, nearest[parent], -1))
+    asked = np.flatnonzero(row_set(np.concatenate(chain), len(host)))
+    calls, works, signature = _distinct_works(host, asked)
+    math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
+    known = np.array([w.flop_count is not None for w in works] + [False])
+    first = chain[0]
+    best = first.copy()
+    is_math = (first >= 0) & math[signature[first]]
+    searching = is_math & ~known[signature[first]]
+    # An operator above counts what all products below it do: not again what one of them told.
+    told = row_set(np.concatenate([at[is_math & ~searching] for at in chain[1:]]), len(host))
+    for at in chain[1:]:
+        searching &= (at >= 0) & math[signature[at]]
+        better = searching & known[signature[at]] & ~told[at]
+        best[better] = at[better]
+        searching &= ~better
+    best[(best >= 0) & (signature[best] < 0)] = -1
+    row_of = np.full(len(host), -1, dtype=np.int64)
+    row_of[rows] = best
+    return OperatorWork(calls, works, signature, row_of)
+
+
+def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list[Work], np.ndarray]:
+    """Estimate each distinct call among ``rows`` once."""
+    output_codes, outputs = output_dims(host, rows)
+    columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
+    described = forward_rows(host, rows, FUNCTIONS)
+    arguments = (codes[described] for codes, _ in columns[1:])
+    of_call = [host.names[0][rows], *arguments, output_codes]
+    distinct, inverse = distinct_rows(of_call)
+    calls: list[Call] = []
+    works: list[Work] = []
+    index = np.full(len(distinct), -1, dtype=np.int64)
+    for i, (*codes, output) in enumerate(np.stack([c[distinct] for c in of_call], axis=1)):
+        name, dims, types, concrete = (
+            values[code] if code >= 0 else None
+            for code, (_, values) in zip(codes, columns, strict=True)
+        )
+        call = Call(str(name), dims, types, concrete, outputs[output] if output >= 0 else None)
+        work = estimate(*call)
+        if work is not None:
+            index[i] = len(works)
+            works.append(work)
+            calls.append(call)
+    signature = np.full(len(host), -1, dtype=np.int32)
+    signature[rows] = index[inverse]
+    return calls, works, signature
+
+
+def main_cause(links: Links, work: EventWork) -> np.ndarray:
+    """For each event: its own cause, as a code into WORK_CAUSES.
+
+    ``compute.ideal`` and ``compute.vector.roofline`` stand for what is split further.
+    """
+    cause = np.full(len(links.events), _UNMODELLED, dtype=np.int64)
+    cause[work.vector] = np.where(
+        np.isnan(work.roofline_ns[work.vector]), _VECTOR_NO_BYTES, _VECTOR_ROOFLINE
+    )
+    cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
+    cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
+    # Parameters are gathered for the backward pass whether or not it computes the forward again.
+    cause[links.sharding_copy] = _FSDP_COPY
+    cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
+    cause[links.outside_training] = _OUTSIDE
+    return cause

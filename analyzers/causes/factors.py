@@ -37,9 +37,9 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chopper.analyzers.causes.event_work import EventWork
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.work.of_events import EventWork
     from chopper.hardware.ceilings import Ceiling
     from chopper.storage.manifest import Finding
 

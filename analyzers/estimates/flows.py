@@ -228,7 +228,6 @@ def simulate(
         return float(np.mean(last)), error, float(np.mean(mean)), max(most)
 
     runs = {count: run(count) for count in {1, *queue_pairs}}
-    plain = runs[1][0]
     return tuple(
         Simulated(
             queue_pairs_count=count,
@@ -239,7 +238,7 @@ def simulate(
             finish_ratio=last,
             standard_error_ratio=error,
             mean_finish_ratio=mean,
-            gain_ratio=plain / last,
+            gain_ratio=runs[1][0] / last,
             most_at_once_count=most,
         )
         for count, (last, error, mean, most) in ((count, runs[count]) for count in queue_pairs)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.name_search import NameSearch
 from chopper.analyzers.trace.passes import passes
+from chopper.analyzers.work.name_search import NameSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper.analyzers.attributed import links_of
+from chopper.analyzers.causes.event_work import operator_work, refined
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.work import MATH_FAMILIES, matmul_dtype
-from chopper.analyzers.work.of_events import operator_work, refined
 from chopper.tables import Table, column, count, ns, optional
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.trace.name_search import NameSearch
+from chopper.analyzers.work.name_search import NameSearch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,10 +15,10 @@ from typing import NoReturn
 
 import click
 
-from chopper._version import __version__
 from chopper.cli._lazy import LazyGroup
 from chopper.cli._light import without_pandas
 from chopper.errors import ChopperError, OutputError, printable, reason_of
+from chopper.version import __version__
 
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",

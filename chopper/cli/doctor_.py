@@ -59,7 +59,7 @@ def _environment() -> dict[str, Any]:
     import platform
     import socket
 
-    from chopper._version import __version__
+    from chopper.version import __version__
 
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {

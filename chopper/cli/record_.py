@@ -102,9 +102,9 @@ def command(
     Every process below COMMAND that trains with torch becomes a rank of the run: the ranks of
     torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script. What is
     no rank of the same job (workers of a pool, trials of a sweep, a second script) is recorded as
-    a run of its own inside it, which is listed at the end. The exit code is COMMAND's own (128 + n when signal n
-    ended it); 127 when there is no such command; 1 when COMMAND ended well but nothing was
-    recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
+    a run of its own inside it, which is listed at the end. The exit code is COMMAND's own (128 + n
+    when signal n ended it); 127 when there is no such command; 1 when COMMAND ended well but
+    nothing was recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
 
     \b
     Examples:
@@ -133,10 +133,7 @@ def command(
     }
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
-    if memory and no_trace:
-        raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
-    if live and not sys.stderr.isatty():
-        raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
+    _check_combination(memory=memory, no_trace=no_trace, live=live)
     target = output if output is not None else choose_output(None, None)
     shown = output if output is not None else _relative(target)
     # Before anything is replaced.
@@ -163,6 +160,14 @@ def command(
         # The command has ended: whatever fails from here on, its exit code is the answer.
         _say(str(exc))
         return code or 1
+
+
+def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:
+    """Refuse options that exclude each other or that this terminal cannot serve."""
+    if memory and no_trace:
+        raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
+    if live and not sys.stderr.isatty():
+        raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
 
 
 def _relative(path: Path) -> Path:

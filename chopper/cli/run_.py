@@ -217,12 +217,12 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper import wording as fmt
-    from chopper._version import __version__
     from chopper.cli._bar import bar
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
     from chopper.recording.finish import finalize
     from chopper.storage.destination import holds_recording
+    from chopper.version import __version__
 
     alone = Variant(name=launch.name, summary=launch.workload.summary, words=())
     variants = launch.variants or (alone,)

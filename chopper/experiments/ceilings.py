@@ -90,8 +90,8 @@ def read(path: Path) -> Calibration:
     Raises:
         InputError: it is no experiment of a microbenchmark, or holds nothing that can be used.
     """
-    from chopper.api import load
     from chopper.experiments.results import read_plan
+    from chopper.pipeline import read
 
     plan = read_plan(path)
     if plan.workload not in _MEASURES:
@@ -104,7 +104,7 @@ def read(path: Path) -> Calibration:
         raise InputError(
             f"{path}: nothing was measured on random numbers, and zeros are no ceiling"
         )
-    repetitions = [load(inside(path, name)).manifest.ranks for name in names]
+    repetitions = [read(inside(path, name)).manifest.ranks for name in names]
     ranks = [rank for repetition in repetitions for rank in repetition]
     conditions = {_conditions(rank, plan.device) for rank in ranks}
     if len(conditions) != 1:

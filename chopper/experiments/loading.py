@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from chopper import api
+from chopper import pipeline
 from chopper.analyzers.trace.samples import of_rank
 from chopper.errors import ChopperError, InputError
 from chopper.experiments.catalogue import program
@@ -46,13 +46,13 @@ def load(path: Path) -> Experiment:
         attributions[variant.name] = []
         for name in variant.runs:
             try:
-                run = api.load(inside(path, name))
+                run = pipeline.read(inside(path, name))
                 measured += [
                     (variant.name, name, labels, value)
                     for name, labels, values in _measures_of(run.manifest)
                     for value in (values if len(variant.runs) == 1 else [statistics.fmean(values)])
                 ]
-                attribution = api.attribute(run)
+                attribution = pipeline.attribute(run)
             except ChopperError as exc:
                 notes.append(f"{name}: {exc}")
                 continue

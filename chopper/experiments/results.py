@@ -256,7 +256,7 @@ class Experiment:
 
         Of each side the repetition whose step is the median one.
         """
-        from chopper.api import compare
+        from chopper.analyzers.compare.runs import compare
 
         baseline = self.plan.baseline
         if baseline is None or not self.plan.steps or not self.attributions.get(baseline):

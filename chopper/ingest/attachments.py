@@ -54,7 +54,7 @@ def attach_counters(
         return
     import pyarrow as pa
 
-    from chopper.collectors.counters import read_counters
+    from chopper.collectors.formats.counters import read_counters
 
     by_rank: dict[int, list[pa.Table]] = {}
     ranks = sorted(part.rank for part in parts)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper._version import __version__
 from chopper.errors import InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
@@ -19,6 +18,7 @@ from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
 from chopper.storage.manifest import Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
+from chopper.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

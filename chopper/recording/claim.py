@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper._version import __version__
 from chopper.errors import OutputError
 from chopper.quantities import digits
 from chopper.storage import manifest as m
@@ -24,6 +23,7 @@ from chopper.storage.destination import claim_file, is_own
 from chopper.storage.files import inside
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run, sub_runs
 from chopper.storage.parts import restart_count
+from chopper.version import __version__
 
 if TYPE_CHECKING:
     from chopper.hardware.environment import RankInfo

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper._version import __version__
 from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
 from chopper.storage import manifest as m
@@ -26,6 +25,7 @@ from chopper.storage.layout import (
 from chopper.storage.process_identity import ProcessIdentity, runs
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
+from chopper.version import __version__
 from chopper.wording import some
 
 if TYPE_CHECKING:

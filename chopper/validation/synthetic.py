@@ -170,12 +170,12 @@ def _run(plan: Plan) -> _Outcome:
 
 def run_model(plan: Plan) -> tuple[Recording, Attributed]:
     """Run the model, write what it did as a recorded run, and attribute that."""
-    from chopper.api import attribute
+    from chopper.pipeline import attribute, read
 
     recording = simulate(plan)
     with scratch("validate") as folder:
         write(recording, folder)
-        return recording, attribute(folder).whole
+        return recording, attribute(read(folder)).whole
 
 
 def refusals(attribution: Attributed) -> dict[str, str]:

@@ -66,7 +66,7 @@ READERS = (
     Reader("SQLite: Nsight Systems, rocpd, rpd", "trace", "chopper.collectors.formats.sqlite"),
     Reader("rocprofv3 JSON", "trace", "chopper.collectors.formats.rocprof_json"),
     Reader("memory snapshot", "memory", "chopper.collectors.snapshot"),
-    Reader("hardware counters", "counters", "chopper.collectors.counters", csv=True),
+    Reader("hardware counters", "counters", "chopper.collectors.formats.counters", csv=True),
     Reader("telemetry log", "log", "chopper.collectors.formats.telemetry_csv", csv=True),
     Reader("Zeus energy log", "log", "chopper.collectors.formats.energy_log", csv=True),
     Reader(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.counters import table_of
 from chopper.collectors.formats.arrays import NO_VALUE, to_numpy
 from chopper.collectors.formats.cleaning import (
     Counts,
@@ -21,6 +20,7 @@ from chopper.collectors.formats.cleaning import (
     usable_spans,
     usable_starts,
 )
+from chopper.collectors.formats.counters import table_of
 from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, step_table, table_of_rows
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding

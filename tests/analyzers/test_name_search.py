@@ -10,8 +10,8 @@ import pytest
 
 import chopper
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.name_search import NameSearch
 from chopper.analyzers.work import kernels
+from chopper.analyzers.work.name_search import NameSearch
 from tests.kineto_writer import Trace
 
 WORDS = sorted(

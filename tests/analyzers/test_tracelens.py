@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import chopper
+from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.work import estimate
-from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
 from tests.analyzers.make import joined as joined_tables

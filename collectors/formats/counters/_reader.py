@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.counters import _values
+from chopper.collectors.formats.counters import _values
 from chopper.collectors.formats.unpack import DAMAGE, lines
 from chopper.errors import InputError
 from chopper.tables import TABLES

@@ -8,6 +8,6 @@ What a file is, is read from its heading, whatever its name.
 
 from __future__ import annotations
 
-from chopper.collectors.counters._reader import read_counters, sniff, table_of
+from chopper.collectors.formats.counters._reader import read_counters, sniff, table_of
 
 __all__ = ["read_counters", "sniff", "table_of"]

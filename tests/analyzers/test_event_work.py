@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.causes.event_work import match_instances
-from chopper.analyzers.trace import names
-from chopper.analyzers.trace.join import Links
-from chopper.analyzers.trace.tables import DeviceEvents
-from chopper.analyzers.views.unmodelled import CAUSES
-from chopper.analyzers.work.kernels import element_bytes, kernel_family
-from chopper.analyzers.work.of_events import (
+from chopper.analyzers.causes.event_work import (
     WORK_CAUSES,
     EventWork,
     event_work,
     main_cause,
     operator_work,
 )
+from chopper.analyzers.causes.repeated_kernels import match_instances
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.tables import DeviceEvents
+from chopper.analyzers.views.unmodelled import CAUSES
+from chopper.analyzers.work.kernels import element_bytes, kernel_family
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES, lookup
 from chopper.tables import TABLES
