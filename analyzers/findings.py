@@ -1,4 +1,4 @@
-"""What is found of a whole run while it is attributed: clocks, numbers, matching, samples, cores."""
+"""Findings on a whole run while it is attributed: clocks, numbers, matching, samples, cores."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CLOCK_OFFSET_SAID_NS = 50_000
 _MATCHED_RATIO = 0.5
 """Below it, most of the collectives' time says nothing of who waited for whom."""
 _CLOCKS_DISAGREE = (
-    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set right "
-    "by when the ranks leave their collectives"
+    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set "
+    "right by when the ranks leave their collectives"
 )
 _DROPPED_RATIO = 0.01
 _APART_NS = 5_000_000
-"""Half of a period of the samplers: clocks that are further apart move readings to other kernels."""
+"""Half of a period of the samplers: clocks further apart move readings to other kernels."""
 _CORE_WAIT_RATIO = 0.1
 """From so much on, host causes tell of the machine more than of the program."""
 _TRACING_RATIO = 0.15
@@ -36,7 +36,7 @@ _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
-    """What was taken out of the ranks' times before anybody was called late.
+    """Return findings on the clock offsets that were taken out of the ranks' times.
 
     Args:
         offsets_ns: rank → how far its clock is ahead, and of whose.
@@ -48,8 +48,9 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
             code="run.clock_offset",
             severity="info",
             rank=rank,
-            message=f"its clock is {abs(offset) / 1e3:.0f} µs {'ahead of' if offset > 0 else 'behind'} "
-            f"rank {other}'s, by when they leave collectives: corrected before waiting was counted",
+            message=f"its clock is {abs(offset) / 1e3:.0f} µs "
+            f"{'ahead of' if offset > 0 else 'behind'} rank {other}'s, by when they leave "
+            "collectives: corrected before waiting was counted",
         )
         for rank, (offset, other) in offsets_ns.items()
         if abs(offset) >= _CLOCK_OFFSET_SAID_NS
@@ -67,8 +68,8 @@ def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
             count=group.differing_count,
             message=f"group {group.group or '(unnamed)'} of {group.size} ranks: ranks "
             f"{group.ranks[0]} and {group.ranks[1]} mean different collectives by "
-            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not count "
-            "alike, or are of different runs; matched by time instead",
+            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not "
+            "count alike, or are of different runs; matched by time instead",
         )
         for group in next((m.misnumbered for m in matched.values()), ())
     ]
@@ -135,8 +136,9 @@ def of_samplers(manifest: RunManifest) -> list[Finding]:
                         code="telemetry.clock_apart",
                         severity="warning",
                         rank=part.rank,
-                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that of "
-                        "the run's other recordings: what is joined to them in time is off by as much",
+                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that "
+                        "of the run's other recordings: what is joined to them in time is off by "
+                        "as much",
                     )
                 )
     return found
@@ -173,7 +175,7 @@ def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
 
 
 def of_steps(attribution: Attributed) -> list[Finding]:
-    """What tracing added, kinds of steps that no window caught, and time after the last step."""
+    """Findings on what tracing added, kinds of steps not traced, and time after the last step."""
     from chopper.attribution import FIRST
     from chopper.storage.manifest import Finding
     from chopper.wording import duration, plural, ranges
@@ -232,8 +234,8 @@ def of_steps(attribution: Attributed) -> list[Finding]:
                     message=f"{duration(outside.after_ns)} of the program's {duration(own_ns)} "
                     f"({outside.after_ns / own_ns:.0%}) come after the last step"
                     + (f" (of them {', '.join(phases)})" if phases else "")
-                    + f"; the {duration(outside.profiler_ns)} in which chopper started, wrote traces "
-                    "and ended are not counted",
+                    + f"; the {duration(outside.profiler_ns)} in which chopper started, wrote "
+                    "traces and ended are not counted",
                 )
             )
     return found

@@ -79,7 +79,7 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a cause's number rests on."""
+    """The basis of a cause's number."""
 
     text: str
     measured: bool
@@ -87,7 +87,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Recoverable:
-    """What removing one cause gives back.
+    """Time that removing one cause gives back.
 
     Attributes:
         time_ns: summed over ranks and steps, as the cause's own time; None where not known.
@@ -120,7 +120,7 @@ class Spread:
 
     @property
     def statistic(self) -> Literal["median", "mean"]:
-        """Which of the two is the step time.
+        """Name the one of the two that is the step time.
 
         The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
         in flights (a batch from each loader's worker, then a wait) have a median that no throughput
@@ -168,8 +168,8 @@ class Outside:
         profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
             written), and to end the recording.
         recording_ns: the whole recording.
-        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the innermost
-            phase.
+        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the
+            innermost phase.
     """
 
     after_ns: int
@@ -213,14 +213,14 @@ class StepTime:
 
     @property
     def tracing_ratio(self) -> float | None:
-        """What tracing added, of the untraced step."""
+        """Time that tracing added, as a share of the untraced step."""
         if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
             return None
         return self.tracing_ns / self.untraced.value_ns
 
     @property
     def is_slow_nearby(self) -> bool:
-        """Whether the untraced steps next to the traced ones took much longer than the others."""
+        """Tell whether the untraced steps next to the traced ones took much longer than others."""
         return (
             self.untraced is not None
             and self.nearby_ns is not None

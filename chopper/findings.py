@@ -1,7 +1,7 @@
-"""What is checked of a run before a number is believed, and what each check can withhold.
+"""Checks of a run before a number is believed, and the claims that each can withhold.
 
-A check that finds something leaves a :class:`chopper.storage.manifest.Finding` with its code. A finding may
-withhold claims: those are null or flagged in the attribution, and the reports say so.
+A check that finds something leaves a :class:`chopper.storage.manifest.Finding` with its code. A
+finding may withhold claims: those are null or flagged in the attribution, and the reports say so.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ _WAIT = ("communication.wait",)
 _CHECKS = (
     # -- is there something to attribute
     Check("trace.absent", "No kernel trace", "A rank recorded no trace.", ("attribution",)),
-    Check("trace.unreadable", "Unreadable trace", "A rank's trace cannot be read.", ("attribution",)),
+    Check(
+        "trace.unreadable", "Unreadable trace", "A rank's trace cannot be read.", ("attribution",)
+    ),
     Check("trace.no_events", "Nothing ran", "No event that could be attributed.", ("attribution",)),
     Check(
         "trace.no_device_events",
@@ -124,13 +126,19 @@ _CHECKS = (
         "Damaged compression",
         "The compressed stream is damaged; what could be unpacked before that is used.",
     ),
-    Check("trace.concatenated", "Several documents", "Several JSON texts in one file; all are used."),
+    Check(
+        "trace.concatenated", "Several documents", "Several JSON texts in one file; all are used."
+    ),
     Check("trace.trailing_text", "Text after the trace", "What follows the JSON is left out."),
-    Check("trace.not_strict", "Not strict JSON", "Repaired while reading: trailing commas and such."),
+    Check(
+        "trace.not_strict", "Not strict JSON", "Repaired while reading: trailing commas and such."
+    ),
     Check("trace.nan", "NaN in the trace", "Numbers that JSON does not have, taken as unknown."),
     Check("trace.byte_order_mark", "Byte order mark", "Left out."),
     Check("trace.utf16", "UTF-16", "Converted to UTF-8."),
-    Check("trace.base_time", "Odd base time", "The time base is not one; times are taken without it."),
+    Check(
+        "trace.base_time", "Odd base time", "The time base is not one; times are taken without it."
+    ),
     Check("event.without_ts", "Events without time", "Dropped: they have no place."),
     Check("event.without_name", "Events without name", "Dropped."),
     Check("event.without_dur", "Events without duration", "Taken as points in time."),
@@ -157,26 +165,44 @@ _CHECKS = (
         "is not known.",
         ("confidence",),
     ),
-    Check("trace.not_recorded", "What the format does not tell", "Another profiler's recording: what "
-          "its format leaves out is null."),
-    Check("trace.joined_recording", "Another profiler's recording joined", "Of the same run, by its "
-          "kernels."),
-    Check("trace.boot_clock", "Times of the host's own clock", "They count from its start: no log of "
-          "another tool can be joined."),
+    Check(
+        "trace.not_recorded",
+        "What the format does not tell",
+        "Another profiler's recording: what its format leaves out is null.",
+    ),
+    Check(
+        "trace.joined_recording",
+        "Another profiler's recording joined",
+        "Of the same run, by its kernels.",
+    ),
+    Check(
+        "trace.boot_clock",
+        "Times of the host's own clock",
+        "They count from its start: no log of another tool can be joined.",
+    ),
     Check("trace.damaged_table", "Damaged table", "Rows before the damage are used."),
-    Check("trace.unwritten_log", "Database not written back", "What waits in its journal is not read."),
+    Check(
+        "trace.unwritten_log", "Database not written back", "What waits in its journal is not read."
+    ),
     Check("trace.whole_graphs", "Graphs as one event", "What ran inside of them was not recorded."),
     Check("trace.single_step", "A single step", "One step has no variation.", ("confidence",)),
     Check("trace.outside_steps", "Time outside the steps", "Shown apart, not attributed."),
-    Check("steps.empty", "Steps without work", "Steps that ran nothing of their own on the device."),
+    Check(
+        "steps.empty", "Steps without work", "Steps that ran nothing of their own on the device."
+    ),
     Check(
         "steps.not_consecutive",
         "Step numbers jump",
-        "Steps follow each other in time and their numbers do not: whatever ran between two of them "
-        "counts to the later one. Where the trace itself has a hole, `trace.several_windows` says so.",
+        "Steps follow each other in time and their numbers do not: whatever ran between two of "
+        "them counts to the later one. Where the trace itself has a hole, `trace.several_windows` "
+        "says so.",
     ),
-    Check("trace.several_windows", "Several windows", "The trace was taken in several stretches (a "
-          "profiler's schedule with repeat, files of several windows): between them nothing is known."),
+    Check(
+        "trace.several_windows",
+        "Several windows",
+        "The trace was taken in several stretches (a profiler's schedule with repeat, "
+        "files of several windows): between them nothing is known.",
+    ),
     Check(
         "steps.uneven",
         "Steps of different length",
@@ -186,23 +212,29 @@ _CHECKS = (
     Check(
         "steps.slowed_by_tracing",
         "Tracing slowed the steps",
-        "The traced steps took over 15 % longer than those without a trace: the step time is of the "
-        "latter, the causes are of the former, and what the host does is overstated by as much.",
+        "The traced steps took over 15 % longer than those without a trace: the step time is of "
+        "the latter, the causes are of the former, and what the host does is overstated by as "
+        "much.",
     ),
     Check(
         "steps.not_traced",
         "A kind of step was not traced",
-        "Steps that took a fifth of the time or more, with phases of their own (evaluation, rollout) "
-        "or three times as long as the others, lie in no window: nothing is said of their causes.",
+        "Steps that took a fifth of the time or more, with phases of their own (evaluation, "
+        "rollout) or three times as long as the others, lie in no window: nothing is said of their "
+        "causes.",
     ),
-    Check("run.outside_steps", "Time after the last step", "A fifth of the program's time or more: a "
-          "last evaluation, a checkpoint. What chopper took to start, write traces and end is apart."),
+    Check(
+        "run.outside_steps",
+        "Time after the last step",
+        "A fifth of the program's time or more: a last evaluation, a checkpoint. "
+        "What chopper took to start, write traces and end is apart.",
+    ),
     Check(
         "launch.without_kernel",
         "Kernels missing",
         "Launches between others whose kernels were recorded have none themselves: their kernels "
-        "ran, and their time counts as idle, mostly as latency of the launch after them. From a fifth "
-        "of the launches on, the causes of idle time are withheld.",
+        "ran, and their time counts as idle, mostly as latency of the launch after them. From a "
+        "fifth of the launches on, the causes of idle time are withheld.",
         ("idle.causes",),
     ),
     Check(
@@ -241,8 +273,12 @@ _CHECKS = (
         "A utilization above 1 (by 5 %: clocks vary, and so do measured ceilings) cannot be: the "
         "peak, the data types, the shapes or the times are wrong. It is null, with this reason.",
     ),
-    Check("compute.contention_unknown", "Nothing to compare with", "Kernels ran beside other work and "
-        "too few of their like ran alone.", ("compute.contention",)),
+    Check(
+        "compute.contention_unknown",
+        "Nothing to compare with",
+        "Kernels ran beside other work and too few of their like ran alone.",
+        ("compute.contention",),
+    ),
     Check(
         "compute.factors_exceed",
         "Factors explain too much",
@@ -258,11 +294,19 @@ _CHECKS = (
         "is which, and none of that name is used.",
         ("compute.counters",),
     ),
-    Check("counters.several_devices", "Counters of several devices", "Not used: nothing says which "
-        "device is this rank's.", ("compute.counters",)),
-    Check("counters.damaged", "Damaged counters", "Rows or values of the file that cannot be read."),
+    Check(
+        "counters.several_devices",
+        "Counters of several devices",
+        "Not used: nothing says which device is this rank's.",
+        ("compute.counters",),
+    ),
+    Check(
+        "counters.damaged", "Damaged counters", "Rows or values of the file that cannot be read."
+    ),
     # -- telemetry
-    Check("telemetry.truncated", "Truncated telemetry", "Ends in the middle; whole batches are used."),
+    Check(
+        "telemetry.truncated", "Truncated telemetry", "Ends in the middle; whole batches are used."
+    ),
     Check(
         "telemetry.dropped",
         "Dropped samples",
@@ -281,27 +325,51 @@ _CHECKS = (
         "delay): other programs, or more threads than cores, lengthen whatever the host does, and "
         "causes such as dispatch and user Python are as much the machine's as the program's.",
     ),
-    Check("telemetry.clock_set_back", "A log's clock was set back", "Rows of times that passed twice "
-          "are left out: nobody can tell which of them a kernel saw."),
+    Check(
+        "telemetry.clock_set_back",
+        "A log's clock was set back",
+        "Rows of times that passed twice are left out: nobody can tell which of them a kernel saw.",
+    ),
     Check("telemetry.rows_lost", "Rows of a log left out", "They name no device or no time."),
     Check(
         "telemetry.time_zone",
         "Log without time zone",
         "Times that name no zone are read as UTC; where they are local, nothing is joined to them.",
     ),
-    Check("telemetry.no_common_time", "Log of another time", "It shares no moment with the trace: "
-          "nothing of it is joined."),
-    Check("telemetry.device_unknown", "Clocks of an unknown device", "Which device they are of is not "
-          "recorded: kept, not joined."),
+    Check(
+        "telemetry.no_common_time",
+        "Log of another time",
+        "It shares no moment with the trace: nothing of it is joined.",
+    ),
+    Check(
+        "telemetry.device_unknown",
+        "Clocks of an unknown device",
+        "Which device they are of is not recorded: kept, not joined.",
+    ),
     Check("memory.no_history", "Snapshot without history", "What was held is known, not when."),
-    Check("memory.no_common_time", "Snapshot of another time", "Its history shares no moment with the "
-          "trace: no steps and phases of allocations."),
-    Check("telemetry.clock_missing", "No clock samples", "The device's clock was not sampled.",
-        ("compute.clock",)),
-    Check("telemetry.clock_elsewhere", "Clock samples of another time", "The samples do not "
-        "overlap the kernels.", ("compute.clock",)),
-    Check("telemetry.clock_sparse", "Clock samples too sparse", "Too far apart for the kernels "
-        "between them.", ("compute.clock",)),
+    Check(
+        "memory.no_common_time",
+        "Snapshot of another time",
+        "Its history shares no moment with the trace: no steps and phases of allocations.",
+    ),
+    Check(
+        "telemetry.clock_missing",
+        "No clock samples",
+        "The device's clock was not sampled.",
+        ("compute.clock",),
+    ),
+    Check(
+        "telemetry.clock_elsewhere",
+        "Clock samples of another time",
+        "The samples do not overlap the kernels.",
+        ("compute.clock",),
+    ),
+    Check(
+        "telemetry.clock_sparse",
+        "Clock samples too sparse",
+        "Too far apart for the kernels between them.",
+        ("compute.clock",),
+    ),
     # -- ranks
     Check(
         "run.ranks_missing",
@@ -323,40 +391,76 @@ _CHECKS = (
         "from elsewhere, or the traces are of different runs. The group's collectives are matched "
         "by time instead, where its members are told, else not at all.",
     ),
-    Check("run.no_common_time", "No common time", "The ranks' traces share no moment: their clocks "
-        "disagree, or they are different windows.", _WAIT),
-    Check("run.clock_offset", "Clocks corrected", "A rank's clock differs from another's, by when "
-        "they leave collectives; taken out before waiting was counted."),
+    Check(
+        "run.no_common_time",
+        "No common time",
+        "The ranks' traces share no moment: their clocks disagree, or they are different windows.",
+        _WAIT,
+    ),
+    Check(
+        "run.clock_offset",
+        "Clocks corrected",
+        "A rank's clock differs from another's, by when they leave collectives; taken "
+        "out before waiting was counted.",
+    ),
     Check("run.no_trace", "No trace", "Logs or a snapshot alone: looked at, not attributed."),
     Check("run.rank_unknown", "Rank not named", "A file does not say which rank it is."),
     Check("run.rank_number", "Rank not believed", "A rank that no job has."),
     Check("run.world_size", "Size not believed", "A job size that no job has."),
     Check("run.rank_beyond_world", "Rank beyond the job", "A rank above the job's size."),
     Check("run.file_left_out", "File left out", "A file of a directory that is no trace."),
-    Check("trace.ranks_ambiguous", "Merged ranks mixed up", "Device events fit several of the ranks "
-        "that one file holds."),
-    Check("trace.several_devices", "Several devices", "One process drives several devices; each is "
-        "a timeline of its own."),
-    Check("device.stray_events", "Events of another device", "Left out: the process does not compute "
-        "there."),
-    Check("device.unknown", "Device not recorded", "Device events that name no device, or none that "
-        "can be: they are a timeline of their own."),
+    Check(
+        "trace.ranks_ambiguous",
+        "Merged ranks mixed up",
+        "Device events fit several of the ranks that one file holds.",
+    ),
+    Check(
+        "trace.several_devices",
+        "Several devices",
+        "One process drives several devices; each is a timeline of its own.",
+    ),
+    Check(
+        "device.stray_events",
+        "Events of another device",
+        "Left out: the process does not compute there.",
+    ),
+    Check(
+        "device.unknown",
+        "Device not recorded",
+        "Device events that name no device, or none that can be: they are a timeline of their own.",
+    ),
     # -- the recording
     Check("run.part_missing", "Part missing", "A rank's folder has no readable manifest."),
-    Check("run.rank_died", "Rank died", "A rank never closed its recording; what it flushed is used."),
-    Check("run.manifest_missing", "No manifest of the run", "The ranks' own manifests are used: they "
-        "were started without chopper, or that was killed."),
+    Check(
+        "run.rank_died", "Rank died", "A rank never closed its recording; what it flushed is used."
+    ),
+    Check(
+        "run.manifest_missing",
+        "No manifest of the run",
+        "The ranks' own manifests are used: they were started without chopper, or that was killed.",
+    ),
     Check("run.manifest_damaged", "Damaged manifest", "The ranks' own manifests are used."),
     Check("run.older_attempt", "Older attempt", "Folders of a start before the last restart."),
-    Check("run.processes", "Processes recorded apart", "Other processes of the same command trained "
-        "too: each has a run of its own inside this one."),
-    Check("run.window_follows", "Window moved", "The later window covers a long step that comes again "
-        "and again."),
+    Check(
+        "run.processes",
+        "Processes recorded apart",
+        "Other processes of the same command trained too: each has a run of its "
+        "own inside this one.",
+    ),
+    Check(
+        "run.window_follows",
+        "Window moved",
+        "The later window covers a long step that comes again and again.",
+    ),
     Check("run.restarted", "Restarted", "An earlier recording of the rank is kept beside."),
     Check("run.rank_changed", "Rank changed", "The process became another rank after it began."),
     Check("run.rank_unknown", "Rank unknown", "The launcher's variables name no rank."),
-    Check("measures.dropped", "Measures not kept", "What the program gave to `prof.measure` or "
-        "`prof.step` is no number, or there were too many."),
+    Check(
+        "measures.dropped",
+        "Measures not kept",
+        "What the program gave to `prof.measure` or `prof.step` is no number, or there "
+        "were too many.",
+    ),
     Check("run.no_steps", "No step seen", "Nothing said where a step ends."),
     Check("run.steps_recounted", "Steps counted anew", "Marks came after steps of the optimizer."),
     Check("run.other_thread", "Steps in another thread", "Not traced: one thread is."),
@@ -364,10 +468,13 @@ _CHECKS = (
     Check("run.profiler_in_use", "Another profiler", "The program's own profiler went first."),
     Check("run.forked", "Forked", "The trace ended where the program forked."),
     Check("run.window_skipped", "Later steps not traced", "A span was open between two traces."),
-    Check("run.trace_limited", "Window shortened", "The trace would have held more than its limit: "
-          "fewer steps were traced than asked for."),
+    Check(
+        "run.trace_limited",
+        "Window shortened",
+        "The trace would have held more than its limit: fewer steps were traced than asked for.",
+    ),
     Check("run.trace_abandoned", "Trace lost", "The recording ended in another thread."),
-)  # fmt: skip
+)
 CHECKS: dict[str, Check] = {check.code: check for check in _CHECKS}
 
 

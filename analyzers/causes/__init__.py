@@ -1,1 +1,1 @@
-"""Where each nanosecond goes: the causes of computing, communication and idle time."""
+"""Attribution of each nanosecond: the causes of computing, communication and idle time."""

@@ -258,7 +258,7 @@ def _states(links: Links, windows: Windows, matched: Matched | None) -> tuple[St
 def _without_a_core(
     joined: JoinedRank, states: States, compute: ComputeSplit, gaps: Gaps
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """How much of each piece of computing and of idle time was waiting for a core.
+    """Return the nanoseconds of each piece of computing and of idle time that waited for a core.
 
     Only without a device: beside one, the host may run ahead, and its waits need not matter.
     """

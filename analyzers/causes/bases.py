@@ -1,4 +1,4 @@
-"""What the number of each cause rests on, in words."""
+"""The basis of each cause's number (a measurement, a peak, a model), in words."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def bases_of(ranks: Sequence[RankSummary], results: Sequence[RankResult]) -> dic
     sources = sorted({r.peak_source for r in ranks if r.peak_source})
     peak = "; ".join(sources) or "no peak known"
     clock = Basis(
-        "clock samples joined in time, reference clock of the peak; weighted by how much the kernel "
-        "depends on the clock, as its like show at other clocks, else by its roofline",
+        "clock samples joined in time, reference clock of the peak; weighted by how much the "
+        "kernel depends on the clock, as its like show at other clocks, else by its roofline",
         False,
     )
     return {

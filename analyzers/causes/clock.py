@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.trace.tables import DeviceEvents
 
 KNOWN, NO_SAMPLES, NO_OVERLAP, SPARSE = range(4)
-"""What became of one event: its clock is known; its device has no usable sample; none on either side
-of it; or they are too far apart."""
+"""What became of one event: its clock is known; its device has no usable sample; none on either
+side of it; or they are too far apart."""
 
 CLOCK_LABELS = ["power_cap", "thermal", "application", "idle_ramp", "host_limited", "unlabelled"]
 _POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _UNLABELLED = range(len(CLOCK_LABELS))
@@ -122,7 +122,7 @@ def join_clocks(
 
 
 def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times between events, sorted by start, in which a device was idle long enough to slow down."""
+    """Idle times between events, sorted by start, long enough for a device to slow down."""
     if len(start_ns) < 2:
         return start_ns[:0], start_ns[:0]
     latest = np.maximum.accumulate(end_ns)[:-1]
@@ -132,7 +132,7 @@ def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where intervals lie among samples: gap of the start and of the end, and how deep in it."""
+    """Position of intervals among samples: gap of the start and of the end, and how deep in it."""
 
     inside: np.ndarray
     first: np.ndarray
@@ -263,7 +263,7 @@ class ClockSeries:
 
     @cached_property
     def bound_ns(self) -> float:
-        """How far apart two readings may be: less where the clock changes faster."""
+        """Longest trusted time between two readings, in ns: less where the clock changes faster."""
         changes = int(self.changes.sum())
         if not changes:
             return float(MAX_GAP_NS)
@@ -293,7 +293,7 @@ class ClockSeries:
         )
 
     def trusted_within(self, at: Place) -> np.ndarray:
-        """Whether all gaps that an interval touches are trusted."""
+        """Mask of the intervals that touch trusted gaps only."""
         bad = np.concatenate([[0], np.cumsum(~self.trusted)])
         mask: np.ndarray = bad[at.last + 1] == bad[at.first]
         return mask
@@ -374,8 +374,8 @@ class ClockSeries:
         """Share of each interval in which each label held, and in which reasons were read at all.
 
         Returns:
-            (intervals, labels) and (intervals,). Time without a reason counts for no label, not even
-            for the last one.
+            (intervals, labels) and (intervals,). Time without a reason counts for no label, not
+            even for the last one.
         """
         told = (self.reasons >= 0).astype(np.float64)
         shares = (self.mean(np.ascontiguousarray(c * told), at) for c in self.labels.T)

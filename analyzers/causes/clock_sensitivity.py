@@ -1,11 +1,11 @@
-"""How much each kernel's duration depends on the SM clock.
+"""Sensitivity of each kernel's duration to the SM clock.
 
 The sensitivity s is the slope in t ∝ clock^(−s): 1 for work that only the units limit, 0 for work
-that only memory limits. Where one signature ran at several clocks, s is the slope of ln t on ln clock
-(ordinary least squares, one pass without outliers). Elsewhere it is the kernel's place under the
-roofline: ideal time over roofline time. Both are joined as two measurements, each weighted by the
-inverse of its variance, so an estimate from few or similar clocks moves the value only a little, and
-the roofline is believed less where a slope contradicts it.
+that only memory limits. Where one signature ran at several clocks, s is the slope of ln t on ln
+clock (ordinary least squares, one pass without outliers). Elsewhere it is the kernel's place under
+the roofline: ideal time over roofline time. Both are joined as two measurements, each weighted by
+the inverse of its variance, so an estimate from few or similar clocks moves the value only a
+little, and the roofline is believed less where a slope contradicts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What running beside something else costs: instances of one signature, alone and overlapped.
+"""The cost of running beside something else: instances of one signature, alone and overlapped.
 
 Durations are brought to one clock first, so that an overlapped instance at a lower clock is not
 called slow twice. The baseline is the median of the instances that ran alone.
@@ -146,7 +146,7 @@ def _least(
     beside: np.ndarray,
     baseline: np.ndarray,
 ) -> np.ndarray:
-    """Where no baseline is known: time beyond the instance that overlapped least."""
+    """Time (ns per event) beyond the instance that overlapped least, where no baseline is known."""
     rows = np.flatnonzero(beside & np.isnan(baseline)[group])
     found = np.zeros(count)
     if not len(rows):

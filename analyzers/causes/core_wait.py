@@ -2,8 +2,8 @@
 
 On a run without a device, what a rank computes and what its host prepares is one thread's work. The
 kernel counts how long that thread could run and had no core; it does not say when. So a step's wait
-is taken evenly out of all that the thread did in the step, that no peak explains, and in which it did
-not sleep.
+is taken evenly out of all that the thread did in the step, that no peak explains, and in which it
+did not sleep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COMPUTING = "computing_delay_ns"
-"""Column of a replay's CORE_WAIT beside those that are declared: of the run delay, what lengthened computing."""
+"""Column of a replay's CORE_WAIT beside those that are declared: of the run delay, what lengthened
+computing."""
 
 
 def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +55,7 @@ def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.n
 
 
 def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.ndarray | None:
-    """Of each step's wait, what lengthened computing. CORE_WAIT -> nanoseconds.
+    """Return the part of each step's wait that lengthened computing. CORE_WAIT -> nanoseconds.
 
     Only a replay knows: None for what was recorded.
     """
@@ -72,7 +73,7 @@ def awake(
     elsewhere_ns: np.ndarray,
     sleep_ns: np.ndarray,
 ) -> np.ndarray:
-    """How much of each piece the thread ran or wanted to: the rest of it, it slept.
+    """Return the part of each piece, in ns, that the thread ran or wanted to; in the rest it slept.
 
     What may sleep (waiting for data, for a device, for another rank) slept in equal shares; what
     works did not.
@@ -91,7 +92,7 @@ def awake(
 
 
 def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:
-    """How much of each piece was waiting, in whole nanoseconds.
+    """Return the part of each piece that was waiting, in whole nanoseconds.
 
     Args:
         window: of each piece.

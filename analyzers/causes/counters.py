@@ -68,7 +68,7 @@ class EventCounters:
     findings: list[Finding] = field(default_factory=list)
 
     def inst_factor(self, flop: np.ndarray) -> np.ndarray:
-        """How many times the operator's FLOP the kernel did.
+        """Return the FLOP that each kernel did as a multiple of its operator's.
 
         Args:
             flop: FLOP of the operator's model for each device event; NaN or 0 where not known.
@@ -137,8 +137,8 @@ def _match(
                 _finding(
                     "counters.several_devices",
                     f"{sources[file]}: holds kernels of {len(several)} devices "
-                    f"({', '.join(str(devices[d]) for d in several[:4] if d >= 0)}); not used: give "
-                    "each rank a file of its own",
+                    f"({', '.join(str(devices[d]) for d in several[:4] if d >= 0)}); not used: "
+                    "give each rank a file of its own",
                     rank,
                 )
             )
@@ -215,8 +215,8 @@ def _say(
         _finding(
             "counters.not_matched",
             f"{source}: {len(left)} of {len(found)} kernels are of names that the trace does not "
-            f"have as often ({base_name(worst)[:60]} most of all), so that nobody can tell which is "
-            "which: not used; record the same steps in both",
+            f"have as often ({base_name(worst)[:60]} most of all), so that nobody can tell which "
+            "is which: not used; record the same steps in both",
             rank,
             len(left),
             withholds=("compute.counters",) if len(left) == len(found) else (),

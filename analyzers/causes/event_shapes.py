@@ -1,4 +1,4 @@
-"""What an operator's own record lacks, from the operators around it.
+"""Shapes and strides that an operator's own record lacks, from the operators around it.
 
 Traces of 2021 and 2022 have no concrete inputs: a convolution's stride is unknown, and a vendor's
 gradient operators name their result by sizes that were not recorded. The backward pass recorded
@@ -34,7 +34,7 @@ _INPUT = re.compile(r"^aten::\w+_convolution_backward_input$")
 
 
 def _is_node(name: str) -> bool:
-    """Whether a name is that of a convolution's node of autograd: ``ConvolutionBackward0``."""
+    """Tell whether a name is that of a convolution's node of autograd: ``ConvolutionBackward0``."""
     at = name.find("Conv")
     return at >= 0 and "Backward" in name[at:] and name.isidentifier()
 

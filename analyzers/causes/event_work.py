@@ -1,4 +1,4 @@
-"""The work of each device event: its operator's FLOP and bytes, and the cause that these give it."""
+"""The work of each device event: its operator's FLOP and bytes, and the cause that they give it."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np
 
 
 def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
-    """What the kernel's name tells where nothing else does: the kind of work, not its amount."""
+    """Fill in the kind of work, not its amount, from kernels' names where nothing else tells it."""
     name_codes, name_values = links.events.names
     families = kernel_families(name_values)
     open_ = computing & ~found.math & ~found.vector

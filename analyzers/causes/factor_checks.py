@@ -1,4 +1,4 @@
-"""What a reader must know about the measured factors: what was refused, and what stays a bound."""
+"""Findings on the measured factors: what was refused, and what stays a bound."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit
             Finding(
                 code="compute.factors_exceed",
                 severity="info",
-                message=f"the factors of {split.scaled} kernels ({scaled / 1e6:.1f} ms) explain more "
-                "than they took: those of models (roofline, waves) were scaled down, then the others",
+                message=f"the factors of {split.scaled} kernels ({scaled / 1e6:.1f} ms) explain "
+                "more than they took: those of models (roofline, waves) were scaled down, then the "
+                "others",
                 rank=rank,
                 count=split.scaled,
             )
@@ -73,7 +74,7 @@ def _overlapped(factors: Factors) -> np.ndarray:
 
 
 def clock_coverage(links: Links, factors: Factors) -> tuple[float, float]:
-    """Time of the kernels whose clock is known, of all that a clock would explain; 0 of 0 without."""
+    """Time of kernels whose clock is known, of all that a clock would explain; 0 of 0 without."""
     if not factors.clocks.readers:
         return 0.0, 0.0
     wanted = (factors.signature >= 0) & ~np.isnan(factors.reference_hz)
@@ -112,8 +113,8 @@ def _clocks(rank: int, links: Links, factors: Factors) -> list[Finding]:
                 Finding(
                     code=code,
                     severity="warning" if refused > 0.5 * whole else "info",
-                    message=f"the clock of {int(rows.sum())} kernels ({refused / whole:.0%} of their "
-                    f"time) is not claimed: {why}",
+                    message=f"the clock of {int(rows.sum())} kernels ({refused / whole:.0%} of "
+                    f"their time) is not claimed: {why}",
                     rank=rank,
                     count=int(rows.sum()),
                     withholds=_CLOCK if refused > 0.5 * whole else (),
@@ -123,7 +124,7 @@ def _clocks(rank: int, links: Links, factors: Factors) -> list[Finding]:
 
 
 def _sparse(factors: Factors) -> str:
-    """How far apart samples are, and how far they may be."""
+    """Say how far apart samples are, and how far they may be."""
     gaps = [float(np.median(series.gap_ns)) for series in factors.clocks.readers.values()]
     bounds = [series.bound_ns for series in factors.clocks.readers.values()]
     if not gaps:

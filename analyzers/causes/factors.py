@@ -231,7 +231,7 @@ def set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | N
 
 
 def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks) -> np.ndarray:
-    """How much longer (ln) each event took for its clock; 0 where no clock of the run is known.
+    """Return how much longer (ln) each event took for its clock; 0 where the run has no clock.
 
     Without a reference, clocks are compared with their median: only their ratios matter here. NaN
     where the clock changed faster than it was sampled: what is slow there may be slow for that.
@@ -275,7 +275,7 @@ def _shared(links: Links) -> np.ndarray:
 
 
 def _divided(states: States, count: int) -> np.ndarray:
-    """Logarithm of the part of each event's time that is its own, where kernels that overlap divide it."""
+    """Logarithm of each event's own part of its time, which kernels that overlap divide."""
     own = np.bincount(states.event_row, weights=states.share_ns, minlength=count)
     whole = np.bincount(states.event_row, weights=states.length_ns, minlength=count)
     usable = (own > 0) & (whole > 0)

@@ -1,8 +1,8 @@
 """Level 2 idle: why the device had nothing to do.
 
 Each gap ends with an event k that a host call [l, r] launched. Before l the host was late: that is
-preparation, split by what the launching thread was doing. Inside [l, r] it is the launch call. After r
-the device had been told and waited on itself.
+preparation, split by what the launching thread was doing. Inside [l, r] it is the launch call.
+After r the device had been told and waited on itself.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _of_host(links: Links, parts: Parts) -> Grouping:
 
 
 def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
-    """Whether the last thing to end before the gap ran on the stream of the event after it."""
+    """Mask of the gaps whose preceding event ran on the stream of the event after them."""
     events = links.events
     if not len(events):
         return np.zeros(len(event), dtype=bool)
@@ -203,7 +203,7 @@ def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndar
 
 
 def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
-    """Whether each launched event may have waited for another stream than its own.
+    """Mask of the launched events that may have waited for another stream than their own.
 
     A stream waits for another one after a call for an event (cudaStreamWaitEvent), or inside a
     graph. Where a trace has such calls, but none between the launch of what ran before on the
@@ -305,7 +305,7 @@ def _solid(parts: Parts) -> Parts:
 def _beside_overhead(
     parts: Parts, host: HostSpans, acts: Activity, span_cause: np.ndarray
 ) -> Parts:
-    """What stands beside recorded overhead is that overhead, where it is the thread's own work.
+    """Give the thread's own work that stands beside recorded overhead to that overhead.
 
     CUPTI does not tell the thread: PyTorch writes all of its overhead under process -1. Requests
     for a buffer and loading of code happen inside the call that needs them; flushing is left out,
@@ -344,7 +344,7 @@ def blocking_copies(links: Links) -> np.ndarray:
 
 
 def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
-    """What the time inside a span, outside its children, is spent on.
+    """Return the cause of the time inside each span, outside its children.
 
     Args:
         host: the spans of one rank.
@@ -366,7 +366,7 @@ def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
 
 
 def _own_cause(category: str, name: str, *, on_host: bool) -> int:
-    """What a span says for itself."""
+    """Cause that a span's own category and name tell."""
     if category in _CALLS:
         if names.is_synchronizing_call(name):
             return _SYNC
@@ -381,7 +381,7 @@ def _own_cause(category: str, name: str, *, on_host: bool) -> int:
 
 
 def _region_cause(category: str, name: str) -> int:
-    """What a span says for everything inside it, -1 for nothing."""
+    """Cause that a span gives to everything inside it, -1 for none."""
     if category == "gc" or names.is_garbage_collection(name):
         return _GC
     if names.is_compilation(name):

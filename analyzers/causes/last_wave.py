@@ -1,10 +1,10 @@
 """Wave quantization: blocks come in whole numbers per unit, work does not.
 
-A unit (SM) that is given two of a kernel's blocks takes twice as long as one that is given one. With
-g blocks on u units the fullest unit has ⌈g/u⌉ of them where an even spread would have g/u, so the
-kernel takes at least ⌈g/u⌉ ÷ (g/u) times as long as its blocks need. Blocks that are resident on one
-unit at a time divide its throughput among them, so their number does not enter: where each block
-would take as long beside others as alone, the loss is larger, up to ⌈w⌉ ÷ w with w = g ÷ (u ·
+A unit (SM) that is given two of a kernel's blocks takes twice as long as one that is given one.
+With g blocks on u units the fullest unit has ⌈g/u⌉ of them where an even spread would have g/u, so
+the kernel takes at least ⌈g/u⌉ ÷ (g/u) times as long as its blocks need. Blocks that are resident
+on one unit at a time divide its throughput among them, so their number does not enter: where each
+block would take as long beside others as alone, the loss is larger, up to ⌈w⌉ ÷ w with w = g ÷ (u ·
 resident) waves (NVIDIA, Matrix Multiplication Background, wave quantization; for one resident
 block, the usual case of large tiles, both are the same).
 """

@@ -138,9 +138,9 @@ def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) 
         add(
             "launch.without_kernel",
             "warning" if share > 0.01 else "info",
-            f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, while "
-            "others before and after them have: records were lost, and the time of those kernels "
-            "counts as idle",
+            f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, "
+            "while others before and after them have: records were lost, and the time of those "
+            "kernels counts as idle",
             lost,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
         )
@@ -197,8 +197,8 @@ def _check_peaks(
             "compute.above_peak",
             "warning",
             f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
-            f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes or "
-            "the times are wrong, and how fast a step could be is not known",
+            f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes "
+            "or the times are wrong, and how fast a step could be is not known",
             too_fast,
             "compute.ideal",
         )
@@ -230,8 +230,8 @@ def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -
         add(
             "trace.several_windows",
             "info",
-            f"the trace was taken in {stretches + 1} stretches: what ran between them was not recorded "
-            "and is not attributed",
+            f"the trace was taken in {stretches + 1} stretches: what ran between them was not "
+            "recorded and is not attributed",
             stretches + 1,
         )
     numbers = windows.numbers[windows.recorded]
@@ -266,7 +266,7 @@ def _settling_count(joined: JoinedRank, links: Links) -> int:
 
 
 def _outside(windows: Windows, settling_count: int) -> str:
-    """What was traced beside the steps that count."""
+    """Say what was traced beside the steps that count."""
     before, after = windows.before_ns / 1e6, windows.after_ns / 1e6
     steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
     if not settling_count or not windows.before_ns:
@@ -275,8 +275,8 @@ def _outside(windows: Windows, settling_count: int) -> str:
             "last are not attributed"
         )
     settling = (
-        f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: recording "
-        "traces them so that the ranks settle"
+        f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
+        "recording traces them so that the ranks settle"
     )
     return (
         f"{settling}; nor are {after:.3f} ms after the last step" if windows.after_ns else settling
@@ -284,7 +284,7 @@ def _outside(windows: Windows, settling_count: int) -> str:
 
 
 def _lost_kernels(links: Links) -> tuple[int, int]:
-    """How many launches have no kernel, of how many between the first and the last that has one.
+    """Count the launches without a kernel, and all between the first and the last that has one.
 
     Launches at the edges may have run outside of what was recorded, and what is captured into a
     graph runs when that is launched.
@@ -312,7 +312,7 @@ def _lost_kernels(links: Links) -> tuple[int, int]:
 
 
 def _stream_overlaps(links: Links) -> tuple[int, int]:
-    """How many events begin before an earlier one of their stream has ended, and by how much."""
+    """Count events that begin before an earlier one of their stream ends; longest overlap in ns."""
     events = links.events
     whole_us = not (events.start_ns % 1000).any() and not (events.dur_ns % 1000).any()
     slack = _WHOLE_US_SLACK_NS if whole_us else 0

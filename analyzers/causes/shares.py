@@ -1,7 +1,7 @@
 """Products of factors as sums of whole nanoseconds.
 
-t = t₀ · f₁ · f₂ · … becomes t − t₀ = Σ shareᵢ with shareᵢ = L(t, t₀) · ln fᵢ and the logarithmic mean
-L(a, b) = (a − b) / ln(a / b): exact, and independent of the order of the factors (Ang, LMDI,
+t = t₀ · f₁ · f₂ · … becomes t − t₀ = Σ shareᵢ with shareᵢ = L(t, t₀) · ln fᵢ and the logarithmic
+mean L(a, b) = (a − b) / ln(a / b): exact, and independent of the order of the factors (Ang, LMDI,
 https://doi.org/10.1016/j.enpol.2004.10.007). Since Σ ln fᵢ = ln(t / t₀), a share is the part
 ln fᵢ / Σ ln fⱼ of t − t₀.
 """
@@ -21,7 +21,7 @@ def fit(
     measured_ln: Sequence[np.ndarray],
     modelled_ln: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is left for the rest, and by how much factors are scaled that explain too much.
+    """Return what is left for the rest, and the scale of factors that explain too much.
 
     What was measured comes first: models get what it leaves, and are scaled down alike where they
     explain more. Only where measurements alone exceed what was observed, they are scaled too.

@@ -1,14 +1,15 @@
-"""How long a step takes at the program's own speed, what tracing added, and which kinds there are.
+"""Step time at the program's own speed, the time that tracing added, and the kinds of steps.
 
 The untraced steps are those during which no trace was being taken (column `profiled` of table
-`step` is false). Their median (their mean where steps are uneven) is the step time of a run; the traced steps are its decomposition.
-Where fewer than three are known, as in imported traces, the traced steps are both.
+`step` is false). Their median (their mean where steps are uneven) is the step time of a run; the
+traced steps are its decomposition. Where fewer than three are known, as in imported traces, the
+traced steps are both.
 
 Steps are told apart by what else ran in them: by the rows of `program_phase` that overlap them
 ("training + evaluation"), by coming first and taking longer than all later ones ("first steps"),
 or, where no phase says why, by taking three times the median and 20 % of the time while they are at
-most a tenth of the steps ("long steps"). Where a program trains several models in turn, the steps of
-each are kinds of their own ("training (optimizer 2)").
+most a tenth of the steps ("long steps"). Where a program trains several models in turn, the steps
+of each are kinds of their own ("training (optimizer 2)").
 """
 
 from __future__ import annotations

@@ -99,8 +99,9 @@ def _parallel_log_softmax(
     wide: bool,
     keeps_logits: bool,
 ) -> Buffer:
-    """Of this rank's logits, in float32 whatever their type; `_log_softmax` of torch's
-    distributed/tensor/parallel/loss.py: `shifted`, then its exponential, then `result`.
+    """Take log-softmax of this rank's logits in float32, as torch.distributed.tensor.parallel does.
+
+    As `_log_softmax` of its loss.py: `shifted`, then its exponential, then `result`.
     """
     e = element_bytes
     computed = [ledger.take("logits", size * 4)] if e < 4 else []

@@ -1,4 +1,4 @@
-"""What a replay answers: a changed run beside the observed one, and what each cause gives back."""
+"""Answers of a replay: a changed run beside the observed one, and what each cause gives back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _rounded(interval: tuple[float, float] | None) -> list[int] | None:
 def summary(
     pairs: list[tuple[int, int]],
 ) -> tuple[float, float, tuple[float, float] | None, tuple[float, float] | None]:
-    """Means of observed and predicted steps; 95 % intervals of the predicted mean and the saving."""
+    """Means of observed and predicted steps; 95 % intervals of predicted mean and saving."""
     import numpy as np
 
     from chopper.statistics import mean_intervals

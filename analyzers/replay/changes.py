@@ -1,4 +1,4 @@
-"""What can be different in a replay: causes removed, clocks, links, kernels, operators, launches.
+"""Changes that a replay can make: causes removed, clocks, links, kernels, operators, launches.
 
 Each function changes a :class:`~chopper.analyzers.replay.scenario.Scenario`; all of them compose.
 """
@@ -66,7 +66,7 @@ _SPREAD = 1.5
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank's attribution knows of its device events.
+    """Knowledge that a rank's attribution has of its device events.
 
     Attributes:
         node: the rank in the graph.
@@ -186,7 +186,7 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
 
 
 def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
-    """What waited for a core on the host takes so much less; computing has lost its part already."""
+    """Shorten host parts by their waits for a core; computing has lost its part already."""
     computing, preparing = "compute.core_wait", "idle.preparation.core_wait"
     waited = np.stack([fact.of_windows(cause) for cause in (computing, preparing)])
     gone = waited * np.array([[computing in leaves], [preparing in leaves]])
@@ -260,7 +260,7 @@ def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[
 
 @dataclass(frozen=True)
 class Reached:
-    """How much of what a change is about it could change, as a share of the time concerned."""
+    """Time that a change could change, and all the time that it is about, in ns."""
 
     changed_ns: int
     concerned_ns: int

@@ -55,7 +55,7 @@ def _kept(wait_ns: np.ndarray, before_ns: np.ndarray, after_ns: np.ndarray) -> n
 
 
 def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
-    """How many times as long each host part takes without these waits of its window.
+    """Return the factor by which each host part's time changes without these waits of its window.
 
     Where in a window the thread waited is not known: what was no sleep shares it alike, as it does
     in the attribution. Loading data is no sleep where the thread did it itself.
@@ -92,7 +92,7 @@ def _window_of_moments(node: RankNodes) -> np.ndarray:
 
 
 def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the thread of the steps did, observed and replayed: (computing and preparing, windows), ns."""
+    """Work of the steps' thread, ns, observed and replayed: (computing and preparing, windows)."""
     scenario = outcome.scenario
     node = scenario.ranks[place]
     program, windows = node.program, node.joined.windows

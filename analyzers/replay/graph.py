@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     COLLECTIVE_WAIT,
     FOLLOW,
 ) = range(10)
-"""Kinds of edges: from one moment of a program to the next; from a launch to its event's start; from
-there to its end; to the next event of the stream; to an event of another stream; from the start of
-a collective to the last arrival at it, and from there to its ends; from an event's end to the host
-that synchronized, or waited for a collective; and beside the program, to what runs on threads of
-its own."""
+"""Kinds of edges: from one moment of a program to the next; from a launch to its event's start;
+from there to its end; to the next event of the stream; to an event of another stream; from the
+start of a collective to the last arrival at it, and from there to its ends; from an event's end to
+the host that synchronized, or waited for a collective; and beside the program, to what runs on
+threads of its own."""
 EDGE_LABELS = [
     "program",
     "launch",
@@ -80,7 +80,7 @@ _GAP_NS = 5_000
 
 @dataclass(frozen=True)
 class RankNodes:
-    """Where a rank's moments are in the graph.
+    """Numbers of a rank's moments in the graph.
 
     Attributes:
         joined, matched: what the rank is made of.
@@ -118,7 +118,7 @@ class RankNodes:
 
     @property
     def offset_ns(self) -> int:
-        """What its clock is ahead of the graph's time."""
+        """Nanoseconds that its clock is ahead of the graph's time."""
         return 0 if self.matched is None else self.matched.offset_ns
 
 
@@ -180,7 +180,7 @@ class _Edges:
         self.parts.append((source, target, weight, kind, of))
 
     def gathered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(source, target, weight, kind, of) of all; numbers of moments and of events in 32 bits."""
+        """(source, target, weight, kind, of) of all; moments and events numbered in 32 bits."""
         narrow = np.dtype(np.int32)
         columns = (
             np.concatenate([part[i] for part in self.parts], dtype=dtype, casting="unsafe")
@@ -308,7 +308,7 @@ def _rank(
 
 
 def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
-    """Which events wait for other ranks, and how long they run after that."""
+    """Mask of the events that wait for other ranks, and the ns that they run after that."""
     if matched is None:
         return np.zeros(len(events), dtype=bool), np.zeros(len(events), dtype=np.int64)
     ready = matched.ready_ns

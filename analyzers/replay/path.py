@@ -1,4 +1,4 @@
-"""The critical path of a schedule: what was, moment by moment, the thing that everything waited for."""
+"""The critical path of a schedule: at each moment, the work that everything waited for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Path:
 
 
 def path_of(outcome: Outcome, alike: int | None = None) -> Path:
-    """The critical path to the end of the last window: of all ranks, or of the one in that place."""
+    """Critical path to the end of the last window: of all ranks, or of the one in that place."""
     scenario = outcome.scenario
     graph = scenario.base.graph
     ends = []
@@ -141,7 +141,7 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
 
 
 def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """What each event is called, as codes into names: its operator, or its kernel; "" for none."""
+    """Name of each event, as codes into names: its operator, or its kernel; "" for none."""
     links = fact.node.links
     op_codes, op_values = links.op_names
     codes, values = links.events.names
@@ -237,7 +237,7 @@ def _preparing(
     rows: np.ndarray,
     found: dict[tuple[str, str], float],
 ) -> None:
-    """What the host did, by its causes; of an interval in which it waited, what came after that."""
+    """Add the host's work by its causes; in an interval with a wait, what came after that."""
     if not len(rows):
         return
     program, parts = fact.node.program, fact.node.program.parts
@@ -267,7 +267,7 @@ def _preparing(
 
 @dataclass(frozen=True)
 class Lane:
-    """What of the critical path lies on one rank, in time order.
+    """Stretches of the critical path that lie on one rank, in time order.
 
     Attributes:
         start_ns, end_ns: stretches, in the rank's own clock.
@@ -355,7 +355,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
 
 
 def _main_cause(fact: RankFacts, code: dict[str, int]) -> np.ndarray:
-    """The leaf in which each device event spends most, as a code; what runs hidden is unmodelled."""
+    """Code of the leaf in which each device event spends most; what runs hidden is unmodelled."""
     links = fact.node.links
     found = np.full(len(fact.node.start), code["compute.unmodelled"])
     found[links.work_class == COMMUNICATION] = code["communication.unseparated"]

@@ -143,11 +143,11 @@ def _synchronize(
     waits_for: np.ndarray,
     waits_for_all: np.ndarray,
 ) -> None:
-    """What each synchronization waited for, and how long.
+    """Fill in the event that each synchronization waited for, and how long.
 
     A blocking copy waits for itself. A device is waited for as a whole. A stream, or an event, is
-    what the trace says, else the one whose work, launched before, was last to end before the call returned; where the call
-    did not wait, it is the last launch that had ended.
+    what the trace says, else the one whose work, launched before, was last to end before the call
+    returned; where the call did not wait, it is the last launch that had ended.
     """
     host, events = links.host, links.events
     at = np.flatnonzero(kind == SYNC_END)
@@ -275,7 +275,7 @@ def _wait_for_collectives(
 def _at_once(
     links: Links, main: int, kind: np.ndarray, time: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Whether the program ran no operator from issuing each collective (a row) to its end."""
+    """Mask of the collectives (rows) from whose issue to whose end the program ran no operator."""
     host, events = links.host, links.events
     issued = host.start_ns[host.named(_issues) & (host.nesting.thread == main)]
     last = np.searchsorted(issued, events.start_ns[rows], side="right") - 1
@@ -300,7 +300,7 @@ def _parts(
     inside: np.ndarray,
     bounds: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> Parts:
-    """Host work before and after the waiting of each interval, by cause; calls that launch apart."""
+    """Host work before and after each interval's waiting, by cause; calls that launch apart."""
     begin, wait_begin, wait_end, end = bounds
     before = np.flatnonzero((wait_begin > begin) & ~inside)
     after = np.flatnonzero((end > wait_end) & ~inside)

@@ -1,4 +1,4 @@
-"""What a trace tells about waiting: which event a stream or a host thread waited for.
+"""Waits that a trace records: the event that a stream or a host thread waited for.
 
 CUDA's synchronization records name the call that asked, the stream that waited, and the call that
 recorded the event, so the work waited for is what that stream had been given before.

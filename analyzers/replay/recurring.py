@@ -1,9 +1,9 @@
 """Waits for collectives that a program repeats: where it waits in one step, it waits in all.
 
-Without a device no trace says what the host waited for, and a wait for what has ended by then leaves no
-trace at all. Steps of a program are alike, though, and so are its ranks: where the n-th collective of a
-step is waited for right before one and the same moment whenever a wait shows, that moment waits for
-it in every step. Unless it ever came first: then it does not.
+Without a device no trace says what the host waited for, and a wait for what has ended by then
+leaves no trace at all. Steps of a program are alike, though, and so are its ranks: where the n-th
+collective of a step is waited for right before one and the same moment whenever a wait shows, that
+moment waits for it in every step. Unless it ever came first: then it does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Issued:
 
 
 def in_order(told: Program, links: Links, sent: np.ndarray) -> np.ndarray | None:
-    """Moment that issued each collective (device events), None where calls and collectives are not as many."""
+    """Moment that issued each collective; None where calls and collectives are not as many."""
     issued = np.flatnonzero(told.kind == ISSUE)
     start = links.events.start_ns[sent]
     if len(issued) != len(sent) or not (told.time_ns[issued] <= start).all():
@@ -55,7 +55,7 @@ def in_order(told: Program, links: Links, sent: np.ndarray) -> np.ndarray | None
 
 
 def recurring_waits(ranks: Sequence[tuple[Program, Links]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Waits that did not show: of each rank device events, and the moments of its program after them."""
+    """Waits that did not show: each rank's device events, and the program's moments after them."""
     known: dict[str, int] = {}
     found = [_issued(told, links, known) for told, links in ranks]
     marks = [_marks(told, links, known) for told, links in ranks]
@@ -85,7 +85,7 @@ def recurring_waits(ranks: Sequence[tuple[Program, Links]]) -> list[tuple[np.nda
 
 
 def _usual(place: np.ndarray, after: np.ndarray, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(moments after the issuing one, what is there) at which each place waits; -1 where it differs."""
+    """(moments after the issuing one, its mark) at which each place waits; -1 where it differs."""
     seen = np.flatnonzero(after >= 0)
     first, way = distinct_rows([place[seen], after[seen], mark[seen]])
     count = np.bincount(way)
@@ -123,7 +123,7 @@ def _issued(told: Program, links: Links, known: dict[str, int]) -> _Issued:
 
 
 def _marks(told: Program, links: Links, known: dict[str, int]) -> np.ndarray:
-    """What each moment is, as a number that is the same on all ranks."""
+    """Kind of each moment and name of its operator, as a number that is the same on all ranks."""
     codes, values = links.events.names
     name = np.array([known.setdefault(v, len(known)) for v in values] + [-1], dtype=np.int64)
     of_op = np.isin(told.kind, (OP_START, OP_END))

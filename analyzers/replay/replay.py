@@ -81,7 +81,7 @@ class Replay:
         return Scenario(self.base)
 
     def _error(self) -> float:
-        """How far the unmodified replay is from the observed time, window by window."""
+        """Relative distance of the unmodified replay from the observed time, over windows."""
         observed = off = 0
         for place, node in enumerate(self.base.graph.ranks):
             length = np.diff(node.joined.windows.bounds_ns)
@@ -101,7 +101,7 @@ class Replay:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What limits every prediction for this run."""
+        """Sentences on what limits every prediction for this run."""
         graph = self.base.graph
         notes = []
         if self.run.whole is not self.run:
@@ -112,34 +112,34 @@ class Replay:
                 if k.traced and k.name != step.kind
             )
             notes.append(
-                f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; the "
-                f"others ({others}) are replayed with them and not counted"
+                f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; "
+                f"the others ({others}) are replayed with them and not counted"
             )
         events = self.base.events
         if graph.free > _FREE_RATIO * events:
             notes.append(
-                f"{graph.free / events:.1%} of the device events wait for nothing that was recorded: "
-                "they stay where they were"
+                f"{graph.free / events:.1%} of the device events wait for nothing that was "
+                "recorded: they stay where they were"
             )
         edges = len(graph.source) + graph.contradicted
         if graph.contradicted > _CONTRADICTED_RATIO * edges:
             notes.append(
-                f"{graph.contradicted / edges:.1%} of the dependencies were observed in another order "
-                "and are left out"
+                f"{graph.contradicted / edges:.1%} of the dependencies were observed in another "
+                "order and are left out"
             )
         beside = [n.links for n in graph.ranks if not n.joined.host_only]
         count = sum(len(links.events) for links in beside)
         launched = sum(int(links.has_launch.sum()) for links in beside)
         if launched < _SAID_LAUNCHED_RATIO * count:
             notes.append(
-                f"{1 - launched / count:.0%} of the device events have no recorded launch: they follow "
-                "what ran before them, or what the host did last"
+                f"{1 - launched / count:.0%} of the device events have no recorded launch: they "
+                "follow what ran before them, or what the host did last"
             )
         lag_ratio = self._lag_ratio()
         if lag_ratio > _LAG_RATIO:
             notes.append(
-                f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency explains: "
-                "it is taken to last as long whatever changes"
+                f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency "
+                "explains: it is taken to last as long whatever changes"
             )
         if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
             notes.append(
@@ -189,7 +189,7 @@ class Replay:
         return dict(sorted(longest.items(), key=lambda item: -1 if item[0] is None else item[0]))
 
     def gives_back(self, causes: Sequence[str]) -> int:
-        """What removing causes gives back, summed over ranks and steps."""
+        """Return the ns that removing causes gives back, summed over ranks and steps."""
         scenario = self.scenario()
         remove_causes(scenario, self.facts, causes)
         outcome = scenario.solve()
@@ -201,7 +201,7 @@ class Replay:
         return max(sum(before) - sum(after), 0)
 
     def recoverable(self) -> dict[str, Recoverable]:
-        """What each cause with time in it would give back if it were gone."""
+        """Return what each cause with time in it would give back if it were gone."""
         found: dict[str, Recoverable] = {}
         # A parent whose only leaf with time is its child gives back the same.
         by_leaves: dict[frozenset[str], int] = {}

@@ -1,4 +1,4 @@
-"""A changed run: what each edge of the graph takes once things are different, and when all comes then."""
+"""A changed run: the time of each edge of the graph after changes, and the new schedule."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Scenario:
         return found & (parts.owner >= self._first_step(place))
 
     def durations(self, place: int) -> np.ndarray:
-        """How long each event of a rank runs: of coupled ones, after the last arrival."""
+        """Nanoseconds that each event of a rank runs; coupled ones, after the last arrival."""
         node = self.ranks[place]
         events = node.links.events
         run = observed = np.where(node.coupled, node.transfer_ns, events.dur_ns)
@@ -187,7 +187,7 @@ class Scenario:
         return np.where(self.outside(place), observed, run)
 
     def solve(self) -> Outcome:
-        """When everything comes."""
+        """Compute the time of every moment under the changes."""
         base, graph = self.base, self.base.graph
         weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
         removed = [self.removed_parts(place) for place in range(len(self.ranks))]
@@ -215,7 +215,7 @@ class Scenario:
         return Outcome(self, time, decided, weight, lag)
 
     def _keep_before(self, weight: np.ndarray, lag: np.ndarray) -> None:
-        """What lies before the first window stays as it was, and so does where that begins.
+        """Keep what lies before the first window as it was, and so the beginning of that.
 
         Where it begins with a device event, what launching that took lies before it.
         """
@@ -248,7 +248,7 @@ class Scenario:
         return (links.step < 0) & bool(len(links.steps.start_ns))
 
     def part_ns(self, place: int) -> np.ndarray:
-        """What each host part of a rank takes."""
+        """Nanoseconds that each host part of a rank takes."""
         parts = self.ranks[place].program.parts
         length = np.where(self.removed_parts(place), 0, parts.end_ns - parts.start_ns)
         if place in self.part_scale:
@@ -380,7 +380,7 @@ class Outcome:
         return np.concatenate([bounds[:1], bounds[1:][lasting]])
 
     def _steps(self, place: int) -> np.ndarray:
-        """Step of each event without a device: what runs beside the program is of the step that it begins in."""
+        """Step of each event without a device; beside the program, the one in which it begins."""
         node = self.scenario.ranks[place]
         links, program = node.links, node.program
         step: np.ndarray = links.step.copy()

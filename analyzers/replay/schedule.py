@@ -1,8 +1,8 @@
 """The trace of a replayed schedule: the tables of a rank with the times that a scenario gives them.
 
-Device events take their new times. Host spans are moved with the program: between two moments of it,
-what takes no time is left out and the rest is stretched to the new length; what runs on threads of
-its own moves with the events that it became.
+Device events take their new times. Host spans are moved with the program: between two moments of
+it, what takes no time is left out and the rest is stretched to the new length; what runs on threads
+of its own moves with the events that it became.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     """The trace tables of a rank as the scenario would have them recorded.
 
     Returns:
-        ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and, where
-        they were sampled, ``device_clock`` and ``core_wait``.
+        ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and,
+        where they were sampled, ``device_clock`` and ``core_wait``.
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.given
@@ -82,11 +82,11 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
 
 
 def _apart(warp: _Warp, node: RankNodes) -> _Warp:
-    """Nothing that launches loses its place: a nanosecond at least lies between its begins and ends.
+    """Keep the place of all that launches: a nanosecond at least between its begins and ends.
 
-    Which operator launched an event is told by what lies inside what; where operators take no time any
-    more, nothing would. Without a device, operators that take none would be none, and a step may end
-    with one.
+    Which operator launched an event is told by what lies inside what; where operators take no time
+    any more, nothing would. Without a device, operators that take none would be none, and a step
+    may end with one.
     """
     links = node.links
     host, steps = links.host, node.joined.given.step
@@ -113,8 +113,8 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
     node = outcome.scenario.ranks[place]
     program = node.program
     old, new = program.time_ns, _new(outcome, node, node.moment)
-    # A launch belongs to the step that had begun: where nothing lies between it and the next step any
-    # more, that begins a nanosecond later.
+    # A launch belongs to the step that had begun: where nothing lies between it and the next step
+    # any more, that begins a nanosecond later.
     at_once = program.kind == STEP
     at_once[:1] = False
     at_once[1:] &= new[1:] == new[:-1]

@@ -21,7 +21,7 @@ ABSENT = int(np.iinfo(np.int64).min)
 
 
 def solve(graph: Graph, weight_ns: np.ndarray, lag_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """When each moment comes, and the edge that decided it (-1 for none).
+    """Return the time of each moment in ns, and the edge that decided it (-1 for none).
 
     Args:
         graph: moments and edges, in order.

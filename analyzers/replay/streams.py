@@ -1,8 +1,8 @@
-"""What device events of one rank wait for beside their launch: their stream, and other streams.
+"""Waits of one rank's device events beside their launch: for their stream, and other streams.
 
 A stream runs in order. It waits for another one after a call for an event (cudaStreamWaitEvent),
-which belongs to the launch that follows it. Where the trace does not say which event, it is taken to
-be the last one that had been launched on each other stream before the call, as far as that had
+which belongs to the launch that follows it. Where the trace does not say which event, it is taken
+to be the last one that had been launched on each other stream before the call, as far as that had
 ended in time. Where no call tells, an event that begins right when another stream's ends waits for
 it.
 """
@@ -54,7 +54,7 @@ class Waits:
 
 
 def waits(links: Links, communication: Communication, recorded: Recorded) -> Waits:
-    """What the events of one rank wait for."""
+    """Return the waits of the events of one rank."""
     events = links.events
     previous = previous_on_stream(links)
     start, end = events.start_ns, events.end_ns
@@ -192,8 +192,8 @@ def _sharding(links: Links, communication: Communication) -> tuple[np.ndarray, n
     """Masks of the all-gathers of parameters, and of the copies around them.
 
     Parameters do not depend on what the model computes: their all-gather waits for the optimizer
-    and for copies into and out of its buffers, not for the last product; and what copies them out waits for an all-gather,
-    not for the last reduction of gradients.
+    and for copies into and out of its buffers, not for the last product; and what copies them out
+    waits for an all-gather, not for the last reduction of gradients.
     """
     host = links.host
     region = host.nesting.nearest(host.named(names.is_sharding_region)) >= 0

@@ -1,11 +1,12 @@
 """Work after a wait of the host: caches have cooled meanwhile, so at first it takes longer.
 
-While a thread sleeps for milliseconds, others fill its core's caches. A walk over 1 MB took 11 times as
-long after 30 ms of sleep, 4 times after 10 ms and 1.3 times after 3 ms, and was as before 0.4 ms of work
-later; a loop in registers took no longer, so it is not the clock. Where the wait is gone, so is that.
+While a thread sleeps for milliseconds, others fill its core's caches. A walk over 1 MB took 11
+times as long after 30 ms of sleep, 4 times after 10 ms and 1.3 times after 3 ms, and was as before
+0.4 ms of work later; a loop in registers took no longer, so it is not the clock. Where the wait is
+gone, so is that.
 
-How much it was, the run itself tells: the same work, later after the same waits. Other steps, without
-such a wait, are not looked at.
+How much it was, the run itself tells: the same work, later after the same waits. Other steps,
+without such a wait, are not looked at.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WAITED = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("data", "collect
 
 @dataclass(frozen=True)
 class Warming:
-    """What work after waits would take without them.
+    """Change of work after waits if it came without them.
 
     Attributes:
         of_part: for each host part, how many times as long it takes.
@@ -74,10 +75,11 @@ class _After:
 
 
 def warming(ranks: Sequence[tuple[RankNodes, np.ndarray]]) -> list[Warming | None]:
-    """What follows the waits that are removed (a mask of the program's parts), on each rank.
+    """Return the change of work after removed waits (masks of the program's parts), per rank.
 
     Returns:
-        None for ranks that lose no wait, for all where nothing shows that work after them was slower.
+        None for ranks that lose no wait, for all where nothing shows that work after them was
+        slower.
     """
     if not any(_asleep(node, removed).any() for node, removed in ranks):
         return [None] * len(ranks)
@@ -143,10 +145,10 @@ def _per_moment(program: Program, part_ns: np.ndarray) -> np.ndarray:
 def _ratios(nodes: Sequence[RankNodes], found: Sequence[_After]) -> np.ndarray:
     """Usual work over what it took after waits, by work since the wait; 1 where it does not differ.
 
-    Usual is the middle one of the same work further from such a wait. A sum of middle ones is less than
-    the middle sum, so the ratio is held against that of the warm work itself. All count where the 95 %
-    interval of the whole median over waits excludes that. Where less than half of the work is known,
-    the ratio is that of the work that follows it.
+    Usual is the middle one of the same work further from such a wait. A sum of middle ones is less
+    than the middle sum, so the ratio is held against that of the warm work itself. All count where
+    the 95 % interval of the whole median over waits excludes that. Where less than half of the work
+    is known, the ratio is that of the work that follows it.
     """
     count = len(_BINS_NS)
     sums = [_by_wait(node, after) for node, after in zip(nodes, found, strict=True)]

@@ -1,4 +1,4 @@
-"""What is asked of a replay: changes, as people write them."""
+"""Changes asked of a replay, as people write them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def causes_named(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is different.
+    """Changes between the observed run and the one asked for.
 
     Attributes:
         fix: ids of causes that take no time.
@@ -96,7 +96,7 @@ class Changes:
 
     @property
     def of_link(self) -> bool:
-        """Whether the link changes."""
+        """Tell whether the link changes."""
         return any(
             v is not None
             for v in (

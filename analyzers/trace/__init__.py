@@ -1,1 +1,1 @@
-"""What every analysis reads: events joined to launches, steps, layers and other ranks."""
+"""The input of every analysis: events joined to launches, steps, layers and other ranks."""

@@ -1,4 +1,4 @@
-"""What is recorded of each communication event: which collective, of whom, of how many bytes."""
+"""The record of each communication event: its collective, the ranks in it, its bytes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What two ranks' events must share, beside their sequence number, to be of one collective.
+    """Traits that two ranks' events of one collective share, beside their sequence number.
 
     Attributes:
         members: global ranks that take part; empty where only their number is told.
@@ -93,7 +93,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is recorded about communication events that are alike.
+    """The record of communication events that are alike.
 
     Attributes:
         what: normalized name.
@@ -132,7 +132,7 @@ class Kind:
 
 
 def link_peaks(kinds: list[Kind], ceiling: Ceiling | None) -> list[float | None]:
-    """Link peak of each kind, None where unknown: a small group may not have all links of a rank."""
+    """Link peak of each kind, None where unknown: a small group may lack some of a rank's links."""
     if ceiling is None:
         return [None] * len(kinds)
     return [
@@ -176,7 +176,7 @@ def describe(
     world_size: int | None,
     groups: Mapping[str, tuple[int, ...]],
 ) -> Communication:
-    """What is recorded about each communication event of a rank. COLLECTIVE -> Communication.
+    """Describe each communication event of a rank from its records. COLLECTIVE -> Communication.
 
     Args:
         links: the rank's joined events.
@@ -231,7 +231,8 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ``c10d::send(tensors, group, rank, tag)``.
 
     Returns:
-        Rank of the peer within the group, -1 where unknown; Unix time, of any other event its start.
+        Rank of the peer within the group, -1 where unknown; Unix time, of any other event its
+        start.
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     entered_ns = links.events.start_ns[rows]
@@ -417,7 +418,7 @@ class _Told:
     groups: Mapping[str, tuple[int, ...]]
 
     def by_metadata(self, found: _Fields, name: str) -> Kind:
-        """Of events whose collective was recorded."""
+        """Kind of events whose collective was recorded."""
         what = _normalized(found.collective or name)
         group, count = found.group_name, found.group_size_count
         members = self._members(found)
@@ -492,7 +493,7 @@ class _Told:
     def by_names(
         self, name: str, elements: int, first_bytes: int | None, *, output_first: bool = False
     ) -> Kind:
-        """Of events of which only names and, at best, the operator's first argument are recorded.
+        """Kind of events whose record has names only and, at best, the operator's first argument.
 
         That is what goes in, or with ``output_first`` what comes out.
         """

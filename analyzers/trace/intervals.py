@@ -108,7 +108,7 @@ class Spread:
     origin_ns: int
 
     def until(self, time_ns: np.ndarray) -> np.ndarray:
-        """How much of the amounts lies before each time; a float, good to a few nanoseconds."""
+        """Sum of the amounts that lies before each time; a float, good to a few nanoseconds."""
         time = (time_ns - self.origin_ns).astype(np.float64)
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
         ended = np.searchsorted(self.end_ns, time_ns, side="right")

@@ -111,7 +111,7 @@ class Links:
 
     @cached_property
     def returned_ns(self) -> np.ndarray:
-        """When the launching call returned; a host operator is its own launch and takes no call."""
+        """End of the launching call, in ns; a host operator is its own launch and takes no call."""
         if not len(self.host):
             return self.events.start_ns.copy()
         own = self.events.of("host_op", "host_collective")

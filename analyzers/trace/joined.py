@@ -34,7 +34,7 @@ from chopper.hardware.ceilings import Ceiling, Ceilings
 
 @dataclass(frozen=True)
 class RankInput:
-    """What is attributed: the trace tables of one rank, and what is known of its device.
+    """The input of an attribution: the trace tables of one rank, and what is known of its device.
 
     Attributes:
         host_span, device_event, step, collective: declared tables.
@@ -146,7 +146,7 @@ class JoinedRank:
 
 
 def join_rank(given: RankInput) -> JoinedRank:
-    """Join the device events of one rank. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
+    """Join one rank's device events. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
     host = HostSpans(given.host_span)
     host_only = given.device_event.num_rows == 0
     host_rows = None

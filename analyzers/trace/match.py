@@ -324,7 +324,7 @@ def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.nd
 
 
 def _shifted(rows: Rows, ranks: int) -> bool:
-    """Whether collectives of one key overlap once each clock is shifted by its median lead.
+    """Tell whether collectives of one key overlap once each clock is shifted by its median lead.
 
     Args:
         rows: the n-th events of all ranks side by side, rank by rank, in order of n.
@@ -342,7 +342,7 @@ def _shifted(rows: Rows, ranks: int) -> bool:
 def _clock_offsets(
     rows: Rows, instance: np.ndarray, symmetric: np.ndarray, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lead of each rank's clock over the lowest rank's that it is tied to by collectives; and which.
+    """Lead of each rank's clock over that of the lowest rank that collectives tie it to; and which.
 
     The median difference of ends over the collectives that two ranks share; those who share none
     are tied through others.

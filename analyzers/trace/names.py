@@ -1,4 +1,4 @@
-"""What names mean: the one place that knows how frameworks and libraries call things."""
+"""The meaning of names: the one place that knows how frameworks and libraries call things."""
 
 from __future__ import annotations
 
@@ -189,9 +189,10 @@ _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 _SHARDING_REGION = re.compile(
     r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::"
     r"|^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::|^aten::(un)?flatten_dense_tensors$"
-    r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*\.py\(\d+\): "
-    r"(?!(forward|backward|step|__init__|__call__|wrapper)$)"
-    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?\w{0,40}(buffer|data_parallel|fsdp)\w{0,40}"
+    r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*"
+    r"\.py\(\d+\): (?!(forward|backward|step|__init__|__call__|wrapper)$)"
+    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?"
+    r"\w{0,40}(buffer|data_parallel|fsdp)\w{0,40}"
     r"\.py\(\d+\): (?!(forward|backward|__init__|__call__)$)"
 )
 _SHARDING_COPY = re.compile(

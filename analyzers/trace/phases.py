@@ -272,7 +272,7 @@ class Phases:
 
     @cached_property
     def _phases_within_phases(self) -> bool:
-        """Whether a phase runs within another, as what a closure of an optimizer does."""
+        """Tell whether a phase runs within another, as what a closure of an optimizer does."""
         parent = self.host.nesting.parent
         around = np.where(parent >= 0, self.of_span[np.maximum(parent, 0)], -1)
         return bool(((around >= 0) & (around != self.of_span)).any())

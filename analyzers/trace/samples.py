@@ -1,4 +1,4 @@
-"""Which samples belong to which rank: device telemetry is recorded once per host, for all devices."""
+"""The samples of each rank: device telemetry is recorded once per host, for all devices."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     """Rows of a device table that are of the device that a rank computes on, in time order.
 
     What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
-    the device's by UUID, else those of the one device with its PCI address, of which it is a part (MIG); where either side has none, by ordinal, unless ranks of the host share one
-    (each then sees a device of its own, and calls it the same); where it is not known what the rank
-    computes on and the table holds one device only, all of them.
+    the device's by UUID, else those of the one device with its PCI address, of which it is a part
+    (MIG); where either side has none, by ordinal, unless ranks of the host share one (each then
+    sees a device of its own, and calls it the same); where it is not known what the rank computes
+    on and the table holds one device only, all of them.
 
     Returns:
         The declared table, empty when nothing was sampled of this device. Its ``device_id`` is the
@@ -71,9 +72,10 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
 
 
 def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
-    """Whether a recorded rank is known to use no device: torch said so at its end, or others have them.
+    """Tell whether a recorded rank is known to use no device.
 
-    Of a program without torch, or one that was killed, it is not known.
+    Torch said so at its end, or the others have them. Of a program without torch, or one that was
+    killed, it is not known.
     """
     part = run.part(rank)
     if run.manifest.kind != "recorded" or part.device_id is not None:
@@ -83,7 +85,7 @@ def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
 
 
 def _several(run: Run, rank: int) -> bool:
-    """Whether a rank's readings are of more than one device."""
+    """Tell whether a rank's readings are of more than one device."""
     import pyarrow.compute as pc
 
     tables = (run.table(rank, name) for name in ("device_clock", "device_counter"))
@@ -98,14 +100,14 @@ def _ranks_beside(run: Run, rank: int) -> list[int]:
 
 
 def _named(table: pa.Table, part: RankManifest) -> bool:
-    """Whether both the samples and the rank say which device they mean by UUID."""
+    """Tell whether both the samples and the rank say which device they mean by UUID."""
     device = next((d for d in part.devices if d.device_id == part.device_id), None)
     known = table["device_uuid"].null_count < table.num_rows
     return known and device is not None and device.uuid is not None
 
 
 def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
-    """Whether ranks of a host name different devices by the same ordinal.
+    """Tell whether ranks of a host name different devices by the same ordinal.
 
     Where each of them sees one device only, all of them call it 0.
     """
@@ -164,7 +166,7 @@ def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Tab
 
 
 def table_beside(run: Run, rank: int, name: str) -> pa.Table:
-    """A host-wide table as whichever rank of the host recorded it, in time order; empty for none."""
+    """A host-wide table as any rank of the host recorded it, in time order; empty for none."""
     for source in _ranks_beside(run, rank):
         table = run.table(source, name)
         if table.num_rows:
@@ -173,7 +175,7 @@ def table_beside(run: Run, rank: int, name: str) -> pa.Table:
 
 
 def socket_of(run: Run, rank: int) -> tuple[str, ...]:
-    """What tells apart the sockets that ranks compute on: parts of one share its power and energy.
+    """Name the socket that a rank computes on: parts of one share its power and energy.
 
     The host and the PCI address without its function, where the address was recorded; else the
     device's UUID; else the rank itself.
@@ -193,7 +195,8 @@ def socket_of(run: Run, rank: int) -> tuple[str, ...]:
 def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | None:
     """Share of a time in which a rank's main thread could run and had to wait for a core.
 
-    From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than two.
+    From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than
+    two.
     """
     import pyarrow.compute as pc
 
@@ -227,7 +230,7 @@ _LEAST_THREAD_SPAN_NS = 1_000_000_000
 def thread_wait(
     run: Run, rank: int, tids: set[int], start_ns: int, end_ns: int
 ) -> tuple[str, float] | None:
-    """Of some threads of a rank the one that waited most for a core: its name, and the share.
+    """Return the name of the thread, of some of a rank, that waited most for a core; and the share.
 
     From the growth of ``process_thread.run_delay_ns``; None where none of them was read over a
     second and more.

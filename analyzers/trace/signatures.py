@@ -1,4 +1,4 @@
-"""Which device events are instances of the same work: same operator, shapes, kernel and grid."""
+"""Instances of the same work among device events: same operator, shapes, kernel and grid."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class HostSpans(_Timed):
 
     @cached_property
     def activity(self) -> Activity:
-        """Who is innermost from when on, per thread."""
+        """Innermost span from each moment on, per thread."""
         return activity(self.nesting)
 
     def of(self, *categories: str) -> np.ndarray:

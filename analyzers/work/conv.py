@@ -218,7 +218,7 @@ class _Backward:
 
 
 def _gradient(record: Record, grad: Sequence[int], weight: Sequence[int]) -> Work:
-    """Of either factor: each element of the weight meets each position of the result."""
+    """Work of either factor's gradient: each weight element meets each position of the result."""
     flop = 2 * grad[0] * prod(grad[2:]) * prod(weight)
     return Work(
         "conv",

@@ -20,7 +20,7 @@ _LOOKAROUND = re.compile(r"\(\?<?[!=][^()]*\)")
 
 @dataclass(frozen=True)
 class NameSearch:
-    """Whether a name contains a pattern, and not another.
+    """Test of whether names contain a pattern, and not another.
 
     Called with a name it searches as ``re`` does. :meth:`many` gives the same for many names in a
     tenth of the time: Arrow's engine has no lookarounds, so it searches without them, which finds
@@ -35,7 +35,7 @@ class NameSearch:
     excluded: re.Pattern[str] | None = None
 
     def __call__(self, name: str) -> bool:
-        """Whether one name has it."""
+        """Tell whether one name has it."""
         if not self.pattern.search(name):
             return False
         return self.excluded is None or not self.excluded.search(name)
