@@ -180,8 +180,8 @@ def peak_bytes(case: dict[str, Any], ranks: int) -> int:
 def let_go_by_gloo_first() -> None:
     """Let gloo's threads drop what they sent before the program does.
 
-    Whoever is last frees, and only what the program's thread frees is told: else it would be counted
-    as live, now and then, until its address comes again.
+    Whoever is last frees, and only what the program's thread frees is told: else it would be
+    counted as live, now and then, until its address comes again.
     """
     wait: Any = dist.Work.wait
     wait_tensor: Any = functional.wait_tensor

@@ -203,8 +203,8 @@ def several(ranks: int, *, modified: bool = True) -> DeviceMesh:
     """A mesh of so many ranks without any process, for shapes to be found out apart.
 
     DTensor finds out shapes with whole tensors, under the fake mode that it finds. MemTracker tells
-    such tensors from the program's by their mode, so it would count them: they get one of their own,
-    unless it shall be left unmodified.
+    such tensors from the program's by their mode, so it would count them: they get one of their
+    own, unless it shall be left unmodified.
     """
     if modified:
         setattr(_sharding_prop, "detect_fake_mode", lambda *_: None)  # noqa: B010 -- imported, not exported

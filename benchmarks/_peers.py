@@ -16,7 +16,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter(); cpu = sum(os.times()[:4])
 exec({code!r})
 wall, cpu = time.perf_counter() - start, sum(os.times()[:4]) - cpu
-peak = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+peak = max(
+    resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+)
 sys.stderr.flush()
 print("\\n@" + json.dumps(dict(wall=wall, cpu=cpu, peak=peak * 1024, before=before * 1024)))
 """

@@ -4,9 +4,9 @@
     PYTHONPATH=/tmp/transformers python -m benchmarks.families > tests/estimates/families.json
     PYTHONPATH=/tmp/transformers python -m benchmarks.families --track
 
-Builds the module of each configuration on the meta device, where nothing is allocated, and prints the
-configurations with the count of the module's parameters, which the tests hold the estimate against.
-transformers is needed to make the file, not to test with it.
+Builds the module of each configuration on the meta device, where nothing is allocated, and prints
+the configurations with the count of the module's parameters, which the tests hold the estimate
+against. transformers is needed to make the file, not to test with it.
 
 With --track, small modules of each family train two steps under fake tensors, and the peak that
 PyTorch's MemTracker sees is held against the estimate. Attention is one fused operator, as with

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gate [--cases N]
 
-Simulated steps of four kinds of noise; a row says in how many percent of the cases the lower bound of
-the 95 % interval of B − A lies above 0: for two identical programs (wrong), and when every step of B
-takes 5 % longer (right).
+Simulated steps of four kinds of noise; a row says in how many percent of the cases the lower bound
+of the 95 % interval of B − A lies above 0: for two identical programs (wrong), and when every step
+of B takes 5 % longer (right).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every number that the reference workloads exist to show, measured here, and all that they measured.
+"""Every number that the reference workloads exist to show, and all else that they measured.
 
     python -m benchmarks.headlines                      # all of them, under 20 minutes on two cores
     python -m benchmarks.headlines gemm overlap
@@ -8,8 +8,8 @@ Each workload runs as `chopper run NAME` does, at its default size. What cannot 
 with its reason. With --output the experiments are kept, and --keep then measures only what is not
 there yet, so that the table can be made in parts.
 
-Figures in the documentation come from this: --docs writes the table into headlines.md, and what each
-workload measured, with machine, date and command, into the marked part of its page:
+Figures in the documentation come from this: --docs writes the table into headlines.md, and what
+each workload measured, with machine, date and command, into the marked part of its page:
 `<!-- measured: NAME -->` … `<!-- end -->`. It takes all that --output holds, so that workloads
 can be measured again one by one.
 """

@@ -82,7 +82,8 @@ def show(trace: Path, hta: str | None, repeats: int) -> None:
         h = best(theirs)
         line += (
             f" {_seconds(h)} {h.wall_s / c.wall_s:4.1f}× {h.cpu_s / c.cpu_s:4.1f}×"
-            f" {c.peak_bytes / 1e6:8.0f} {h.peak_bytes / 1e6:7.0f} {c.peak_bytes / h.peak_bytes:5.2f}"
+            f" {c.peak_bytes / 1e6:8.0f} {h.peak_bytes / 1e6:7.0f}"
+            f" {c.peak_bytes / h.peak_bytes:5.2f}"
         )
     else:
         line += f" {'–':>11} {'–':>11} {c.peak_bytes / 1e6:8.0f}"

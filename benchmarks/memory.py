@@ -4,16 +4,16 @@
     python -m benchmarks.memory --tracked 40 --seed 7 # more random models under fake tensors
     python -m benchmarks.memory --real                # only real runs, two ranks over gloo
     python -m benchmarks.memory --experts             # mixtures of experts, tracked and real
-    python -m benchmarks.memory --docs docs/concepts/estimates/memory.md   # writes the page's tables
+    python -m benchmarks.memory --docs docs/concepts/estimates/memory.md   # writes its tables
 
 Tracked: random models (width, depth, heads, vocabulary, batch, sequence) under fake tensors, each
 with a random strategy that MemTracker or FSDPMemTracker follows. Real: random models trained by two
-processes, each strategy of them, where every allocation counts; the highest of the ranks is compared.
-Prints each error; exit code 1 when one is beyond 5 %.
+processes, each strategy of them, where every allocation counts; the highest of the ranks is
+compared. Prints each error; exit code 1 when one is beyond 5 %.
 
-Terms of tensor parallelism, FSDP1 with checkpointing and DeepSpeed were found from errors of cases drawn
-here, with seeds 1, 2, 11 and 21. The default seed was first drawn when the estimate was done: its cases
-are held out, and so are those of any other seed.
+Terms of tensor parallelism, FSDP1 with checkpointing and DeepSpeed were found from errors of cases
+drawn here, with seeds 1, 2, 11 and 21. The default seed was first drawn when the estimate was done:
+its cases are held out, and so are those of any other seed.
 """
 
 from __future__ import annotations
@@ -352,7 +352,8 @@ def main() -> None:
             errors.setdefault((title, group(of[name])), []).append((measured, error))
             if not args.as_json:
                 print(
-                    f"{measured / 2**20:8.1f} MiB {expected / 2**20:8.1f} MiB  {error:+6.1%}  {name}"
+                    f"{measured / 2**20:8.1f} MiB {expected / 2**20:8.1f} MiB  {error:+6.1%}  "
+                    f"{name}"
                 )
     absolute = [abs(error) for cases_errors in errors.values() for _, error in cases_errors]
     beyond = sum(error > LIMIT for error in absolute)
@@ -389,7 +390,10 @@ def tables(errors: Errors) -> list[str]:
         of = {name: found for (part, name), found in errors.items() if part == title}
         sizes = [size / 2**20 for found in of.values() for size, _ in found]
         lines += [
-            f"| {title}; {min(sizes):,.0f} to {max(sizes):,.0f} MiB | cases | errors | beyond 5 % |",
+            (
+                f"| {title}; {min(sizes):,.0f} to {max(sizes):,.0f} MiB "
+                "| cases | errors | beyond 5 % |"
+            ),
             "|---|---:|---|---:|",
         ]
         for name, found in of.items():

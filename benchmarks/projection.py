@@ -3,9 +3,9 @@
     python -m benchmarks.projection DIR [--verbose]
     python -m benchmarks.projection DIR --json
 
-DIR has one trace per model and device, named DEVICE-MODEL.json.gz, with DEVICE a name of the table of
-devices (h100-sxm, mi300x) or a part of it. Each pair is projected both ways, twice: with what the
-program knows the devices to reach, and with what only the *other* pairs reached on them at best
+DIR has one trace per model and device, named DEVICE-MODEL.json.gz, with DEVICE a name of the table
+of devices (h100-sxm, mi300x) or a part of it. Each pair is projected both ways, twice: with what
+the program knows the devices to reach, and with what only the *other* pairs reached on them at best
 (leave one pair out), where they tell. Prints the error in total, of the kernels alone, and that of
 the uncalibrated roofline; exit code 1 when a total is beyond 25 % or not twice as good as that.
 """
@@ -51,7 +51,7 @@ class Recorded:
         self.windows = max(1, sum(rank.steps for rank in attribution.ranks))
 
     def best(self) -> tuple[float, float]:
-        """Highest shares of the peaks that a product, and a large copy or vector operator, reach."""
+        """Highest shares of the peaks that a product, and a large copy or vector operator, get."""
         products = memory = 0.0
         bandwidth = self.device.memory_bandwidth_bytes_per_s.value
         for row in self.operations.to_pylist():
@@ -69,7 +69,7 @@ class Recorded:
 
 
 def known(device: DevicePeaks, others: list[Recorded]) -> Reach:
-    """What other runs on the device reached; where they had nothing large, what the program knows."""
+    """Shares that other runs on the device reached; without large work, those the program knows."""
     shipped = achievable.of(device)
     best = [r.best() for r in others if r.device.id == device.id]
     products, memory = (max((b[i] for b in best), default=0.0) for i in (0, 1))
@@ -158,14 +158,16 @@ def _print(rows: list[dict[str, Any]], *, verbose: bool) -> None:
     for r in rows:
         way = f"{r['from'].split('-')[1]} → {r['to'].split('-')[1]}"
         print(
-            f"{r['model'][:27]:28}{way:16}{r['error_ratio']:>+9.1%} {r['kernels_error_ratio']:>+9.1%}"
-            f"   {r['left_out_error_ratio']:>+8.1%} {r['left_out_kernels_error_ratio']:>+8.1%}"
-            f"   {r['roofline_error_ratio']:>+8.1%} {r['roofline_kernels_error_ratio']:>+8.1%}"
+            f"{r['model'][:27]:28}{way:16}{r['error_ratio']:>+9.1%} "
+            f"{r['kernels_error_ratio']:>+9.1%}   {r['left_out_error_ratio']:>+8.1%} "
+            f"{r['left_out_kernels_error_ratio']:>+8.1%}   {r['roofline_error_ratio']:>+8.1%} "
+            f"{r['roofline_kernels_error_ratio']:>+8.1%}"
         )
         for kind, projected, there in r["classes"] if verbose else ():
             error = f"{projected / there - 1:+.0%}" if there else "–"
             print(
-                f"    {kind:16}{projected / 1e6:10.3f} ms  there {(there or 0) / 1e6:10.3f} ms  {error}"
+                f"    {kind:16}{projected / 1e6:10.3f} ms  there {(there or 0) / 1e6:10.3f} ms  "
+                f"{error}"
             )
     for title, name in (("as shipped", "error_ratio"), ("others only", "left_out_error_ratio")):
         errors = [abs(r[name]) for r in rows]

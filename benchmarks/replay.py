@@ -73,8 +73,8 @@ def table(cases: Sequence[Prediction]) -> str:
         error = f"{case.error_ratio:+.1%}" if case.refused is None else "refused"
         mark = "" if case.ok else " ✗"
         lines.append(
-            f"| {case.name.replace('_', ' ')}, {case.magnitude}, {case.flavour} | `{case.change}` | "
-            f"{case.observed_ns / 1e6:.2f} ms | {case.predicted_ns / 1e6:.2f} ms | "
+            f"| {case.name.replace('_', ' ')}, {case.magnitude}, {case.flavour} | `{case.change}` "
+            f"| {case.observed_ns / 1e6:.2f} ms | {case.predicted_ns / 1e6:.2f} ms | "
             f"{case.truth_ns / 1e6:.2f} ms | {error}{mark} |"
         )
     return "\n".join(lines) + "\n"
@@ -83,7 +83,10 @@ def table(cases: Sequence[Prediction]) -> str:
 def measured(cases: Sequence[Prediction]) -> str:
     """Cases whose truth was measured, with interval of the error and verdict, in Markdown."""
     lines = [
-        "| removed | how | pairs | observed | predicted | measured | error | 95 % interval | verdict |",
+        (
+            "| removed | how | pairs | observed | predicted | measured "
+            "| error | 95 % interval | verdict |"
+        ),
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for case in cases:
@@ -139,7 +142,8 @@ def timed(events: int) -> None:
         marks.append(time.perf_counter())
     graph = replay.base.graph
     print(
-        f"{replay.base.events:,} device events: {len(graph.time_ns):,} moments, {len(graph.source):,} edges"
+        f"{replay.base.events:,} device events: {len(graph.time_ns):,} moments, "
+        f"{len(graph.source):,} edges"
     )
     for label, low, high in (
         ("graph and unmodified replay", 0, 1),

@@ -83,7 +83,8 @@ def interactive(path: Path) -> dict[str, float | None]:
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=all]", state="attached", timeout=120_000)
         marks = page.evaluate(
-            "Object.fromEntries(performance.getEntriesByType('mark').map(m => [m.name, m.startTime]))"
+            "Object.fromEntries(performance.getEntriesByType('mark')"
+            ".map(m => [m.name, m.startTime]))"
         )
         browser.close()
     return {

@@ -3,24 +3,24 @@
     python -m benchmarks.sampler [--seconds 10] [--rounds 40] [--steps 8] [--only idle|training]
         [--ways chopper,thread] [--json]
 
-The devices are played by the tests' stand-in for NVIDIA's library (tests/native/nvml_shim.c), so the
-calls cost what it costs to look a number up; a driver adds its own. All ways read the same of each
-device: SM and memory clock, power, event reasons.
+The devices are played by the tests' stand-in for NVIDIA's library (tests/native/nvml_shim.c), so
+the calls cost what it costs to look a number up; a driver adds its own. All ways read the same of
+each device: SM and memory clock, power, event reasons.
 
 chopper       the sampler process: its fast tier; `all tiers` with counters, activity and limits too
 thread        nvidia-ml-py in a thread of the program, sleeping to absolute deadlines
 smi -lms      a process that prints text at that interval, parsed by a thread (_smi.c)
 smi           such a process for each sample
 
-First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2: first
-for a while without a pause, which tells how well the rate is kept; then for some steps running and
-for some paused, in turns, which tells what is added to a step. Each pair of blocks gives the ratio of
-their median steps; of all pairs stand the median, the quartiles, and the interval that holds the median
-in 95 of 100 cases, from the order of the ratios alone. Where that interval holds both more and less
-than what is asked, the answer is that it cannot be told.
+First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2:
+first for a while without a pause, which tells how well the rate is kept; then for some steps
+running and for some paused, in turns, which tells what is added to a step. Each pair of blocks
+gives the ratio of their median steps; of all pairs stand the median, the quartiles, and the
+interval that holds the median in 95 of 100 cases, from the order of the ratios alone. Where that
+interval holds both more and less than what is asked, the answer is that it cannot be told.
 
-A share of a core is CPU time while it samples; what starting costs once is told beside it. On time is a
-sample that began within half a period of its deadline, of all deadlines that there were.
+A share of a core is CPU time while it samples; what starting costs once is told beside it. On time
+is a sample that began within half a period of its deadline, of all deadlines that there were.
 Lost are samples that the ring had no room for; missed, deadlines that passed without a sample.
 """
 
@@ -474,8 +474,8 @@ def beside_training(
 
 def print_heading() -> None:
     print(
-        f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} {'late':>6} "
-        f"{'missed':>6} {'lost':>5} {'gap p50/p99':>18} {'of a core':>9} {'start':>7}"
+        f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} "
+        f"{'late':>6} {'missed':>6} {'lost':>5} {'gap p50/p99':>18} {'of a core':>9} {'start':>7}"
     )
 
 

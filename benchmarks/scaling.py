@@ -39,12 +39,18 @@ LIMIT_S, LIMIT_BYTES = 5.0, 1.5e9
 LIMIT_MATCH_S = 5.0
 _STAGES = ("load tables", "attribute", "causes")
 _HTA = (
-    "import logging; logging.disable(logging.CRITICAL)\nfrom hta.trace_analysis import TraceAnalysis",
+    (
+        "import logging; logging.disable(logging.CRITICAL)\n"
+        "from hta.trace_analysis import TraceAnalysis"
+    ),
     "TraceAnalysis(trace_files={{0: {path!r}}}).get_temporal_breakdown(visualize=False)",
 )
 _TRACELENS = (
     "import logging; logging.disable(logging.CRITICAL)\nfrom TraceLens import TreePerfAnalyzer",
-    "p = TreePerfAnalyzer.from_file({path!r}); p.get_df_gpu_timeline(); p.get_df_kernel_launchers()",
+    (
+        "p = TreePerfAnalyzer.from_file({path!r}); p.get_df_gpu_timeline(); "
+        "p.get_df_kernel_launchers()"
+    ),
 )
 
 
@@ -91,8 +97,9 @@ def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
             line = f"{events:>13,} {int(one['spans']):>10,}"
             line += "".join(f" {one[stage]:>12.2f}" for stage in _STAGES)
             line += (
-                f" {one['total_s']:>8.2f} {one['cpu_s']:>6.2f} {one['total_s'] / events * 1e6:>8.2f}"
-                f" {one['peak_bytes'] / 1e6:>8.0f} {one['peak_bytes'] / events:>8.0f}"
+                f" {one['total_s']:>8.2f} {one['cpu_s']:>6.2f} "
+                f"{one['total_s'] / events * 1e6:>8.2f} {one['peak_bytes'] / 1e6:>8.0f} "
+                f"{one['peak_bytes'] / events:>8.0f}"
             )
             trace = Path(work) / f"{size}.json.gz"
             if size <= peers_up_to and any(python for python, _ in peers.values()):
@@ -113,7 +120,8 @@ def matching(collectives: int = 5_000, ranks: int = 64) -> None:
     from chopper.analyzers.trace.match import match
 
     print(
-        f"{collectives:,} collectives × {ranks} ranks    {'join s':>8} {'match s':>8} {'matched':>8}"
+        f"{collectives:,} collectives × {ranks} ranks    {'join s':>8} {'match s':>8} "
+        f"{'matched':>8}"
     )
     for label, numbered, dropped in (
         ("numbered", True, 0),

@@ -7,10 +7,11 @@
 
 Each rank is a process in a network namespace of its own; a bridge joins them, and a token bucket
 lets each send at the rate. Training is data parallel over gloo, with much to send and little to
-compute, since all ranks share this machine's cores. With ``--slow`` the first rank sleeps for so long in
-each step, with ``--chance`` each rank for the size of a normal draw of so much. The run of the fewest ranks is recorded and
-carried to the others by `chopper estimate project --ranks`; the others are timed. Needs root, `ip`
-and `tc`; the namespaces are removed at the end. Prints the error of each step time.
+compute, since all ranks share this machine's cores. With ``--slow`` the first rank sleeps for so
+long in each step, with ``--chance`` each rank for the size of a normal draw of so much. The run of
+the fewest ranks is recorded and carried to the others by `chopper estimate project --ranks`; the
+others are timed. Needs root, `ip` and `tc`; the namespaces are removed at the end. Prints the error
+of each step time.
 """
 
 from __future__ import annotations
@@ -216,8 +217,9 @@ def main() -> None:
                 errors.append(abs(error))
                 what = "recorded here" if n == counts[0] else "predicted"
                 print(
-                    f"  {n} ranks: {measured:7.3f} ± {error_s:.3f} s, estimate {step_s:7.3f} s, {error:+6.1%}  "
-                    f"({what}); others differ {others_s:.3f} s, {others_s / measured - 1:+.1%}",
+                    f"  {n} ranks: {measured:7.3f} ± {error_s:.3f} s, estimate {step_s:7.3f} s, "
+                    f"{error:+6.1%}  ({what}); others differ {others_s:.3f} s, "
+                    f"{others_s / measured - 1:+.1%}",
                     flush=True,
                 )
     print(f"largest error {max(errors):.1%}")

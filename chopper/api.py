@@ -63,8 +63,8 @@ def attribute(run: Run | Source) -> AttributedRun:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
     Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it is of
-    those that the step time is of; :attr:`~chopper.attribution.Attribution.whole` is of all of them.
-    The run itself is not changed.
+    those that the step time is of; :attr:`~chopper.attribution.Attribution.whole` is of all of
+    them. The run itself is not changed.
 
     Args:
         run: a run, or anything that :func:`load` takes.

@@ -2,9 +2,9 @@
 
     python -P chopper/fresh_python.py MODULE [arguments]
 
-``python -m`` and ``python -c`` put the current directory first on ``sys.path``: a ``torch.py`` there
-would be executed. This file is run by its path, and finds chopper beside itself, also in a clone
-that is not installed.
+``python -m`` and ``python -c`` put the current directory first on ``sys.path``: a ``torch.py``
+there would be executed. This file is run by its path, and finds chopper beside itself, also in a
+clone that is not installed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def base_name(kernel: str) -> str:
 
 
 def without_suffixes(kernel: str) -> str:
-    """A name without what AMD's tools and compilers add: ``f.kd``, ``f (.kd)``, ``f [clone .kd]``."""
+    """Strip what AMD's tools and compilers add: ``f.kd``, ``f (.kd)``, ``f [clone .kd]``."""
     end = start = len(kernel)
     while True:
         while end and kernel[end - 1].isspace():

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from chopper.errors import UsageError
 
 _LEAST, _MOST = 1e-15, 1e60
-"""In the unit that is read; beyond them products and quotients of several leave what a float holds."""
+"""In the unit that is read; beyond, products and quotients of several leave a float's range."""
 _NUMBER = re.compile(
     r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?:\s*([^\s\d._]\S*))?\s*", re.ASCII
 )

@@ -44,7 +44,7 @@ def _three(value: float) -> str:
 
 
 def duration(time_ns: float | None) -> str:
-    """Nanoseconds as ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``1.23 s``, ``2 min 05 s`` or ``12.5 days``."""
+    """Format nanoseconds: ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``2 min 05 s``, ``12.5 days``."""
     if time_ns is None:
         return UNKNOWN
     if time_ns < 0:
@@ -79,7 +79,7 @@ def ratio(value: float | None) -> str:
 
 
 def factor(value: float | None) -> str:
-    """How many times: ``4.2×``."""
+    """Format a ratio as a factor: ``4.2×``."""
     if value is None:
         return UNKNOWN
     return f"{_three(value) if value >= 10 else f'{value:.1f}'}×"
@@ -185,7 +185,10 @@ def heading(column: str) -> str:
 
 
 def is_number_of(column: str) -> bool:
-    """Whether a column names things by number (``step``, ``stream_id``): no thousands apart."""
+    """Return whether a column holds numbers that name things (``step``, ``stream_id``).
+
+    Their thousands are not set apart.
+    """
     return column.endswith("_id") or column in ("rank", "step", "number", "core", "row")
 
 

@@ -36,9 +36,10 @@ class Loop:
             column_count: at most 32.
             outcomes: code → what it takes away: 1 the sensor, 2 the device; others this reading.
             keep_empty: also keep readings of which no value is known.
-            devices: id, code of the name (-1: none), calls (function, handle, second argument, what the buffer holds at
-                first, what is computed between two snapshots, at each how many samples, after how many first) and columns (kind, call, places,
-                factor, whether 0 is unknown, whether all bits one is, the largest value).
+            devices: id, code of the name (-1: none), calls (function, handle, second argument, what
+                the buffer holds at first, what is computed between two snapshots, at each how many
+                samples, after how many first) and columns (kind, call, places, factor, whether 0 is
+                unknown, whether all bits one is, the largest value).
 
         Raises:
             ValueError: something of it does not fit together.
@@ -79,8 +80,8 @@ class Loop:
 
         Returns:
             Of each device: id, samples, late, dropped, those that its ring had no room for, time
-            from first to last, the code that lost it (0: none), the code that took each column away.
-            Then counts of delays and of costs of a tick by bucket, and the number of ticks.
+            from first to last, the code that lost it (0: none), the code that took each column
+            away. Then counts of delays and of costs of a tick by bucket, and the number of ticks.
         """
 
     def stop(self, timeout_ns: int, /) -> int:

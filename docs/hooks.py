@@ -247,8 +247,8 @@ def views_page() -> str:
         "Rows come most important first. As text, columns that do not fit are named below the "
         "table; columns without a value are left out. The JSON form has the schema "
         "`chopper.view.NAME/VERSION`: an object with `schema`, `rows` (one object per row, the "
-        "columns of the [declared table](tables.md) as keys) and, when there are no rows, `reason`. "
-        "In Python, `chopper.views.view(attribution, NAME)` returns the Arrow table.",
+        "columns of the [declared table](tables.md) as keys) and, when there are no rows, "
+        "`reason`. In Python, `chopper.views.view(attribution, NAME)` returns the Arrow table.",
         table(
             ("view", "what it shows", "no rows when"),
             [
@@ -349,9 +349,9 @@ def checks_page() -> str:
         [
             "# Checks",
             "Before a number is believed, the data is checked. What a check finds stands on top of "
-            "every report, and as `quality` in the JSON form. Where the data cannot support a claim, "
-            "the claim is withheld: null, or flagged and without an interval. Times are never "
-            "removed: the causes sum to the observed time in any case.",
+            "every report, and as `quality` in the JSON form. Where the data cannot support a "
+            "claim, the claim is withheld: null, or flagged and without an interval. Times are "
+            "never removed: the causes sum to the observed time in any case.",
             "## Claims that can be withheld",
             table(("claim", "id", "what stands in its place", "causes"), claims),
             "## Every check",
@@ -376,34 +376,40 @@ FIELDS = {
     "": {
         "schema": "Name and version of this form.",
         "run": "The run directory or trace that was named.",
-        "observed_ns": "Time of the step windows of all ranks: of steps of the kind `step_time.kind`.",
-        "ideal_ns": "The part of it that model math needs at the devices' peaks; null where a rank's "
-        "is not known.",
+        "observed_ns": (
+            "Time of the step windows of all ranks: of steps of the kind `step_time.kind`."
+        ),
+        "ideal_ns": "The part of it that model math needs at the devices' peaks; null where a "
+        "rank's is not known.",
         "steps": "Step windows of the rank that has most.",
-        "all_kinds": "The same of all traced steps of all kinds: `observed_ns`, `ideal_ns`, `steps`, "
-        "`causes_ns` (leaf cause → time; sums to its `observed_ns`) and, with `--by`, `groups`.",
+        "all_kinds": "The same of all traced steps of all kinds: `observed_ns`, `ideal_ns`, "
+        "`steps`, `causes_ns` (leaf cause → time; sums to its `observed_ns`) and, with `--by`, "
+        "`groups`.",
         "step_time": "The step time with and without tracing, and the kinds of steps.",
         "step_time_ns": "Of each of these steps, the longest window over ranks.",
         "ranks": "One object per rank.",
-        "processes": "The runs inside of this one, of further processes of the same command that are "
-        "none of its ranks: `path`, `pid`, `ranks` and `steps` (null where a recording was cut short) "
-        "of each. Nothing of them is in the times here.",
+        "processes": "The runs inside of this one, of further processes of the same command that "
+        "are none of its ranks: `path`, `pid`, `ranks` and `steps` (null where a recording was cut "
+        "short) of each. Nothing of them is in the times here.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
-        "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) and "
-        "`achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
-        "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is unknown.",
+        "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) "
+        "and `achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
+        "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is "
+        "unknown.",
         "utilization": "MFU and HFU: the rows of the [`utilization` table](tables.md#utilization).",
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",
         "withheld": "Claims that the data does not support; see the [checks](checks.md).",
     },
     "step_time": {
-        "kind": "Kind of the steps that it is of: `training`, or `training + rollout` and the like.",
-        "headline_ns": "The step time: the median of the untraced steps, or their mean where it is a "
-        "fifth longer; else the mean of the traced steps.",
-        "untraced": "Steps of that kind that ran without a trace: `median_ns`, `mean_ns`, `quartile_low_ns`, "
-        "`quartile_high_ns`, `steps_count`; null with the reason.",
+        "kind": (
+            "Kind of the steps that it is of: `training`, or `training + rollout` and the like."
+        ),
+        "headline_ns": "The step time: the median of the untraced steps, or their mean where it is "
+        "a fifth longer; else the mean of the traced steps.",
+        "untraced": "Steps of that kind that ran without a trace: `median_ns`, `mean_ns`, "
+        "`quartile_low_ns`, `quartile_high_ns`, `steps_count`; null with the reason.",
         "untraced_reason": "Why it is null.",
         "traced_mean_ns": "Mean window of the traced steps of that kind: what the causes are of.",
         "traced_count": "Traced steps of that kind.",
@@ -411,10 +417,12 @@ FIELDS = {
         "tracing_ratio": "The same, of the untraced step time.",
         "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
         "well, tracing is not the reason.",
-        "tracing_ci95_ns": "95 % interval of `tracing_ns`; null with fewer than three traced steps.",
-        "outside": "Time of the recording in no step: the program's, `after_ns` the last one, with its "
-        "`phases_ns` by program phase, and chopper's own, `profiler_ns` (set-up, writing traces, the "
-        "end); `recording_ns` in all; null where its bounds are not known.",
+        "tracing_ci95_ns": (
+            "95 % interval of `tracing_ns`; null with fewer than three traced steps."
+        ),
+        "outside": "Time of the recording in no step: the program's, `after_ns` the last one, with "
+        "its `phases_ns` by program phase, and chopper's own, `profiler_ns` (set-up, writing "
+        "traces, the end); `recording_ns` in all; null where its bounds are not known.",
         "kinds": "All kinds of steps, the most time first: `name`, `steps_count`, `steps`, "
         "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
         "steps, and `causes_ns` of the traced ones.",
@@ -439,7 +447,10 @@ FIELDS = {
         "fewer than three steps.",
         "basis": "What the number rests on.",
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
-        "recoverable_ns": "What removing the cause alone would give back, by a replay, summed as `time_ns`; null where not known.",
+        "recoverable_ns": (
+            "What removing the cause alone would give back, by a replay, summed as "
+            "`time_ns`; null where not known."
+        ),
         "recoverable_reason": "Why it is not known.",
         "withheld": "Why the data does not support this cause; null where it does.",
     },

@@ -1,4 +1,4 @@
-"""What one would do about a cause, in one or two plain sentences each.
+"""Advice on each cause, in one or two plain sentences.
 
 Meaning comes from :mod:`chopper.causes`; this is only the way out. A cause without an entry takes
 its parent's.
@@ -46,10 +46,10 @@ _ADVICE: dict[str, str] = {
     "checkpointing), if memory allows.",
     "compute.optimizer": "Use the fused or foreach optimizer, shard its state, or step less often "
     "with gradient accumulation.",
-    "compute.outside_training": "Evaluate, generate or save less often, on fewer batches, or beside "
-    "training; `--by phase` shows which phase takes how much.",
-    "compute.fsdp_copy": "Communicate fewer, larger buffers (larger FSDP blocks, larger DDP buckets); "
-    "keep parameters in the dtype that is communicated.",
+    "compute.outside_training": "Evaluate, generate or save less often, on fewer batches, or "
+    "beside training; `--by phase` shows which phase takes how much.",
+    "compute.fsdp_copy": "Communicate fewer, larger buffers (larger FSDP blocks, larger DDP "
+    "buckets); keep parameters in the dtype that is communicated.",
     "compute.vector": "Fuse: torch.compile, fused norms, rotary embedding and cross entropy read "
     "and write memory once instead of several times.",
     "compute.vector.roofline": "These kernels move bytes as fast as memory allows, so only moving "
@@ -100,9 +100,10 @@ _ADVICE: dict[str, str] = {
     "in the table below; avoid barriers and object collectives in the step.",
     "idle.preparation.gc": "Call gc.disable() in the loop and gc.collect() at a quiet point, or "
     "gc.freeze() after start-up.",
-    "idle.preparation.compile": "Keep shapes fixed, or mark them dynamic (torch.compile(dynamic=True), "
-    "mark_dynamic), so that nothing is compiled again; TORCH_LOGS=recompiles says why it was. "
-    "First compilations end with the warm-up: trace later steps.",
+    "idle.preparation.compile": "Keep shapes fixed, or mark them dynamic "
+    "(torch.compile(dynamic=True), mark_dynamic), so that nothing is compiled again; "
+    "TORCH_LOGS=recompiles says why it was. First compilations end with the warm-up: trace later "
+    "steps.",
     "idle.preparation.core_wait": "Other programs, or more threads than cores, take the rank's "
     "cores: pin ranks to cores of their own, set OMP_NUM_THREADS, keep the machine quiet.",
     "compute.core_wait": "Other programs, or more threads than cores, take the rank's cores: pin "
@@ -123,7 +124,7 @@ _ADVICE: dict[str, str] = {
 
 
 def advice(cause: str) -> str:
-    """What one would do about a cause; empty when nothing general can be said."""
+    """Return what to do about a cause; empty when nothing general can be said."""
     for node in (cause, *(parents(cause) if cause in CAUSES else ())):
         if node in _ADVICE:
             return _ADVICE[node]

@@ -257,9 +257,9 @@ def _causes(comparison: Comparison) -> Section:
         title="Where the difference lies",
         short="Causes",
         id="causes",
-        intro=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds what each cause takes more or "
-        f"less of, ends at B's step of {fmt.duration(step.b_ns)}: means over the step windows of "
-        "all ranks. The leaf causes' differences sum to that of the step exactly; whiskers are "
+        intro=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds what each cause takes more "
+        f"or less of, ends at B's step of {fmt.duration(step.b_ns)}: means over the step windows "
+        "of all ranks. The leaf causes' differences sum to that of the step exactly; whiskers are "
         "95 % intervals. Grey: not told from noise.",
         blocks=(
             Figure(name="waterfall", title="", figure=waterfall(comparison), label=label),
@@ -374,9 +374,9 @@ def _items(level: _Level, title: str, items: Sequence[Difference], *, top: int) 
     return Section(
         title=title,
         id=level,
-        intro="Time of their device events per step of one rank. A difference is cut in two: running "
-        "more or less often, and taking longer or shorter each time. Grey rows are not told from "
-        "noise.",
+        intro="Time of their device events per step of one rank. A difference is cut in two: "
+        "running more or less often, and taking longer or shorter each time. Grey rows are not "
+        "told from noise.",
         blocks=(table,),
     )
 

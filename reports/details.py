@@ -55,7 +55,7 @@ def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any
 
 
 def command(run: Attributed, name: str) -> str:
-    """What prints all rows of a view."""
+    """Return the command line that prints all rows of a view."""
     return f"chopper analyze {shlex.quote(run.recording.source)} --view {name} --csv"
 
 

@@ -1,4 +1,4 @@
-"""What was run, where, and what chopper could record there, as a section of a page."""
+"""Section of a page on the command, its machines, and what chopper could record there."""
 
 from __future__ import annotations
 

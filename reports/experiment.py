@@ -223,9 +223,9 @@ def _removed(experiment: Experiment) -> list[Section]:
             title="Which cause each variant removed",
             short="Causes",
             id="causes",
-            intro=f"From the step of {baseline} to that of the variant, in the repetitions with the "
-            "median step. Every nanosecond of the difference is in exactly one bar; whiskers are "
-            "95 % intervals over steps.",
+            intro=f"From the step of {baseline} to that of the variant, in the repetitions with "
+            "the median step. Every nanosecond of the difference is in exactly one bar; whiskers "
+            "are 95 % intervals over steps.",
             blocks=blocks,
         )
     ]

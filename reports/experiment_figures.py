@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
-    """Return (title, figure) of each measure with a number among its labels, a line per all else."""
+    """Return (title, figure) of measures with a number among their labels, a line per all else."""
     lines: dict[tuple[str, str], dict[tuple[object, ...], list[tuple[float, Row]]]] = {}
     for row in experiment.rows:
         numbers = [(k, v) for k, v in row.labels if not isinstance(v, str)]

@@ -341,7 +341,9 @@ def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
                     "yaxis": f"y{suffix}",
                     "name": plain(one.label),
                     "line": {"width": 1.5, "color": LINES[j % len(LINES)]},
-                    "hovertemplate": f"{plain(one.label)}: %{{y:.4~g}} {plain(unit)}<extra></extra>",
+                    "hovertemplate": (
+                        f"{plain(one.label)}: %{{y:.4~g}} {plain(unit)}<extra></extra>"
+                    ),
                 }
             )
     layout["xaxis"] = {

@@ -83,7 +83,10 @@ def _figures(
     power = power_and_heat(readings, reference)
     ridges = distribution(clocks, readings, reference)
     rows = "by phase, then by operator" if by_step is not None else "over all readings"
-    scatter = "A dot is one reading. A wall at the power limit is a power cap; a slope with heat is thermal. "
+    scatter = (
+        "A dot is one reading. A wall at the power limit is a power cap; a slope with heat "
+        "is thermal. "
+    )
     blocks: list[Block] = []
     if ridges is not None:
         blocks.append(
@@ -173,8 +176,8 @@ def _lead(
     left_out = len(steps) - len(judged)
     of = f", of {len(judged)} of {len(steps)} whose clock is known" if left_out else ""
     return (
-        f"With its kernels at the reference clock of {fmt.hertz(reference)} and all else as it was, "
-        f"a {story.unit} would take {fmt.duration(at_reference)} instead of "
+        f"With its kernels at the reference clock of {fmt.hertz(reference)} and all else as it "
+        f"was, a {story.unit} would take {fmt.duration(at_reference)} instead of "
         f"{fmt.duration(observed)}{of}. The clock's share beside the other causes is "
         f"{fmt.duration(loss / story.windows)}."
     )

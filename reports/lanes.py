@@ -119,7 +119,7 @@ class RankColumns:
         return first + np.flatnonzero(overlap)
 
     def count(self, window: Window) -> int:
-        """How many there are, nearly."""
+        """Return about how many device events overlap the window: those that start in it."""
         return int(
             np.searchsorted(self.start, window.end_ns)
             - np.searchsorted(self.start, window.start_ns)
@@ -131,7 +131,7 @@ class RankColumns:
         return np.flatnonzero(self.span_start[:last] + self.span_dur[:last] > window.start_ns)
 
     def host_count(self, window: Window) -> int:
-        """How many there are."""
+        """Return how many host spans overlap the window."""
         return len(self.host_rows(window))
 
     def causes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
@@ -430,7 +430,7 @@ class Packer:
     def _states(
         self, start: np.ndarray, end: np.ndarray, class_codes: np.ndarray, classes: list[str]
     ) -> None:
-        """What each moment of the window counts as: a busy state, or a gap with its cause."""
+        """Add the lane that shows each moment as a busy state, or as a gap with its cause."""
         window = self.window
         gaps = self.rank.gaps
         mine = pc.equal(gaps["step_index"], window.step_index)
@@ -514,7 +514,7 @@ class Packer:
         return available - len(rows), len(rows) - shown
 
     def clock(self) -> None:
-        """What held each device's clock, from its readings; each stands half-way to the next."""
+        """Add a lane per device of what held its clock; a reading stands half-way to the next."""
         from chopper.causes import CAUSES
 
         window = self.window

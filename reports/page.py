@@ -98,7 +98,7 @@ class Table:
 
     @property
     def tree(self) -> bool:
-        """Whether rows are indented."""
+        """Return whether rows are indented."""
         return any(isinstance(c, Cell) and c.depth for row in self.rows for c in row[:1])
 
     def typed_columns(self) -> list[Column]:
@@ -170,7 +170,7 @@ class Items:
 
     @property
     def alerting(self) -> bool:
-        """Whether any entry has a mark."""
+        """Return whether any entry has a mark."""
         return any(i.mark for i in self.entries())
 
 
@@ -232,7 +232,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What a page's own widgets need in a browser beyond figures."""
+    """Scripts and data that a page's own widgets need in a browser beyond figures."""
 
     scripts: Sequence[str]
     """Files below ``reports/assets``, in order."""

@@ -75,8 +75,8 @@ def page(run: Attributed, format: Format) -> Page:
     story = tell(groupings)
     causes = Section(
         title="Where the time went",
-        intro=f"Times are means per {story.traced_unit} over {windows_text(run, story)}; the causes "
-        "sum to the observed time exactly.",
+        intro=f"Times are means per {story.traced_unit} over {windows_text(run, story)}; the "
+        "causes sum to the observed time exactly.",
         blocks=_causes(run, story, recoverable(run, replay_or_reason(run)), format),
     )
     if format == "txt":
@@ -555,9 +555,9 @@ def _method(run: Attributed, story: Story) -> Section:
         (
             "Observed",
             (
-                "Each rank's device timeline is cut into windows, one per step, that tile it: a step "
-                "owns the time from the end of the last device event of the steps before it to the "
-                f"end of its own last one. {windows[:1].upper()}{windows[1:]}, "
+                "Each rank's device timeline is cut into windows, one per step, that tile it: a "
+                "step owns the time from the end of the last device event of the steps before it "
+                f"to the end of its own last one. {windows[:1].upper()}{windows[1:]}, "
                 f"{fmt.duration(run.observed_ns)} in all; figures per {story.unit} are this sum "
                 "divided by the number of windows.",
             ),

@@ -342,7 +342,7 @@ def _counters(table: pa.Table, rank: int) -> list[Series]:
 
 _QUEUE_RANKS = 8
 LARGEST_DRAWN = 1e30
-"""Values beyond are holes in the curves: the page draws with 32 bits, and an axis spans them all."""
+"""Values beyond are holes in curves: the page draws with 32 bits, and an axis spans them all."""
 
 
 def queues(run: Attributed) -> list[Series]:

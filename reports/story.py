@@ -1,4 +1,4 @@
-"""What a run was and where its time went, in words."""
+"""Story of a run in words: its kind, and where its time went."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TopCause:
 
     @property
     def meaning(self) -> str:
-        """What the cause is."""
+        """Return what the cause means, in words."""
         return CAUSES[self.row.id].doc
 
 
@@ -279,7 +279,10 @@ def _why_no_ideal(run: Attributed) -> str:
         if names:
             return f"no peak is known for {', '.join(names)}"
         if all(on_host(run, r.rank) for r in without):
-            return "the CPU of this run was not calibrated (chopper calibrate measures what it achieves)"
+            return (
+                "the CPU of this run was not calibrated (chopper calibrate measures what it "
+                "achieves)"
+            )
         return "the trace does not say which device it was recorded on"
     times = {row.id: row.time_ns for row in run.causes()}
     if not times.get("compute"):
@@ -337,10 +340,10 @@ def tracing(step: StepTime) -> str:
     if untraced is None or step.traced_ns is None or step.tracing_ns is None:
         return ""
     said = (
-        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.count, 'step')} without a "
-        "trace" + (", which are uneven" if untraced.statistic == "mean" else "") + "; half "
-        f"of them took {fmt.duration(untraced.low_ns)} to {fmt.duration(untraced.high_ns)}. The "
-        f"causes are those of {fmt.plural(step.traced_count, 'traced step')} of "
+        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.count, 'step')} "
+        "without a trace" + (", which are uneven" if untraced.statistic == "mean" else "") + "; "
+        f"half of them took {fmt.duration(untraced.low_ns)} to {fmt.duration(untraced.high_ns)}. "
+        f"The causes are those of {fmt.plural(step.traced_count, 'traced step')} of "
         f"{fmt.duration(step.traced_ns)} on average: tracing itself "
     )
     interval = ""
@@ -352,8 +355,8 @@ def tracing(step: StepTime) -> str:
     if step.is_slow_nearby:
         return (
             said.removesuffix("tracing itself ")
-            + f"the untraced steps next to them took {fmt.duration(step.nearby_ns)}, so most of the "
-            "difference is not tracing; --steps records other ones."
+            + f"the untraced steps next to them took {fmt.duration(step.nearby_ns)}, so most of "
+            "the difference is not tracing; --steps records other ones."
         )
     verb = "added" if step.tracing_ns >= 0 else "took off"
     share = fmt.ratio(abs(step.tracing_ratio or 0.0))
@@ -388,7 +391,8 @@ def tracing_rows(story: Story) -> list[tuple[str, str, str, str]]:
 def kind_rows(step: StepTime) -> list[tuple[str, str, str, str, str]]:
     """Return the rows of the table of step kinds.
 
-    Each is (kind, steps, untraced median, share, traced). Empty where all steps are of one kind, leading ones that were slow aside.
+    Each is (kind, steps, untraced median, share, traced). Empty where all steps are of one kind,
+    leading ones that were slow aside.
     """
     shown = [k for k in step.kinds if k.name != FIRST or k.share_ratio >= _SHOWN_FIRST_RATIO]
     if len(shown) < 2:

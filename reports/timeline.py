@@ -36,7 +36,7 @@ def critical_lanes(run: Attributed, replay: Replay | str) -> dict[int, Lane] | s
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the page needs to draw timelines.
+    """Windows, packed columns and names from which the page draws timelines.
 
     Attributes:
         windows: one entry per embedded window: rank, step, times, id of its pack, what was kept.
@@ -186,7 +186,7 @@ def _choose(
 def _host_shares(
     chosen: list[Window], ranks: dict[int, RankColumns], budget: int
 ) -> dict[tuple[int, int], int]:
-    """How many host spans each window may keep: its part of the budget by what it has."""
+    """Return (rank, step) → host spans that a window may keep, in proportion to what it has."""
     counts = {(w.rank, w.step_index): ranks[w.rank].host_count(w) for w in chosen}
     total = sum(counts.values())
     factor = 1.0 if total <= budget else budget / total

@@ -109,8 +109,8 @@ def _notes(cases: Sequence[Case]) -> list[str]:
         if case.status != "ok" and case.reason:
             grouped.setdefault((case.status, case.injection, case.reason), []).append(case)
     return [
-        f"{status}: {injection} ({', '.join(dict.fromkeys(f'{c.magnitude} {c.flavour}' for c in of))}): "
-        f"{reason}"
+        f"{status}: {injection} "
+        f"({', '.join(dict.fromkeys(f'{c.magnitude} {c.flavour}' for c in of))}): {reason}"
         for (status, injection, reason), of in sorted(grouped.items(), key=lambda i: i[0][0])
     ]
 

@@ -63,7 +63,8 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def take_signals() -> None:
     """In a program that a test starts, before it begins: signals end it, whoever started the tests.
 
-    A shell's background jobs ignore Ctrl-C, under nohup all ignore a hang-up, and both are passed on.
+    A shell's background jobs ignore Ctrl-C, under nohup all ignore a hang-up, and both are passed
+    on.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

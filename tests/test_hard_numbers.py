@@ -256,7 +256,8 @@ def test_clocks_of_ranks_that_disagree_by_seconds(tmp_path, clock_ns):
     ("devices", "listed", "hosts", "same"),
     [
         ((0, 1, 2), 8, (None,) * 3, True),
-        # One GPU of each of three hosts; of two hosts with two each; of devices that are not listed.
+        # One GPU of each of three hosts; of two hosts with two each; of devices that are not
+        # listed.
         ((0, 0, 0), 8, (None,) * 3, False),
         ((0, 1, 0), 2, (None,) * 3, False),
         ((0, 1, 2), 1, (None,) * 3, False),

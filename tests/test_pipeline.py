@@ -1,4 +1,4 @@
-"""The stages of the pipeline: pure, each value to be written and read back, nothing joined twice."""
+"""The stages of the pipeline: pure, each value can be written and read back, none joined twice."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 
 
 MADE_OF_DATA = {
-    "chopper/storage/destination.py": "the names of the run's own directory and of this host, escaped",
+    "chopper/storage/destination.py": (
+        "the names of the run's own directory and of this host, escaped"
+    ),
     "chopper/hardware/devices.py": "names in the table of devices, checked below",
     "analyzers/replay/changes.py": "an expression that the user asks for",
     "collectors/formats/telemetry_csv.py": "the table above it, whose patterns are compiled there",

@@ -22,4 +22,4 @@ PATIENT_SAMPLERS = f"""
 from chopper.collectors.sampler import SamplerProcess
 SamplerProcess.stop.__kwdefaults__["timeout_s"] = {PATIENCE_S}
 """
-"""In a program that records: a sampler that gets no core is waited for, which would hold up users."""
+"""In a program that records: a sampler without a core is waited for, which would hold up users."""

@@ -90,7 +90,7 @@ def cli(max_input: str | None) -> None:
 
 
 def _check_current_directory() -> None:
-    """Refuse to load torch where it would end the process: Intel's MKL wants a directory that is."""
+    """Refuse to load torch in a removed directory, where Intel's MKL would end the process."""
     try:
         os.getcwd()  # noqa: PTH109
     except OSError as exc:

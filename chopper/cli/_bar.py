@@ -1,4 +1,4 @@
-"""How far a command with several runs is: a bar on a terminal, a line for each run elsewhere."""
+"""Progress of a command with several runs: a bar on a terminal, a line for each run elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bar:
         self._started_s = time.monotonic()
 
     def left(self) -> str:
-        """How long the runs will still take, in words: as the first ones did, or as expected."""
+        """Say how long the remaining runs should take, by the finished ones or else as expected."""
         spent_s = time.monotonic() - self._started_s
         if self._done:
             left_s = spent_s / self._done * (self.total - self._done)

@@ -1,4 +1,4 @@
-"""What the shell offers for arguments that click cannot guess from their type."""
+"""Completions that the shell offers where click cannot guess them from an argument's type."""
 
 from __future__ import annotations
 

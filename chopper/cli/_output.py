@@ -1,4 +1,4 @@
-"""What the command writes can be written, whatever the terminal's encoding and the names in it."""
+"""Makes output writable, whatever the terminal's encoding and the names that it contains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIMILAR = {
 
 
 def make_writable() -> None:
-    """Have stdout and stderr write what their encoding lacks in similar characters or as ``\\u20ac``.
+    """Have stdout and stderr write what their encoding lacks as similar characters or ``\\u20ac``.
 
     Without it, a bar in a Latin-1 terminal is a traceback, and so is a file name that is not UTF-8.
     """

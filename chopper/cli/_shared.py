@@ -65,7 +65,8 @@ def check_report(output: Path, sources: Sequence[str] = (), *, force: bool) -> s
         )
     if not output.parent.is_dir():
         raise OutputError(
-            f"{output}: the directory {output.parent} does not exist; create it or choose another -o"
+            f"{output}: the directory {output.parent} does not exist; create it or choose another "
+            "-o"
         )
     if output.exists() and not force:
         raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")

@@ -1,4 +1,4 @@
-"""Watching a recording from the process that started it: a panel, and an endpoint for Prometheus."""
+"""Watching a recording from the process that started it: a panel, an endpoint for Prometheus."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ def command(
     --fail-on takes conditions joined by "or": step, median, untraced (the median step
     without a trace) or the id of a cause (`chopper analyze
     RUN --csv` and the documentation list them), > or <, and a limit of the change from A to B in
-    percent or in ns, us, ms or s. The gate fails when the whole 95 % interval lies beyond the limit; with
-    fewer than 3 steps in a run there is no interval, and it does not fail. When the runs do not do
-    the same work it does.
+    percent or in ns, us, ms or s. The gate fails when the whole 95 % interval lies beyond the
+    limit; with fewer than 3 steps in a run there is no interval, and it does not fail. When the
+    runs do not do the same work it does.
 
     \b
     Examples:
@@ -129,7 +129,7 @@ def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: 
 
 
 def _say(verdict: Verdict) -> None:
-    """What became of the gate, to stderr."""
+    """Print the outcome of the gate to stderr."""
     from chopper.errors import printable
     from chopper.reports.comparison import gate_items
     from chopper.reports.to_text import MARKS

@@ -43,7 +43,8 @@ def command(
     time_zone: str | None,
     as_json: bool,
 ) -> None:
-    """Import kernel traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs of nodes.
+    """Import kernel traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs of
+    nodes.
 
     TRACE is a file, a glob or a directory; many files become the ranks of one run, and those of one
     process, one window after the other (torch.profiler's schedule with repeat), one rank with more

@@ -182,7 +182,7 @@ def _relative(path: Path) -> Path:
 def _watched(
     path: Path, title: str, *, live: bool, address: tuple[str, int] | None
 ) -> Iterator[Callable[[IO[bytes]], None] | None]:
-    """What was asked for to watch the run with; gives what takes the command's output, if any."""
+    """Serve the endpoint and show the panel as asked; yields the panel's sink of output, if any."""
     from chopper.cli import _watching
 
     with contextlib.ExitStack() as stack:
@@ -241,7 +241,7 @@ _LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accele
 
 
 class _Notes:
-    """What the hooked processes said of themselves."""
+    """Messages that the hooked processes left about themselves."""
 
     def __init__(self, path: Path) -> None:
         self._details: dict[str, list[str]] = {}

@@ -21,7 +21,8 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
     """Write the report of a run as one file that needs no network.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run make one. Of an experiment that "chopper run" recorded, it is what the variants measured.
+    same run make one. Of an experiment that "chopper run" recorded, it is what the variants
+    measured.
 
     \b
     Examples:

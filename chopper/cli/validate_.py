@@ -130,7 +130,7 @@ def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[s
 
 
 def _instead(unknown: list[str], known: dict[str, dict[str, str]]) -> str:
-    """What may have been meant, else where the names are."""
+    """Suggest names close to the unknown ones, else say where names are listed."""
     from difflib import get_close_matches
 
     every = {name for names in known.values() for pair in names.items() for name in pair}

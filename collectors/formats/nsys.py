@@ -221,8 +221,8 @@ def _graphs(db: Database, recording: Recording, base_ns: int) -> None:
                 code="trace.whole_graphs",
                 severity="warning",
                 count=count,
-                message=f"{recording.source}: {count} replays of CUDA graphs were recorded as one event "
-                "each: what ran in them, and the gaps between, is not known; record with "
+                message=f"{recording.source}: {count} replays of CUDA graphs were recorded as one "
+                "event each: what ran in them, and the gaps between, is not known; record with "
                 "--cuda-graph-trace=node",
             )
         )

@@ -1,4 +1,4 @@
-"""From operators to device events: whose work a kernel does, and what is known without an operator."""
+"""From operators to device events: whose work a kernel does, what is known without an operator."""
 
 from __future__ import annotations
 
@@ -499,7 +499,7 @@ def test_fp8_of_a_library_is_told_by_its_kernel() -> None:
 
 
 def test_llama_3_8b_ideal_times_on_mi300x() -> None:
-    """Batch 2, sequence 4096: up-projection 0.736 ms, causal attention 0.210 ms at 1307.4 TFLOP/s."""
+    """Batch 2, sequence 4096: up-projection 0.736, causal attention 0.210 ms at 1307.4 TFLOP/s."""
     peaks = lookup("AMD Instinct MI300X")
     assert peaks is not None
     assert peaks.flop_per_s("bf16") == 1307.4e12
@@ -655,7 +655,7 @@ def test_coverage_of_real_traces(traces_dir: Path, trace: str) -> None:
 
 
 def test_a_resnet50_step_costs_what_it_should(traces_dir: Path) -> None:
-    """Batch 32 of 224²: 4.09 G multiply-adds an image, three passes but no gradient of the image."""
+    """Batch 32 of 224²: 4.09 G multiply-adds an image, three passes, no gradient of the image."""
     forward = 32 * 2 * 4.089e9
     first = 32 * 2 * 112 * 112 * 64 * 3 * 49
     for name in ("dataloader0", "no-deviceproperties", "toplevel-list"):

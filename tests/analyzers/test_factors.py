@@ -222,8 +222,8 @@ def test_without_a_spread_of_clocks_the_roofline_decides() -> None:
 
 def test_a_slope_that_contradicts_the_roofline_outweighs_it() -> None:
     # Near memory's roofline (0.2), yet durations of clock^(-0.9), times factors that no clock
-    # explains: 0.9 ± 0.06. The roofline is off by 0.7, so its variance is 0.7² − 0.06² = 0.486 where
-    # it would have been 0.25², and it weighs an eighth of what it would have.
+    # explains: 0.9 ± 0.06. The roofline is off by 0.7, so its variance is 0.7² − 0.06² = 0.486
+    # where it would have been 0.25², and it weighs an eighth of what it would have.
     clock = np.repeat([1.2e9, 1.98e9], 20)
     taken = 1e6 * (clock / 1.98e9) ** -0.9 * np.tile([1.1, 1 / 1.1], 20)
     found = estimate(
@@ -492,7 +492,8 @@ def test_resident_blocks_of_an_h100() -> None:
     threads = np.array([128, 256, 384, 1024, 32, 128])
     registers = np.array([32, 64, 168, 64, 32, 32])
     shared = np.array([0, 0, 200_000, 0, 0, 50_000])
-    # 2048/128; 65536/(8·64·32); shared memory; registers (32 warps · 2048); 32 blocks; 233472/51024.
+    # 2048/128; 65536/(8·64·32); shared memory; registers (32 warps · 2048); 32 blocks;
+    # 233472/51024.
     assert last_wave.resident_blocks(h100, threads, registers, shared).tolist() == [
         16,
         4,

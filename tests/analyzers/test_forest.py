@@ -36,7 +36,7 @@ def test_forest_was_built() -> None:
 
 @st.composite
 def spans(draw: st.DrawFn) -> Spans:
-    """(start, duration, thread) in the order of tables: overlapping in part, empty, even negative."""
+    """(start, duration, thread) in the order of tables: some overlap, are empty, even negative."""
     unit = draw(st.sampled_from([1, 1, 500, 1000]))
     base = draw(st.sampled_from([0, -7000, 1_751_410_836_000_000_000]))
     rows = draw(

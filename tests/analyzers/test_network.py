@@ -1,4 +1,4 @@
-"""Links: from trees like /sys, through the collectors' sources, to rates and signs of congestion."""
+"""Links: from trees like /sys, by the collectors' sources, to rates and signs of congestion."""
 
 from __future__ import annotations
 

@@ -263,10 +263,10 @@ def delays(*rows: tuple[int, int, int]) -> pa.Table:
 
 def test_the_training_thread_that_waited_most_is_named() -> None:
     run = a_run([part(0)], {})
-    put_table(run,
-        0,
-        "process_thread",
-        delays((0, 7, 5), (0, 8, 0), (0, 9, 0), (900, 7, 105), (1000, 8, 300), (1000, 9, 900), (2500, 8, 999)),
+    put_table(
+        run, 0, "process_thread",
+        delays((0, 7, 5), (0, 8, 0), (0, 9, 0),
+               (900, 7, 105), (1000, 8, 300), (1000, 9, 900), (2500, 8, 999)),
     )  # fmt: skip
     # Thread 9 waited more, but does not train; what comes after the time does not count.
     for among, name, ratio in (({7, 8}, "thread 8", 0.15), ({7}, "thread 7", 0.05)):

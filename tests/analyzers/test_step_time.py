@@ -87,7 +87,8 @@ def codes(found: AttributedRun) -> dict[str, str]:
 
 
 def test_the_median_of_untraced_steps_is_the_step_time() -> None:
-    # Steps 2 to 4 were traced (30 ms), 5 was while the trace was written; the others took 9 to 11 ms.
+    # Steps 2 to 4 were traced (30 ms), 5 was while the trace was written; the others
+    # took 9 to 11 ms.
     found = recorded(
         [10, 9, 30, 30, 30, 90, 11, 10, 9, 10, 11, 10], range(2, 5), profiled=range(2, 6)
     )
@@ -372,8 +373,8 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     found = again(found)
     assert found.step_time().outside == Outside(40 * MS, 45 * MS, 165 * MS, {"evaluation": 30 * MS})
     assert codes(found)["run.outside_steps"] == (
-        "40.0 ms of the program's 120 ms (33%) come after the last step (of them evaluation 30.0 ms); "
-        "the 45.0 ms in which chopper started, wrote traces and ended are not counted"
+        "40.0 ms of the program's 120 ms (33%) come after the last step (of them evaluation 30.0 "
+        "ms); the 45.0 ms in which chopper started, wrote traces and ended are not counted"
     )
 
 

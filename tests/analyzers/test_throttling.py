@@ -1,4 +1,4 @@
-"""Throttle episodes of runs whose clock follows a script: when, why, how long, and whom they hit."""
+"""Throttle episodes of runs whose clock follows a script: when, why, how long, whom they hit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def counters(*totals: dict[str, int]) -> pa.Table:
 def episodes(clock: pa.Table, counter: pa.Table | None = None, *, events: bool = True) -> Any:
     part = m.RankManifest(rank=0, device_id=3, devices=[m.Device(device_id=3)], hostname="node")
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
-    rows = [kernel(BASE + i * 100 * MS, BASE + (i + 1) * 100 * MS, f"k{i % 2}", device_id=3) for i in range(10)]  # fmt: skip
+    rows = [
+        kernel(BASE + i * 100 * MS, BASE + (i + 1) * 100 * MS, f"k{i % 2}", device_id=3)
+        for i in range(10)
+    ]
     put_table(run, 0, "host_span", spans())
     put_table(run, 0, "device_event", kernels(*(rows if events else [])))
     put_table(run, 0, "device_clock", clock)
@@ -110,7 +113,11 @@ def test_counts_that_run_at_once_are_not_added_up() -> None:
         for v in (0, 0, 100, 200, 200, 200)
     ]
     (episode,) = episodes(readings((1.0, None)), counters(*totals))
-    assert (episode["reason"], episode["dur_ns"], episode["held_ns"]) == ("power_cap", 200 * MS, 200 * MS)  # fmt: skip
+    assert (episode["reason"], episode["dur_ns"], episode["held_ns"]) == (
+        "power_cap",
+        200 * MS,
+        200 * MS,
+    )
 
 
 @pytest.mark.parametrize("name", ["software_thermal_ns", "hardware_thermal_ns"])
@@ -130,9 +137,14 @@ def test_episodes_are_told_without_a_trace_too() -> None:
 
 
 def test_what_was_not_read_is_no_part_of_an_episode() -> None:
-    rows = [r for r in readings((1.0, 0x4)).to_pylist() if not 300 <= (r["time_ns"] - BASE) // MS < 700]  # fmt: skip
+    rows = [
+        r for r in readings((1.0, 0x4)).to_pylist() if not 300 <= (r["time_ns"] - BASE) // MS < 700
+    ]
     found = sorted(episodes(table("device_clock", rows)), key=lambda e: e["start_ns"])
-    assert [((e["start_ns"] - BASE) // MS, e["dur_ns"] // MS) for e in found] == [(0, 295), (695, 295)]  # fmt: skip
+    assert [((e["start_ns"] - BASE) // MS, e["dur_ns"] // MS) for e in found] == [
+        (0, 295),
+        (695, 295),
+    ]
     assert [e["kernel_count"] for e in found] == [3, 3]
     assert {e["clock_mean_hz"] for e in found} == {1_200_000_000}
 
@@ -148,7 +160,11 @@ def test_readings_that_tell_no_reason_interrupt_nothing() -> None:
 
 def test_one_reading_alone_has_its_own_clock() -> None:
     (episode,) = episodes(readings((0.01, 0x4)))
-    assert (episode["dur_ns"], episode["clock_mean_hz"], episode["power_mean_w"]) == (0, 1_200_000_000, 700.0)  # fmt: skip
+    assert (episode["dur_ns"], episode["clock_mean_hz"], episode["power_mean_w"]) == (
+        0,
+        1_200_000_000,
+        700.0,
+    )
 
 
 def test_each_device_of_a_log_has_its_own_episodes() -> None:

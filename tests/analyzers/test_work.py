@@ -1,4 +1,4 @@
-"""The FLOP and byte model, worked by hand: backends that a CPU lacks, with the shapes of real runs."""
+"""The FLOP and byte model, worked by hand: backends that a CPU lacks, shapes of real runs."""
 
 from __future__ import annotations
 

@@ -130,12 +130,17 @@ REPAIRED: dict[str, tuple[bytes, str | None]] = {
     "gzip": (gzip.compress(GOOD), None),
     "zero padding after gzip": (gzip.compress(GOOD) + bytes(512), None),
     "text after": (GOOD + b"\nprofiler done", "trace.trailing_text"),
-    "invalid utf-8 in a name": (_text_edit(b"Memcpy HtoD", b"Memcpy HtoD\xff\xfe"), "trace.invalid"),
+    "invalid utf-8 in a name": (
+        _text_edit(b"Memcpy HtoD", b"Memcpy HtoD\xff\xfe"),
+        "trace.invalid",
+    ),
     "nan in args": (_text_edit(b'"cbid": 211', b'"cbid": NaN'), "trace.nan"),
     "infinity in args": (_text_edit(b'"cbid": 211', b'"cbid": -Infinity'), "trace.nan"),
     "huge integer in args": (_text_edit(b'"cbid": 211', b'"cbid": 1' + b"0" * 100), None),
     "events repeated": (
-        _text_edit(b"\n  ],", b",\n" + GOOD[GOOD.index(b"[\n") + 2 : GOOD.index(b"\n  ],")] + b"\n  ],"),
+        _text_edit(
+            b"\n  ],", b",\n" + GOOD[GOOD.index(b"[\n") + 2 : GOOD.index(b"\n  ],")] + b"\n  ],"
+        ),
         "event.duplicate",
     ),
 }  # fmt: skip

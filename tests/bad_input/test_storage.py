@@ -1,4 +1,4 @@
-"""What is on disk is checked before it is used, and a run directory reaches nothing outside itself."""
+"""Files on disk are checked before use, and a run directory reaches nothing outside itself."""
 
 from __future__ import annotations
 

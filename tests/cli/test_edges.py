@@ -170,7 +170,8 @@ def test_what_a_terminal_lacks_is_written_in_similar_characters() -> None:
 def test_closed_streams(closed: str, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys\n"
-        "open('streams', 'w').write(str([s is None for s in (sys.stdin, sys.stdout, sys.stderr)]))\n"
+        "open('streams', 'w').write("
+        "str([s is None for s in (sys.stdin, sys.stdout, sys.stderr)]))\n"
         "sys.exit(7)\n"
     )
     for command, code in (

@@ -1,4 +1,4 @@
-"""amdsmi through its real binding, against a library that plays a script (tests/native/amd_shim.c.in).
+"""amdsmi by its real binding, against a library that plays tests/native/amd_shim.c.in's script.
 
 The binding binds every symbol at import; those that no test needs are generated to answer "not
 supported". A player runs code in a process of its own.
@@ -63,7 +63,7 @@ def wrapper_source() -> str:
 
 
 def build(folder: Path) -> tuple[Path, dict[str, list[int]]]:
-    """Compile the library into ``lib`` of a folder; that, and where each field of the metrics lies."""
+    """Compile the library into ``lib`` of a folder; that, and where each field of metrics lies."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to build the stand-in for libamd_smi.so")

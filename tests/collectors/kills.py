@@ -3,9 +3,9 @@
     python tests/collectors/kills.py [--count 200] [--seed 0]
 
 Each trial records a program with the host's sampler and kills, with SIGKILL, the program or the
-sampler in turn, up to 2.5 s after it began. Then the run must open, every table must read, no sampler
-may be left, and what is missing at the end must be shorter than a flush interval. Prints what was
-lost; exits with 1 when a run cannot be read, or more is missing.
+sampler in turn, up to 2.5 s after it began. Then the run must open, every table must read, no
+sampler may be left, and what is missing at the end must be shorter than a flush interval. Prints
+what was lost; exits with 1 when a run cannot be read, or more is missing.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def trial(victim: str, after_s: float, *, flushed: bool = False) -> Trial:
 
 
 def _rows(run: Path) -> tuple[int, int, bool]:
-    """How many rows can be read, the time of the host's last one, and whether a table is cut short."""
+    """Number of rows to be read, time of the host's last one, whether a table is cut short."""
     rows, last_ns, cut = 0, 0, False
     for file in sorted((run / "rank-00000").glob("*.arrow")):
         table, problem = read_stream(file, file.stem)

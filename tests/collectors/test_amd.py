@@ -1,4 +1,4 @@
-"""What is read of AMD's devices, through the real binding, against a library that plays a script."""
+"""Readings of AMD's devices, by the real binding, against a library that plays a script."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_library_that_lacks_symbols_is_refused_with_the_reason(
 @needs_amdsmi
 @needs_native
 def test_python_and_c_read_the_same_rows(play: Player) -> None:
-    """Sentinels, zeros, residencies that grow, stand still and go backwards, statuses of all kinds."""
+    """Sentinels, zeros, residencies that grow, stand still, go backwards, statuses of all kinds."""
     lines = [ONE, "gpu 1 1 GPU-b SPX", "gpu 2 2 GPU-c SPX", "gpu 3 3 GPU-d SPX"]
     for n in range(12):
         ticks = 1000 + 10 * n if n != 5 else 1040

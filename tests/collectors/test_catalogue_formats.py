@@ -1,4 +1,4 @@
-"""What the catalogue says of recordings that are not Kineto's, held against what is read of them."""
+"""The catalogue's word on recordings that are not Kineto's, held against what is read of them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Recorded:
 
     @property
     def loss_ns(self) -> float:
-        """The clock's share of the products that the script slowed down, as the design defines it."""
+        """The clock's share of products that the script slowed down, as the design defines it."""
         taken = (self.end_ns - self.start_ns).astype(np.float64)
         clock = self.script.mean_hz(self.start_ns, self.end_ns)
         ideal, reference = self.chip.ideal_ns, self.chip.reference_hz
@@ -160,7 +160,9 @@ def live(
         import os
         part = RunWriter(Path({str(out)!r}), 0)
         collector = NvmlCollector(hz={hz})
-        context = CollectorContext(directory=part.directory, run_path=part.directory.parent, pid=os.getpid())
+        context = CollectorContext(
+            directory=part.directory, run_path=part.directory.parent, pid=os.getpid()
+        )
         collector.start(context)
         start_ms = int(os.environ["NVML_SHIM_START_MS"]) + {LEAD_MS}
         time.sleep(max((start_ms + {end_ms} + 50) / 1e3 - time.monotonic(), 0))
@@ -203,27 +205,44 @@ def attributed(out: Path, base_ns: int, script: Script, chip: Chip) -> Recorded:
 
 
 def _write_trace(out: Path, base_ns: int, edges: np.ndarray, chip: Chip) -> None:
-    properties = {"id": 0, "name": chip.name, "totalGlobalMem": chip.memory_bytes, "numSms": chip.units}  # fmt: skip
+    properties = {
+        "id": 0,
+        "name": chip.name,
+        "totalGlobalMem": chip.memory_bytes,
+        "numSms": chip.units,
+    }
     trace = Trace(base_ns=base_ns, header={"deviceProperties": [properties]})
     for i, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         step, place = divmod(i, PER_STEP)
         at = step * 150_000 + place * 1_400
         if place == 0:
             trace.step(step, at, 149_000)
-        op = trace.op("aten::mm", at + 10, 1_000, shapes=[[SIDE, SIDE]] * 2, types=["c10::BFloat16"] * 2)  # fmt: skip
-        trace.launch("sm90_xmma_gemm_bf16", at + 100, 50, kernel_at=start, kernel_for=end - start, op=op)  # fmt: skip
+        op = trace.op(
+            "aten::mm", at + 10, 1_000, shapes=[[SIDE, SIDE]] * 2, types=["c10::BFloat16"] * 2
+        )
+        trace.launch(
+            "sm90_xmma_gemm_bf16", at + 100, 50, kernel_at=start, kernel_for=end - start, op=op
+        )
     folder = out / "rank-00000"
     (folder / "trace.json").write_bytes(trace.encode())
     part = m.decode_rank((folder / "manifest.json").read_bytes(), "manifest.json")
     part.traces = ("trace.json",)
     part.device_id = 0
-    part.devices = [m.Device(device_id=0, name=chip.name, uuid=chip.uuid, memory_bytes=chip.memory_bytes, multiprocessor_count=chip.units)]  # fmt: skip
+    part.devices = [
+        m.Device(
+            device_id=0,
+            name=chip.name,
+            uuid=chip.uuid,
+            memory_bytes=chip.memory_bytes,
+            multiprocessor_count=chip.units,
+        )
+    ]
     (folder / "manifest.json").write_bytes(m.encode(part))
     finalize(out, command=("train.py",), exit_code=0)
 
 
 def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path: Path) -> None:
-    """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again at 100 Hz; it steps somewhere between readings."""
+    """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again at 100 Hz; it steps between readings."""
     made = sampled(play, tmp_path, [(0, HIGH), (404, LOW), (2806, HIGH)], 3200, hz=100)
     assert made.found_ns.keys() == {"compute.clock.power_cap"}
     assert sum(made.found_ns.values()) == pytest.approx(made.loss_ns, rel=0.01)
@@ -316,7 +335,7 @@ def test_a_stepped_clock_of_amd_is_recovered_within_one_percent(
     amd_library: tuple[Path, dict[str, list[int]]],
     tmp_path: Path,
 ) -> None:
-    """2100 MHz, 1200 MHz for 2.4 s, 2100 MHz again at 100 Hz; it steps somewhere between readings."""
+    """2100 MHz, 1200 MHz for 2.4 s, 2100 MHz again at 100 Hz; it steps between readings."""
     levels = [(0, 2.1e9), (403.7, LOW), (2806.2, 2.1e9)]
     made = amd_record(amd_library, tmp_path, levels, 3200, hz=100)
     assert made.found_ns.keys() == {"compute.clock.power_cap"}

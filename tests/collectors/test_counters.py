@@ -36,15 +36,20 @@ NCU_RAW = """\
 ==PROF== Connected to process 12 (/usr/bin/python3)
 loss 1.23, step 4
 ==PROF== Disconnected from process 12
-"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","dram__bytes.sum","gpu__time_duration.sum","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",\
+"Grid Size","Device","CC","dram__bytes.sum","gpu__time_duration.sum",\
+"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 "","","","","","","","","","","","Kbyte","usecond","%"
 "0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","10,240.5","12.5","62.50"
 "1","12","python3","h","add","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","1","2","n/a"
 """
 NCU_DETAILS = """\
-"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"
-"0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","sm__cycles_active.avg","cycle","1,000"
-"0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","sm__cycles_elapsed.avg","Kcycle","2"
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",\
+"Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0",\
+"Command line profiler metrics","sm__cycles_active.avg","cycle","1,000"
+"0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0",\
+"Command line profiler metrics","sm__cycles_elapsed.avg","Kcycle","2"
 """
 
 

@@ -1,4 +1,4 @@
-"""What is read of NVIDIA's devices, through the real binding, against a library that plays a script."""
+"""Readings of NVIDIA's devices, by the real binding, against a library that plays a script."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
 
 @pytest.mark.parametrize("read", ["rows", pytest.param("in_c", marks=needs_native)])
 def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player, read: str) -> None:
-    """Average power at 3 ms a call: at each tenth sample, of one device at a time; energy at each."""
+    """Average power at 3 ms a call: at each tenth sample, one device at a time; energy at each."""
     script = TWO + "".join(
         f"set {i} field:185 650000\nset {i} field:83 1000\nblock {i} field:185 3\n" for i in (0, 1)
     )

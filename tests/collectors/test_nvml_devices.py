@@ -196,7 +196,9 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
                     time.sleep(0.02)
                     prof.step()
                     hosts += host.poll()
-                    devices.update(d for rows in clocks.poll() for d in rows["device_id"].to_pylist())
+                    devices.update(
+                        d for rows in clocks.poll() for d in rows["device_id"].to_pylist()
+                    )
             """
         )
     )

@@ -70,7 +70,7 @@ def test_python_and_c_read_the_same_activity(play: Player) -> None:
 
 @needs_native
 def test_python_and_c_read_the_same_rows(play: Player) -> None:
-    """Numbers at the edges of their types, blanks, infinities, unknown bits, refusals, a lost device."""
+    """Numbers at the edges of types, blanks, infinities, unknown bits, refusals, a lost device."""
     script = (
         TWO
         + """
@@ -117,7 +117,7 @@ def test_a_metric_lies_where_c_reads_it() -> None:
 
 @needs_native
 def test_python_and_c_read_the_same_counters(play: Player) -> None:
-    """Blanks, counters too large, alternatives, sums, negative temperatures, refusals in between."""
+    """Blanks, counters too large, alternatives, sums, negative temperatures, refusals between."""
     script = TWO + "".join(
         f"set 0 field:{i} {7 * i}\n" for i in (3, 4, 74, 75, 76, 77, 79, 82, 185, 269, 270, 271)
     )
@@ -247,7 +247,7 @@ def test_a_full_ring_counts_what_it_loses(play: Player) -> None:
 
 @needs_native
 def test_late_and_missed_deadlines_are_counted(play: Player) -> None:
-    """A reading of 30 ms at 100 Hz: each overruns two or three deadlines, and none is lost to view."""
+    """A reading of 30 ms at 100 Hz: each overruns two or three deadlines, none is lost to view."""
     found = play(
         ONE + "block 0 nvmlDeviceGetCurrentClocksEventReasons 30 1\n",
         """

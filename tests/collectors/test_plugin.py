@@ -1,4 +1,4 @@
-"""A collector of another package (tests/plugin), installed with pip and found by its entry point."""
+"""A collector of another package (tests/plugin), installed by pip, found by its entry point."""
 
 from __future__ import annotations
 

@@ -120,7 +120,10 @@ def test_a_collector_is_one_file_that_declares_itself(
 
 
 def test_listing_collectors_imports_none_of_them() -> None:
-    code = "import sys; from chopper.collectors import registry; registry.defaults(); print(*sys.modules)"
+    code = (
+        "import sys; from chopper.collectors import registry; registry.defaults(); "
+        "print(*sys.modules)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(shown.stdout.split())
     assert {name for name in loaded if name.startswith("chopper.collectors.")} == {

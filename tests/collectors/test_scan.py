@@ -435,7 +435,8 @@ def test_no_pandas_on_the_way(tmp_path: Path) -> None:
     """pyarrow's own conversions would import it: 0.3 s and 50 MB."""
     path = write(tmp_path, trace(event(), event(cat='"cpu_op"'), event(cat='"cuda_runtime"')))
     code = (
-        "import sys; from pathlib import Path; from chopper.collectors.formats.kineto import read_trace\n"
+        "import sys; from pathlib import Path; "
+        "from chopper.collectors.formats.kineto import read_trace\n"
         "trace, = read_trace(Path(sys.argv[1])); trace.span_ns\n"
         "assert trace.tables['device_event'].num_rows == 1 and 'pandas' not in sys.modules"
     )

@@ -36,8 +36,8 @@ FRAMES = [
 
 
 def snapshot() -> dict[str, Any]:
-    """A segment of 4 MiB: a tensor of 1 MiB, one of 2 MiB, a gap of 1 MiB. The history: the first is
-    allocated before a segment comes, a third of 512 KiB comes and goes."""
+    """A segment of 4 MiB: a tensor of 1 MiB, one of 2 MiB, a gap of 1 MiB. The history: the first
+    is allocated before a segment comes, a third of 512 KiB comes and goes."""
     mib = 1 << 20
     events = [
         ("alloc", 0x1000, mib, 1),

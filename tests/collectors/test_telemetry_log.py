@@ -17,8 +17,10 @@ def read_log(text: str, where: str, zone: timezone | None = None) -> TelemetryLo
 
 
 NVIDIA = """\
-timestamp, index, uuid, clocks.current.sm [MHz], power.draw.instant [W], temperature.gpu, memory.used [MiB], utilization.gpu [%], clocks_event_reasons.active, name
-2025/06/13 00:27:52.195, 0, GPU-aa, 1980 MHz, 650.25 W, 61, 1024 MiB, 97 %, 0x0000000000000004, NVIDIA H100
+timestamp, index, uuid, clocks.current.sm [MHz], power.draw.instant [W], \
+temperature.gpu, memory.used [MiB], utilization.gpu [%], clocks_event_reasons.active, name
+2025/06/13 00:27:52.195, 0, GPU-aa, 1980 MHz, 650.25 W, 61, 1024 MiB, 97 %, \
+0x0000000000000004, NVIDIA H100
 2025/06/13 00:27:52.195, 1, GPU-bb, 1755 MHz, [N/A], [Not Supported], 2 GiB, 0 %, 0x0, NVIDIA H100
 """
 
@@ -111,7 +113,10 @@ def test_instant_power_counts_where_both_powers_stand(order: tuple[int, int]) ->
 
 
 def test_rows_that_cannot_be_read_are_counted_and_the_rest_is_kept() -> None:
-    text = "timestamp,gpu,power_w,temp_c\nsoon,0,300,1\n1754586662,0,300\n1754586663,total,9,9\n1,2,3,4,5\n\n"
+    text = (
+        "timestamp,gpu,power_w,temp_c\n"
+        "soon,0,300,1\n1754586662,0,300\n1754586663,total,9,9\n1,2,3,4,5\n\n"
+    )
     log = read_log(text, "log.csv")
     assert log.rows_count == 1
     assert log.bad_rows_count == 3

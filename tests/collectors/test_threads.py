@@ -69,8 +69,10 @@ def test_each_thread_that_ran_or_waited_has_a_row(tmp_path: Path) -> None:
     source = ThreadSource(str(run), HERE, str(root), scan_ns=1)
     source.open()
     assert take(source) == [
-        {"rank": 0, "pid": 40, "tid": 40, "name": "python", "run_ns": 900, "run_delay_ns": 50, "slice_count": 7},
-        {"rank": 0, "pid": 40, "tid": 41, "name": "pt_autograd_0", "run_ns": 300, "run_delay_ns": 20, "slice_count": 3},
+        {"rank": 0, "pid": 40, "tid": 40, "name": "python",
+         "run_ns": 900, "run_delay_ns": 50, "slice_count": 7},
+        {"rank": 0, "pid": 40, "tid": 41, "name": "pt_autograd_0",
+         "run_ns": 300, "run_delay_ns": 20, "slice_count": 3},
     ]  # fmt: skip
     # Only the waiting of one thread grew; a third one began.
     thread(root, 40, 41, "pt_autograd_0", 300, 95, 4)

@@ -79,7 +79,8 @@ def test_admission_bounds_who_sends_and_costs_little() -> None:
     admitted = simulate(64, 16, (4,), admitted_count=2, **options)[0]
     assert everyone.most_at_once_count == 8
     assert admitted.most_at_once_count == 2
-    # The receiver's port is the bound either way; flows end one after the other, earlier on average.
+    # The receiver's port is the bound either way; flows end one after the other, earlier on
+    # average.
     assert admitted.finish_ratio == pytest.approx(everyone.finish_ratio, rel=0.15)
     assert admitted.mean_finish_ratio < everyone.mean_finish_ratio
 

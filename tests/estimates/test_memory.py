@@ -124,7 +124,7 @@ def test_every_strategy_that_memtracker_follows_is_within_5_percent(
 
 @pytest.mark.parametrize(("ranks", "published_gib"), [(8, 82.4), (128, 67.0)])
 def test_the_torchtitan_references_are_within_10_percent(ranks: int, published_gib: float) -> None:
-    """Llama 3.1 8B on H100, FSDP, selective recomputation, batch 2, 8192 tokens, reserved memory."""
+    """Llama 3.1 8B on H100, FSDP, selective recomputation, batch 2, 8192 tokens, as reserved."""
     found = memory(
         Training(
             architecture=named("llama3.1-8b"),

@@ -68,15 +68,15 @@ def test_a_layer_keeps_what_the_formula_says(architecture: Architecture, shared:
         expert_width=512,
         shared_width=shared,
     )
-    # Softmax of attention and two norms: 4 bytes per head and token, and per token. With a gate, the
-    # shared experts' output and its weight.
+    # Softmax of attention and two norms: 4 bytes per head and token, and per token. With a gate,
+    # the shared experts' output and its weight.
     statistics = T * (4 * 16 + 2 * 4)
     gate = T * 2 * (1024 + 1) if shared else 0
     assert kept_bytes(architecture) == attention + mixed + statistics + gate
 
 
 def test_the_formula_by_hand() -> None:
-    """Mixtral, 4096 tokens: k(4h + 8f + 36) + 4E = 2 · (16384 + 114688 + 36) + 32 bytes per token."""
+    """Mixtral, 4096 tokens: k(4h + 8f + 36) + 4E = 2 · (16384 + 114688 + 36) + 32 bytes a token."""
     size = formulas.experts_activation_bytes(
         tokens_count=4096, width=4096, experts_count=8, chosen_count=2, expert_width=14336
     )
@@ -84,9 +84,10 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_attention_from_a_latent_keeps_it_and_what_is_made_of_it() -> None:
-    """By hand, elements per token: x, n1, y, n2 and attention's output twice, 4 · 1024 and 2 · 16 · 64; queries
-    384 before and after their norm, 16 · 96 rotated; the latent 256 + 32 with the shared key, 256
-    normalized; keys 16 · 96 joined; 16 · (64 + 64) of which values are a view; 4 · 3584 of the network."""
+    """By hand, elements per token: x, n1, y, n2 and attention's output twice, 4 · 1024 and 2 · 16 ·
+    64; queries 384 before and after their norm, 16 · 96 rotated; the latent 256 + 32 with the
+    shared key, 256 normalized; keys 16 · 96 joined; 16 · (64 + 64) of which values are a view; 4 ·
+    3584 of the network."""
     elements = (
         4 * 1024 + 2 * 16 * 64 + 2 * 384 + 16 * 96 + 288 + 256 + 16 * 96 + 16 * 128 + 4 * 3584
     )
@@ -96,8 +97,8 @@ def test_attention_from_a_latent_keeps_it_and_what_is_made_of_it() -> None:
 
 
 def test_gpt_oss_keeps_seven_of_a_clamped_gate() -> None:
-    """Both halves before they are clamped, the gate after, its sigmoid, their product, the other half
-    and one, the result; without a clamp: both halves, the activation, the result."""
+    """Both halves before they are clamped, the gate after, its sigmoid, their product, the other
+    half and one, the result; without a clamp: both halves, the activation, the result."""
     clamped = msgspec.structs.replace(MIXED, experts=msgspec.structs.replace(OF, clamped=True))
     assert kept_bytes(clamped) - kept_bytes(MIXED) == T * 4 * 3 * 512 * 2
 
@@ -176,9 +177,10 @@ def test_experts_that_no_other_rank_has_are_not_reduced() -> None:
 
 
 def test_experts_that_are_cut_are_units_of_their_own() -> None:
-    """With a token, at a layer's backward. Whole, at the last but one: it or what is sent of it, its
-    gradients, and the next one are there. Cut, at the last one, with nothing to fetch ahead but shards of
-    one more layer's gradients: experts are reduced first, an eighth of them twice, beside the others."""
+    """With a token, at a layer's backward. Whole, at the last but one: it or what is sent of it,
+    its gradients, and the next one are there. Cut, at the last one, with nothing to fetch ahead but
+    shards of one more layer's gradients: experts are reduced first, an eighth of them twice, beside
+    the others."""
     options: dict[str, Any] = {"strategy": "fsdp1", "ranks_count": 8, "precision": "fp32"}
     options |= {"batch_count": 1, "sequence_count": 1, "checkpoint": "full"}
     whole, cut = (

@@ -31,16 +31,19 @@ def estimate(**options: Any) -> Memory:
 @pytest.mark.parametrize(
     ("strategy", "precision", "whole", "shared"),
     [
-        # 16-bit weights whole; master and moments 12, the gradient in float32, Adam's two temporaries.
+        # 16-bit weights whole; master and moments 12, the gradient in float32, Adam's two
+        # temporaries.
         ("zero1", "mixed", 2, 12 + 4 + 8),
         ("zero2", "mixed", 2, 12 + 4 + 8),
-        # Its 16-bit weights and gradients are shared, and the latter stay beside their float32 copy.
+        # Its 16-bit weights and gradients are shared, and the latter stay beside their float32
+        # copy.
         ("zero3", "mixed", 0, 2 + 2 + 12 + 4 + 8),
         # Float32 gradients of everything stay, and the 16-bit ones until `zero_grad`.
         ("zero1", "mixed-fp32-grads", 2 + 4 + 2, 12 + 8),
         ("zero2", "mixed-fp32-grads", 2, 12 + 4 + 8),
         ("zero3", "mixed-fp32-grads", 0, 2 + 4 + 12 + 4 + 8),
-        # Weights, a float32 copy of its own, moments, one copy of the gradients, Adam's temporaries.
+        # Weights, a float32 copy of its own, moments, one copy of the gradients, Adam's
+        # temporaries.
         ("zero1", "fp32", 4, 12 + 4 + 8),
         ("zero2", "fp32", 4, 12 + 4 + 8),
         ("zero3", "fp32", 0, 4 + 4 + 12 + 4 + 8),
@@ -99,7 +102,7 @@ def test_stage_3_updates_at_most_a_billion_at_once() -> None:
 
 @pytest.mark.parametrize(("strategy", "width"), [("zero1", 2), ("zero2", 2), ("zero3", 2)])
 def test_the_bucket_is_as_large_as_it_may_be(strategy: Any, width: int) -> None:
-    """Of DeepSpeed's default, half a billion elements, whatever the model; stages 1 and 2 free it."""
+    """Of DeepSpeed's default, half a billion elements, for any model; stages 1 and 2 free it."""
     count = 500_000_000
     found = estimate(strategy=strategy, bucket_count=count)
     assert found.categories_bytes["communication"] >= count * width
@@ -110,8 +113,8 @@ def test_the_bucket_is_as_large_as_it_may_be(strategy: Any, width: int) -> None:
 
 def test_fsdp1_has_the_next_layer_beside_a_layer_that_is_reduced() -> None:
     """By hand, at the third of four layers: float32 shards and moments; embedding, norm and head
-    gathered; the layer's gradients in 16 bits and in float32 to be sent; the next layer gathered; the
-    shards of two layers' gradients."""
+    gathered; the layer's gradients in 16 bits and in float32 to be sent; the next layer gathered;
+    the shards of two layers' gradients."""
     found = estimate(strategy="fsdp1")
     expected = 12 * PSI / 4 + 2 * OUTER + (2 + 4 + 2) * LAYER + 2 * 4 * LAYER / 4
     assert found.phases_bytes["backward"] == pytest.approx(expected, rel=0.01)
@@ -172,7 +175,8 @@ def test_a_gradient_moves_into_the_bucket_and_an_own_one_from_it_into_the_part()
     assert (ledger.now["communication"], ledger.now["gradients"]) == (20, 0)
     of.finish()
     assert (ledger.now["communication"], ledger.now["gradients"]) == (0, 16)
-    # Neighbours of one owner are sent as they lie: beside the bucket there was one gradient at most.
+    # Neighbours of one owner are sent as they lie: beside the bucket there was one gradient at
+    # most.
     assert ledger.peak_bytes == 20 + 16
 
 

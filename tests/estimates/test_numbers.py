@@ -1,4 +1,4 @@
-"""Published numbers that carry a formula: worked out by hand in a comment, and asked of the program.
+"""Published numbers that carry a formula: worked out in a comment, and asked of the program.
 
 Beside those that have tests with their estimate; docs/concepts/estimates/numbers.md lists all.
 """
@@ -259,8 +259,8 @@ ROUND = limits.Hardware(
 @pytest.mark.parametrize(
     ("tp", "compute", "memory", "tensor", "hop_us"),
     [
-        # mℓ = 160, b = 12500, bh = 1.25e8: 160·72e8·12500 ÷ 1e15 = 14.4 s of compute, 160·(72e8 + 3e10)
-        # ÷ 1e12 = 5.952 s of memory over tp.
+        # mℓ = 160, b = 12500, bh = 1.25e8: 160·72e8·12500 ÷ 1e15 = 14.4 s of compute, 160·(72e8 +
+        # 3e10) ÷ 1e12 = 5.952 s of memory over tp.
         (1, 14.4, 5.952, 0.0, 0.0),
         # 160·16·1.25e8·3/4 ÷ 1e11
         (4, 3.6, 1.488, 2.4, 9.2),
@@ -324,14 +324,15 @@ def test_activations_and_logits_of_llama_3_8b() -> None:
     )
     assert found == 41 * 8192 * 4096 == 1_375_731_712
     layer = offload(named("llama3-8b"), MACHINE, sequence_count=8192).activations.layer_bytes
-    # Beside them, in float32 per token: attention's sum of each of 32 heads, the scale of both norms.
+    # Beside them, in float32 per token: attention's sum of each of 32 heads, the scale of both
+    # norms.
     assert layer == found + 4 * 8192 * (32 + 2)
     logits = formulas.logits_bytes(sequence_count=8192, batch_count=1, vocabulary_count=128256)
     assert logits == 10_506_731_520
 
 
 def test_heads_that_do_not_make_up_the_width_count_as_they_are() -> None:
-    """Gemma 7B: 16 heads of 256 over a width of 3072: 8·3072 + 8·16·256 + 8·24576 bytes per token."""
+    """Gemma 7B: 16 heads of 256 over a width of 3072: 8·3072 + 8·16·256 + 8·24576 bytes a token."""
     found = formulas.llama_layer_activation_bytes(
         sequence_count=1,
         batch_count=1,

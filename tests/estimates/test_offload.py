@@ -117,7 +117,7 @@ def test_more_tokens_make_offload_cheap() -> None:
 
 
 def test_layers_keep_what_the_estimate_of_memory_says() -> None:
-    """gpt-oss's clamped gate keeps 14f for each of 4 experts, 28 % of a layer more than 8f would."""
+    """gpt-oss's clamped gate keeps 14f for each of 4 experts, 28 % of a layer more than 8f."""
     layer, tokens = offload(named("gpt-oss-20b"), V100).activations.layer_bytes, 2048
     width, heads, keys = 2880, 64, 8
     attention = 2 * (4 * width + 2 * 64 * (heads + keys)) + 4 * (heads + 2)

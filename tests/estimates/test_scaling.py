@@ -1,8 +1,9 @@
 """Weak scaling against published measurements: the same work per rank on more of them.
 
-Sources: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3 (8 × H100 per node, 400
-Gb/s per GPU); MPT, mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows that differ in the
-number of GPUs only (H100; A100 40 GB with 1600 Gb/s per node). All sharded fully, in 16 bits.
+Sources: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3 (8 × H100 per node,
+400 Gb/s per GPU); MPT, mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows that differ
+in the number of GPUs only (H100; A100 40 GB with 1600 Gb/s per node). All sharded fully, in 16
+bits.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def test_a_network_a_tenth_as_fast_has_a_knee_where_transfer_shows() -> None:
 
 
 def test_the_expected_largest_of_normal_draws() -> None:
-    # David and Nagaraja, Order Statistics: 1/sqrt(pi) of 2, 3/(2 sqrt(pi)) of 3; Tippett (1925): 1.42360
-    # of 8, 2.50759 of 100, 3.24144 of 1000.
+    # David and Nagaraja, Order Statistics: 1/sqrt(pi) of 2, 3/(2 sqrt(pi)) of 3; Tippett (1925):
+    # 1.42360 of 8, 2.50759 of 100, 3.24144 of 1000.
     assert [expected_maximum(n) for n in (1, 2, 3, 8, 100, 1000)] == pytest.approx(
         [0.0, np.pi**-0.5, 1.5 * np.pi**-0.5, 1.42360, 2.50759, 3.24144], abs=1e-5
     )
@@ -167,7 +168,7 @@ def test_waiting_on_more_ranks_where_the_truth_is_known(name: str, ranks: int) -
 
 @pytest.mark.parametrize("more", [4, 8, 64])
 def test_a_slow_rank_of_two_makes_the_step_no_longer_on_more(more: int) -> None:
-    """Of two the quicker one is usual: more of those wait for the one that sleeps 50 ms in a step of 150."""
+    """Of two the quicker is usual: more of those wait for the one that sleeps 50 of 150 ms."""
     waited = waiting(machines(50 * MS, ranks=2), 0.3 * MS, 20)
     of = msgspec.structs.replace(
         recorded(place_of(waited), ranks=2),
@@ -199,7 +200,7 @@ def test_chance_is_rarely_taken_for_a_slow_rank(steps: int) -> None:
 
 
 def test_of_many_places_none_is_a_slow_rank_by_chance() -> None:
-    """What means over five steps say at forty places, one by one and together; and with a slow rank at one."""
+    """Means over five steps at forty places, one by one and together; then with a slow rank."""
     nothing = [waiting(np.zeros(2), 1 * MS, 5, seed) for seed in range(40)]
     alone = sum(max(place_of(w).late_ns) for w in nothing)
     kept = kept_ratio(nothing)
@@ -236,7 +237,8 @@ def test_lateness_that_is_not_normal_is_brought_to_what_was_recorded() -> None:
     assert waits(of, 8).total_ns == found.waited_ns
     more = np.random.default_rng(1).exponential(1 * MS, (4000, 32))
     truth = float(more.max(axis=1).mean() - 1 * MS)
-    # Normal draws grow less than exponential ones; without what was recorded they would miss a third.
+    # Normal draws grow less than exponential ones; without what was recorded they would miss a
+    # third.
     assert waits(of, 32).total_ns == pytest.approx(truth, rel=0.2)
     assert expected_maximum(32) * MS < 0.7 * truth
 

@@ -1,4 +1,4 @@
-"""Changes to valid inputs. Every change depends on nothing but the random numbers that it is given."""
+"""Changes to valid inputs. Each depends on nothing but the random numbers that it is given."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ SECRET = "hunter2-outside-of-every-run"
 SCALARS: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 7, 2**31, -(2**31), 2**32 - 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1,
     2**63, -(2**63), 2**64 - 1, 10**25, 0.5, -0.5, 1e-300, 1e18, 1e25, 1e308, float("inf"),
-    float("-inf"), float("nan"), "", " ", "7", "-1", "stream 7", "ProfilerStep#12", "nccl", "[0, 1]",
-    "[[64, 32], [32, 16]]", "[" * 200 + "]" * 200, "NaN", "1e999", "0x4", "\ud800", "\u202ebidi",
+    float("-inf"), float("nan"), "", " ", "7", "-1", "stream 7", "ProfilerStep#12", "nccl",
+    "[0, 1]", "[[64, 32], [32, 16]]", "[" * 200 + "]" * 200,
+    "NaN", "1e999", "0x4", "\ud800", "\u202ebidi",
     "\x1b[31m", "a\nb", "\0", "ß" * 40, "k" * 5000, [], {}, [[]], [1, [2]], {"a": {"b": 1}},
     [2**62] * 20, "../../outside/secret.txt", "/etc/hostname", "GPU 0", "<script>alert(1)</script>",
     "aten::mm", "ncclDevKernel_AllReduce_Sum_f32", "Memcpy HtoD (Pageable -> Device)",
@@ -163,7 +164,10 @@ def _edit_rows(random: Random, db: sqlite3.Connection) -> None:
     table = random.choice(sorted(tables))
     columns = [r[1] for r in db.execute(f'pragma table_info("{table}")')]
     column = random.choice(columns)
-    where = f'rowid in (select rowid from "{table}" order by rowid limit 1 offset {random.randrange(4)})'
+    where = (
+        f'rowid in (select rowid from "{table}" order by rowid limit 1 offset '
+        f"{random.randrange(4)})"
+    )
     match random.choice(("set", "set", "set", "all", "drop", "again", "column", "table", "rename")):
         case "set":
             value = random.choice([s for s in SCALARS if not isinstance(s, list | dict)])

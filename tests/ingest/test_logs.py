@@ -31,7 +31,7 @@ MS = 1_000_000
 
 
 def trace(path: Path, rank: int = 0, world: int | None = None, device: int | None = None) -> Path:
-    """Five steps of 20 ms, each with a product of 10 ms that a device at its peak does in 0.9 ms."""
+    """Five steps of 20 ms, each with a product of 10 ms that a device's peak does in 0.9 ms."""
     device = rank if device is None else device
     made = Trace(rank=rank, world=world, device=device, pid=4711 + rank, tid=4711 + rank)
     side = [2048, 2048]
@@ -152,7 +152,7 @@ LOCAL = "timestamp, index, clocks.current.sm [MHz]\n"
 
 
 def local_log(path: Path, hours: int) -> Path:
-    """A log in the local time of a place so many hours east of Greenwich, as nvidia-smi writes it."""
+    """A log in the local time of a place so many hours east of Greenwich, as by nvidia-smi."""
     lines = [
         datetime.fromtimestamp(
             (BASE_NS + i * 10 * MS) / 1e9, timezone(timedelta(hours=hours))

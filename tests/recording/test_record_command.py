@@ -445,7 +445,8 @@ def test_another_sitecustomize_runs_too(record):
         """
         for _ in range(2): step()
         import sitecustomize
-        print(customized, sitecustomize.__file__, any(entry.endswith("chopper/recording/hook") for entry in sys.path))
+        print(customized, sitecustomize.__file__,
+              any(entry.endswith("chopper/recording/hook") for entry in sys.path))
         """
     )
     done = record(sys.executable, script)

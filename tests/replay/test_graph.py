@@ -26,8 +26,9 @@ def test_unchanged_gives_the_observed_times_back() -> None:
 
 
 def test_without_python_the_second_kernel_queues_behind_the_first() -> None:
-    # Calls at 0 and 10, so kernels could start at 20 and 30; the first runs until 120. What a stream
-    # takes between two kernels was never seen, and counts nothing: the second runs 120 to 220.
+    # Calls at 0 and 10, so kernels could start at 20 and 30; the first runs until 120. What a
+    # stream takes between two kernels was never seen, and counts nothing: the second runs 120 to
+    # 220.
     scenario = Scenario(base(late_second_launch()))
     parts = scenario.ranks[0].program.parts
     scenario.without_host(0, parts.cause == PYTHON)

@@ -139,8 +139,8 @@ def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> 
 
 @pytest.mark.parametrize(("waited", "ran"), [(50, 50), (50, 10), (30, 20)])
 def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: int) -> None:
-    # 40 of 100 ms for a batch, 40 of operators, 20 between them. The thread slept for what it neither ran
-    # nor waited for a core: nothing, the 40, or 50.
+    # 40 of 100 ms for a batch, 40 of operators, 20 between them. The thread slept for what it
+    # neither ran nor waited for a core: nothing, the 40, or 50.
     loading = make.span(0, 40 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
     told = given(loading, op(50, 70), op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, waited, ran))

@@ -28,7 +28,7 @@ def record(
 
 
 def two_kernels_and_a_wait(*rows: dict[str, Any]) -> dict[str, Any]:
-    """Stream 7 runs a kernel, its event is recorded, and a long one; stream 9 waits and runs one."""
+    """Stream 7 runs a kernel, its event is recorded, then a long one; stream 9 waits, runs one."""
     given = tables(
         [
             make.span(0, 1000, "loop", "python"),

@@ -22,8 +22,8 @@ STEPS = 4
 def step(number: int, *, early: bool = False, long: bool = False) -> list[dict[str, Any]]:
     """100 ms: 10 of work, a collective of 30 from there on, 20 of work, then its result is used.
 
-    Its wait shows, but where it ended early: 5 ms after its call, while the host was at work. A long one
-    ends after what waits for it elsewhere.
+    Its wait shows, but where it ended early: 5 ms after its call, while the host was at work. A
+    long one ends after what waits for it elsewhere.
     """
     at = 100 * number
     until = at + (16 if early else 95 if long else 42)

@@ -1,4 +1,4 @@
-"""Work after a wait that is gone: as quick as later in the same steps, as far as the run shows it."""
+"""Work after a wait that is gone: as quick as later in the same steps, where the run shows it."""
 
 from __future__ import annotations
 

@@ -195,8 +195,9 @@ def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
 
 
 def test_operators_left_out_together_all_stop_waiting() -> None:
-    # Without both, the host takes 10 + 10, 30, 10 + 30, 20 and launches at 0, 50, 110: kernels of 500, 540
-    # and 100 follow each other. With one left it waits until 1070, 20 more to the launch, 20 to the start.
+    # Without both, the host takes 10 + 10, 30, 10 + 30, 20 and launches at 0, 50, 110: kernels of
+    # 500, 540 and 100 follow each other. With one left it waits until 1070, 20 more to the launch,
+    # 20 to the start.
     spans = [
         make.span(0, 2000, "loop", "python"),
         call(0, 10, 1),
@@ -221,8 +222,8 @@ def test_operators_left_out_together_all_stop_waiting() -> None:
 
 
 def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
-    # The kernel of unknown launch ends at 200, where the window begins; the other follows its launch, at
-    # 510, and without the wait for data at 10: until 420 instead of 920.
+    # The kernel of unknown launch ends at 200, where the window begins; the other follows its
+    # launch, at 510, and without the wait for data at 10: until 420 instead of 920.
     spans = [
         make.span(0, 500, "enumerate(DataLoader)#_Iter.__next__", "annotation"),
         call(510, 520, 1),
@@ -235,8 +236,8 @@ def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
 
 
 def test_causes_of_other_steps_than_predicted_are_said_with_the_number() -> None:
-    # Python gone, the second step begins at 20 and ends at 190. What nobody launched stays at 900: of the
-    # first step by its recorded place, after the second one by its new one.
+    # Python gone, the second step begins at 20 and ends at 190. What nobody launched stays at 900:
+    # of the first step by its recorded place, after the second one by its new one.
     spans = [make.span(0, 4000, "loop", "python")]
     spans += [call(at, at + 10, number) for number, at in enumerate((0, 990, 1010, 1900), start=1)]
     kernels = [

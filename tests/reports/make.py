@@ -32,8 +32,8 @@ GEMM = (
 )
 FLASH = (
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
-    "cutlass::bfloat16_t, Flash_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t> >, false, true, "
-    "false, false, false, true, false, false>(pytorch_flash::Flash_fwd_params)"
+    "cutlass::bfloat16_t, Flash_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t> >, false, "
+    "true, false, false, false, true, false, false>(pytorch_flash::Flash_fwd_params)"
 )
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, "

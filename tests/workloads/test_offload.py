@@ -325,7 +325,7 @@ VARIANTS = ("zero3-param-offload", "zero2-offload", "ddp", "fsdp1-offload", "fsd
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Variant → what rank 0 measured in three steps, as (name, labels) → value; one launch for all."""
+    """Variant → rank 0's measures of three steps, (name, labels) → value; one launch for all."""
     pytest.importorskip("deepspeed")
     directory = tmp_path_factory.mktemp("offload")
     script = Path(__file__).parent / "train_variants.py"

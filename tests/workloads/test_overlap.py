@@ -197,7 +197,7 @@ from chopper.workloads.exchange import GatherMatmul, MatmulScatter
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 torch.manual_seed(rank)
-# What torch puts in place of the operators where they are only traced: the same sums, on any device.
+# Torch puts these in place of the operators that are only traced: the same sums, on any device.
 for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
     symmetric.lib.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
 args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")

@@ -1,4 +1,4 @@
-"""How large a run can get: the data-movement and latency walls."""
+"""Largest size that a run can reach: the data-movement and latency walls."""
 
 from __future__ import annotations
 

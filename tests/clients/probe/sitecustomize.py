@@ -3,9 +3,9 @@
 Python imports this file at its start when this folder is on PYTHONPATH. Each process that imports
 torch appends JSON lines to ``$CLIENTS_PROBE/<pid>.jsonl``: one when it begins, one after each step
 of an optimizer or, where there is none, after each outermost backward pass, one after each call of
-the functions that ``$CLIENTS_TIMED`` names (``module:Class.method``, separated by commas). They hold
-wall-clock nanoseconds, a checksum of the parameters, and sums so far: time in forward passes with
-and without gradients, in backward passes, in optimizers, and waiting for a DataLoader's batch.
+the functions that ``$CLIENTS_TIMED`` names (``module:Class.method``, separated by commas). They
+hold wall-clock nanoseconds, a checksum of the parameters, and sums so far: time in forward passes
+with and without gradients, in backward passes, in optimizers, and waiting for a DataLoader's batch.
 """
 
 from __future__ import annotations

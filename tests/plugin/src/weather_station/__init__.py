@@ -1,7 +1,7 @@
 """A collector of another package: how hot it is beside the rack, once every 20 ms.
 
-The collector says whether it can run and what its sampler reads; the source is read in the sampler's
-process, one part a sensor, so that one that hangs keeps no other waiting.
+The collector says whether it can run and what its sampler reads; the source is read in the
+sampler's process, one part a sensor, so that one that hangs keeps no other waiting.
 """
 
 from __future__ import annotations
