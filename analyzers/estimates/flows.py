@@ -195,7 +195,7 @@ def simulate(
         UsageError: anything not positive, no uplink left, or too much to simulate.
     """
     receivers = flows_count if receivers_count is None else receivers_count
-    if headroom_ratio <= 0:
+    if not headroom_ratio > 0:  # not a number is refused, too
         raise UsageError(f"headroom: found {headroom_ratio:g}, expected more than 0")
     _check(
         flows_count,

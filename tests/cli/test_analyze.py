@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
 def test_text_goes_to_stdout_and_the_next_command_to_stderr(trace) -> None:
     shown = run(trace)
     assert shown.exit_code == 0
-    assert "where the time went" in shown.stdout
+    assert "Where the time went" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert shown.stderr.splitlines()[-1] == f"next: chopper report {trace}"
 

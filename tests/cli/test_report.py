@@ -47,7 +47,7 @@ def test_the_extension_chooses_the_format(trace, tmp_path) -> None:
         assert "next: chopper analyze" in shown.err
     assert json.loads((tmp_path / "r.json").read_text())["schema"] == "chopper.attribution/2"
     assert (tmp_path / "r.md").read_text().startswith("# ")
-    assert "observed" in (tmp_path / "r.txt").read_text()
+    assert "Observed" in (tmp_path / "r.txt").read_text()
     wrong = chopper("report", trace, "-o", "r.pdf", cwd=tmp_path)
     assert wrong.code == 2
     assert ".html, .md, .json, .txt" in wrong.line

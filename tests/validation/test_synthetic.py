@@ -85,7 +85,7 @@ def test_the_command_prints_its_table_and_writes_reports(tmp_path: Path) -> None
     assert page.read_text().startswith("<!doctype html>")
     again = validate("--synthetic", "--causes", "data_stall", "-o", str(page))
     assert again.exit_code == 1
-    assert "exists already" in str(again.exception)
+    assert "exists; pass --force" in str(again.exception)
 
 
 def test_json_and_causes_by_id() -> None:

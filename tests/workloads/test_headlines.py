@@ -329,7 +329,7 @@ def test_memory_is_held_against_the_datasheet_of_a_device_that_is_known(monkeypa
         name="NVIDIA H100 80GB HBM3", multiprocessor_count=132, memory_bytes=85 * 10**9
     )
     part = SimpleNamespace(devices=[device], environment={})
-    run = SimpleNamespace(run=SimpleNamespace(manifest=SimpleNamespace(ranks=[part])))
+    run = SimpleNamespace(recording=SimpleNamespace(manifest=SimpleNamespace(ranks=[part])))
     monkeypatch.setitem(made.attributions, "random", [run])
     (triad,) = made.headlines
     assert triad.stated == pytest.approx(3350, rel=0.01)
