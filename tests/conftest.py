@@ -22,6 +22,10 @@ os.environ["KINETO_LOG_LEVEL"] = "99"
 # operator wait for each other spinning, and most of the CPU time goes there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests start hundreds of processes: each would compile all of the product where nothing keeps the
+# compiled files.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # How long an example takes says how busy the machine is.
 settings.register_profile(
     "chopper", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
