@@ -1,12 +1,13 @@
 """Models of Hugging Face's transformers: how many parameters their modules have, by family.
 
     pip install --target /tmp/transformers transformers
-    PYTHONPATH=/tmp/transformers python -m benchmarks.families > tests/estimates/families.json
+    PYTHONPATH=/tmp/transformers python -m benchmarks.families > families.json
     PYTHONPATH=/tmp/transformers python -m benchmarks.families --track
 
 Builds the module of each configuration on the meta device, where nothing is allocated, and prints
 the configurations with the count of the module's parameters, which the tests hold the estimate
-against. transformers is needed to make the file, not to test with it.
+against (tests/analyzers/estimates/families.json). transformers is needed to make the file, not to
+test with it.
 
 With --track, small modules of each family train two steps under fake tensors, and the peak that
 PyTorch's MemTracker sees is held against the estimate. Attention is one fused operator, as with

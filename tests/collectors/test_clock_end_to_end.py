@@ -29,8 +29,8 @@ from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.testing import ReplayCollector
 from chopper.views import view
-from tests.analyzers.clock_script import Script
 from tests.analyzers.make import table
+from tests.analyzers.views.clock_script import Script
 from tests.collectors import amd_player
 from tests.collectors.nvml_player import Player
 from tests.kineto_writer import Trace

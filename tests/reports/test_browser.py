@@ -11,7 +11,7 @@ import pytest
 
 import chopper
 from chopper import reports
-from tests.replay.make import late_second_launch, run
+from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.waiting import PATIENCE_S, until
 

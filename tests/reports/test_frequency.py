@@ -22,7 +22,7 @@ from chopper.reports.page import Fact, Facts, Figure, Section, Table
 from chopper.reports.series import Series, thin, with_gaps
 from chopper.reports.story import Groupings, tell
 from tests.analyzers.make import table
-from tests.analyzers.test_clock_views import (  # noqa: F401
+from tests.analyzers.views.test_clock_views import (  # noqa: F401
     HIGH,
     IDEAL_NS,
     LOW,

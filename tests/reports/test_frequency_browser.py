@@ -9,7 +9,7 @@ import pytest
 
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
-from tests.analyzers.test_clock_views import attribution  # noqa: F401 - fixture
+from tests.analyzers.views.test_clock_views import attribution  # noqa: F401 - fixture
 from tests.reports.test_browser import Opened, browser  # noqa: F401 - fixture
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from chopper.analyzers.replay.replay import replay_or_reason
 from chopper.reports import timeline
 from chopper.reports.lanes import exclusive, levels_of
 from chopper.reports.pack import narrow, pack
-from tests.replay.make import late_second_launch, run
+from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.reports.unpack import names_of, unpack
 

@@ -28,7 +28,7 @@ from chopper.workloads import offload_tables  # noqa: E402
 from chopper.workloads import placement as formulas  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402
 from chopper.workloads.placement import PLACEMENTS  # noqa: E402
-from tests.test_experiment import recorded  # noqa: E402
+from tests.experiments.test_experiment import recorded  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
 

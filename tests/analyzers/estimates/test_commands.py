@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chopper.cli import cli
+from chopper.errors import ChopperError, UsageError
+from tests.kineto_writer import Trace
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = {
+    "memory": ["llama3-8b", "--strategy", "fsdp2", "--ranks", "8", "--device", "h100-sxm"],
+    "offload": ["llama2-13b", "--device", "v100-sxm2-32gb"],
+    "network": ["--size", "1MiB", "--trials", "200", "--flows", "16"],
+    "limits": ["--flop", "1e27", "--flop", "2e28"],
+    "cost": ["--device", "h100-sxm", "--tokens-per-s", "728", "--against", "gb200"],
+}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["estimate", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_as_text(name: str) -> None:
+    text = run(name, *COMMANDS[name])
+    assert "\nAssumptions\n" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_has_its_schema_and_every_field_is_documented(name: str) -> None:
+    document = json.loads(run(name, *COMMANDS[name], "--json"))
+    assert document["schema"] == f"chopper.estimate.{name}/1"
+    assert document["assumptions"]
+    page = (ROOT / "docs" / "concepts" / "estimates" / f"{name}.md").read_text(encoding="utf-8")
+    missing = [field for field in document if f"`{field}`" not in page]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_files_in_every_format(name: str, tmp_path: Path) -> None:
+    for suffix in ("html", "md", "json", "txt"):
+        file = tmp_path / f"{name}.{suffix}"
+        run(name, *COMMANDS[name], "-o", str(file))
+        text = file.read_text(encoding="utf-8")
+        if suffix == "html":
+            assert f'data-figure="{name if name != "network" else "collective"}"' in text
+            assert "http://" not in text.partition('id="plotly"')[0]
+        if suffix == "json":
+            assert json.loads(text)["schema"].startswith("chopper.estimate.")
+    with pytest.raises(ChopperError, match="exists"):
+        run(name, *COMMANDS[name], "-o", str(tmp_path / f"{name}.md"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memry", "no estimate is called 'memry'; did you mean memory"),
+        ("memory", "no model given"),
+        ("memory lama3-8b", "did you mean llama3-8b"),
+        ("memory gpt2 --config x.json", "MODEL and --config contradict"),
+        ("memory gpt2 --device h100-sxm --capacity 80GB", "--device and --capacity contradict"),
+        ("memory gpt2 --device h100-smx", "did you mean h100-sxm"),
+        ("memory gpt2 --batch 0", "more than zero"),
+        ("memory gpt2 --batch -2", "more than zero"),
+        ("memory gpt2 --batch many", "is not a number"),
+        ("memory gpt2 --batch 1.5", "is not whole"),
+        ("memory gpt2 --batch 1e30", "64 bits"),
+        ("memory gpt2 --capacity 80Gs", "unit 'Gs'"),
+        ("memory llama3-8b --tp 5", "does not divide"),
+        ("memory llama3-8b --strategy ddp --ranks 1e11", "expected at most 10000000"),
+        ("memory llama3-8b --offload none --offload optimizer", "none contradicts optimizer"),
+        ("memory llama3-8b --fragmentation nan", "expected 0 to 1"),
+        ("memory --module m:f --tp 2", "--tp contradicts --module"),
+        ("memory --module m:f --device h100-sxm", "contradicts --module"),
+        ("memory --module m:f --strategy zero1", "strategy is one of single, fsdp2"),
+        ("memory --module m", "package.module:factory"),
+        ("memory gpt2 --bucket 5M --sequence 512", "it contradicts --strategy single"),
+        ("memory gpt2 --bucket 0 --strategy zero2", "more than zero"),
+        ("memory --module m:f --bucket 5M", "contradicts --module"),
+        ("memory --module :make", "package.module:factory"),
+        ("project --module m: --device b200", "package.module:factory"),
+        ("memory --config /nowhere/config.json", "cannot be read"),
+        ("memory --config /dev/full", "/dev/full: is not a regular file"),
+        ("network --topology /dev/full", "/dev/full: is not a regular file"),
+        ("cost --tokens-per-s 1 --prices /dev/full", "/dev/full: is not a regular file"),
+        ("offload", "no model given"),
+        ("offload gpt2 --efficiency 2", "expected 0.001 to 1"),
+        ("offload gpt2 --efficiency 1e-12", "expected 0.001 to 1"),
+        ("offload gpt2 --link 1B/s", "link to device: found 1, expected 1000"),
+        ("offload gpt2 --link 0.1B/s", "--link in B/s"),
+        ("offload gpt2 --ranks 1e12", "expected 1 to 1024"),
+        ("offload gpt2 --host-memory 80Gb", "unit 'Gb'"),
+        ("offload gpt2 --host-bandwidth 200GB", "unit 'GB'"),
+        ("offload gpt2 --device nvidia-gtx", "no device is called"),
+        ("network --ranks 1", "expected 2 or more"),
+        ("network --network-link 1e-300B/s", "too small"),
+        ("network --node-latency 3.4", "no unit; expected a time"),
+        ("network --node-latency 1e60s", "expected 1e-12 to"),
+        ("network --ranks-per-node 9e18", "topology: ranks_per_node_count"),
+        ("network --senders 9e18", "senders: found"),
+        ("limits --layers-exponent 1e3", "laws: layers_exponent"),
+        ("limits --layers-exponent 2.9 --flop 1e39", "wide; expected 1 or more"),
+        ("limits --time 90", "no unit; expected a time such as 90d"),
+        ("limits --time 1e-9s", "time allowed in s"),
+        ("limits --flop 1", "expected 1e+15 to 1e+40"),
+        ("limits --peak 1", "hardware: flop_per_s"),
+        ("limits --tokens-per-parameter 1e60", "laws: tokens_per_parameter_ratio"),
+        ("limits --layer-latency 1d", "hardware: layer_latency_s"),
+        ("network --collective allreduce", "did you mean all_reduce"),
+        ("network --ranks 1e14", "expected at most 10000000"),
+        ("network --trials 1e12", "more than can be simulated"),
+        ("network --uplinks 1e9", "topology: uplinks_count"),
+        ("network --seed -1", "seed: found -1"),
+        ("network --topology a --calibrated", "contradict"),
+        ("network --network-link 400", "no unit"),
+        ("limits --flop 0", "more than zero"),
+        ("limits --flop 1e50", "expected 1e+15 to 1e+40"),
+        ("limits --device b200 --peak 1e15", "--device and --peak contradict"),
+        ("limits --search-step 1", "step of the search"),
+        ("cost", "no throughput given"),
+        ("cost --tokens-per-s 1 --model gpt2", "contradict"),
+        ("cost --tokens-per-s 1", "has no price"),
+        ("cost --tokens-per-s 1 --device a100-sxm4-80gb", "no price of"),
+        ("cost --tokens-per-s 1 --price 1 --pue 0.5", "PUE"),
+        ("cost --tokens-per-s 1 --price 1 --pue 1e60", "PUE: found 1e+60, expected 1 to 10"),
+        ("cost --tokens-per-s 1e-12 --price 1", "tokens per second of a device"),
+        ("cost --tokens-per-s 1 --price 1e60", "price: found 1e+60"),
+        ("cost --tokens-per-s 1 --price 1 --tokens 1e60", "tokens: found 1e+60"),
+        ("cost --tokens-per-s 1 --price 1 --power 700kW", "unit 'kW'"),
+        ("cost --tokens-per-s 1 --price 1 --devices 9e18", "devices: found"),
+        ("cost --tokens-per-s 1 --price 1 --utilization 0.5", "--utilization needs --model"),
+        ("project absent.json --device mi300x --clock 1e60", "--clock in MHz"),
+        ("cost --tokens-per-s 1 --price 1 --against-price 2", "needs --against"),
+        ("cost --model gpt2 --price 1", "needs a device"),
+    ],
+)
+def test_bad_input_is_one_line(line: str, message: str) -> None:
+    with pytest.raises(ChopperError) as caught:
+        run(*line.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_assumed_stands_beside_what_is_derived() -> None:
+    options = ("gpt2", "--sequence", "512", "--strategy", "zero3", "--ranks", "4", "--bucket", "1M")
+    text = run("memory", *options)
+    assert "fragmentation is assumed" in text
+    assert "DeepSpeed as of 0.19" in text
+    assert "fragmentation is assumed" not in run("memory", *options, "--fragmentation", "0")
+    assert json.loads(run("memory", *options, "--json"))["training"]["bucket_count"] == 10**6
+
+
+def test_an_estimate_is_named_whatever_its_case() -> None:
+    assert "per million tokens" in run("COST", "--price", "1", "--tokens-per-s", "10")
+    with pytest.raises(UsageError):
+        run("nothing")
+
+
+def test_published_utilizations_stand_beside_the_defaults_only() -> None:
+    assert run("limits", "--flop", "5e27").count("0.92") == 2
+    other = run("limits", "--flop", "5e27", "--layers-exponent", "0.3")
+    assert other.count("0.92") <= 1
+    # A column in which nothing stands is left out.
+    assert "published" not in other
+    assert "published" not in run("limits", "--flop", "5e27", "--time", "180d")
+    assert "published" not in run("limits", "--flop", "5e27", "--search-step", "1.02")
+    mixed = run("limits", "--flop", "5e27", "--flop", "6e27")
+    assert "published" in mixed
+    assert "–" in next(line for line in mixed.splitlines() if line.startswith("6.0e+27"))
+
+
+@pytest.mark.parametrize("rate", ["0.001", "1e9"])
+def test_money_is_short_whatever_the_throughput(rate: str) -> None:
+    text = run("cost", "--device", "h100-sxm", "--tokens-per-s", rate, "--tokens", "1e12")
+    amounts = [line.split("USD")[0].split()[-1] for line in text.splitlines() if "USD" in line]
+    assert max(map(len, amounts)) <= 15
+    assert "0.0000" not in amounts
+
+
+def test_a_device_is_not_priced_by_the_throughput_of_another(tmp_path: Path) -> None:
+    trace = Trace(device_name="NVIDIA A100-SXM4-40GB")
+    cpu = Trace(platform="cpu")
+    for made in (trace, cpu):
+        for step in range(3):
+            at = step * 1_000_000
+            made.step(step, at, 1_000_000)
+            op = made.op("aten::embedding", at + 1_000, 90_000, shapes=[[1000, 64], [4, 512], []])
+            if made is trace:
+                made.launch(
+                    "gather", at + 2_000, 300, kernel_at=at + 5_000, kernel_for=9_000, op=op
+                )
+    for made, name in ((trace, "a100.json"), (cpu, "cpu.json")):
+        (tmp_path / name).write_bytes(made.encode())
+    price = ["--price", "2", "--json"]
+    for name, place in (("a100.json", "NVIDIA A100"), ("cpu.json", "CPU")):
+        with pytest.raises(UsageError, match=f"was measured on {place}.*--tokens-per-s") as caught:
+            run("cost", str(tmp_path / name), "--device", "h100-sxm", *price)
+        assert "\n" not in str(caught.value)
+        assert json.loads(run("cost", str(tmp_path / name), *price))["tokens_per_s_per_device"] > 0
+    assert run("cost", str(tmp_path / "a100.json"), "--device", "a100-sxm-40gb", *price)

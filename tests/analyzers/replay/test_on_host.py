@@ -1,0 +1,154 @@
+"""Replays of runs without a device: waits for collectives, barriers, waits for a core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import chopper
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
+from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.scenario import Base, Scenario
+from chopper.api import AttributedRun
+from tests.analyzers import make
+from tests.analyzers.replay.make import base, run, tables
+
+MS = 1_000_000
+
+
+def op(start: int, end: int, name: str = "aten::mm") -> dict[str, Any]:
+    return make.span(start * MS, end * MS, name)
+
+
+def collective(start: int, end: int, name: str = "gloo:all_reduce") -> dict[str, Any]:
+    return make.span(start * MS, end * MS, name, "annotation", tid=9)
+
+
+def issue(start: int, name: str = "c10d::allreduce_") -> dict[str, Any]:
+    return make.span(start * MS, start * MS + 1000, name)
+
+
+def given(*spans: dict[str, Any], until: int = 200) -> dict[str, pa.Table]:
+    return tables(list(spans), [], make.steps((0, until * MS)))
+
+
+def waited_for(found: Base) -> list[str]:
+    """Names of the collectives that the program waits for."""
+    node = found.graph.ranks[0]
+    codes, values = node.links.events.names
+    return [values[codes[row]] for row in node.program.waits_for if row >= 0]
+
+
+def test_a_collective_that_was_issued_last_is_waited_for_however_long_it_takes_to_wake() -> None:
+    # It ends at 60, and the program goes on at 90: 30 ms of it are the program's own.
+    found = base(given(op(0, 10), issue(10), collective(11, 60), op(90, 100)))
+    assert waited_for(found) == ["gloo:all_reduce"]
+    scenario = Scenario(found)
+    scenario.run_ns[0] = np.array([-1, 9 * MS, -1])
+    # 10 ms from 11 on instead of 49: everything after it comes 40 ms earlier.
+    assert scenario.solve().windows(0)[-1] == 60 * MS
+
+
+def test_one_that_ends_while_the_program_does_something_unseen_is_not() -> None:
+    # Issued long before; 40 ms of nothing, in the first 10 of which it ends.
+    found = base(given(op(0, 10), issue(10), op(11, 20), collective(11, 30), op(60, 70)))
+    assert not len(found.edges(COLLECTIVE_WAIT))
+
+
+def test_a_barrier_follows_the_call_that_issues_it() -> None:
+    # Without 30 ms of Python before it, the barrier comes 30 ms earlier too.
+    found = base(
+        given(
+            op(0, 10),
+            issue(10),
+            collective(11, 20),
+            op(21, 30),
+            issue(60, "c10d::barrier"),
+            collective(61, 70, "gloo:barrier"),
+            op(71, 80),
+        )
+    )
+    assert waited_for(found) == ["gloo:all_reduce", "gloo:barrier"]
+    scenario = Scenario(found)
+    parts = scenario.ranks[0].program.parts
+    scenario.without_host(0, (parts.start_ns >= 30 * MS) & (parts.end_ns <= 60 * MS))
+    assert scenario.solve().windows(0)[-1] == 50 * MS
+
+
+def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:
+    rows = [
+        {"time_ns": at * MS, "span_ns": 0, "tid": 1, "step": step, "run_delay_ns": delay * MS}
+        | {"run_ns": ran * MS}
+        for step, at, delay, ran in steps
+    ]
+    return make.table("core_wait", rows)
+
+
+@pytest.fixture
+def contended() -> AttributedRun:
+    """100 ms of which the thread ran 80 and waited 20 for a core; half of it between operators."""
+    told = given(op(0, 30), op(80, 100), until=100)
+    told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 20, 80))
+    return chopper.attribute(run(told))
+
+
+def times(attribution: Attributed) -> dict[str, int]:
+    return {c.id: c.time_ns for c in attribution.leaves()}
+
+
+def test_waits_for_a_core_keep_their_label(contended: AttributedRun) -> None:
+    found = chopper.whatif(contended)
+    assert times(found.attribution) == times(contended)
+    assert times(contended)["idle.preparation.core_wait"] == 10 * MS
+
+
+def test_what_is_gone_takes_its_share_of_the_waiting_along(
+    contended: AttributedRun,
+) -> None:
+    # 50 of 100 ms are gone, and with them half of the waiting.
+    left = times(chopper.whatif(contended, fix="unobserved").attribution)
+    assert left["compute.core_wait"] == pytest.approx(10 * MS, rel=1e-3)
+    assert "idle.preparation.core_wait" not in left
+    both = ["idle.preparation.core_wait", "unobserved"]
+    assert times(chopper.whatif(contended, fix=both).attribution) == left
+
+
+def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> None:
+    # Of 20 ms, 10 lengthened operators and 10 what lies between them.
+    found = chopper.whatif(contended, fix="core-wait")
+    assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
+    assert not {c for c in times(found.attribution) if c.endswith("core_wait")}
+    for alone, other in (
+        ("idle.preparation.core_wait", "compute.core_wait"),
+        ("compute.core_wait", "idle.preparation.core_wait"),
+    ):
+        one = chopper.whatif(contended, fix=alone)
+        assert one.predicted_step_ns == pytest.approx(90 * MS, rel=1e-3)
+        left = times(one.attribution)
+        assert alone not in left
+        assert left[other] == pytest.approx(10 * MS, rel=1e-3)
+        assert left["compute.no_peak"] == pytest.approx(40 * MS, rel=1e-3)
+    assert contended.recoverable()["idle.preparation.core_wait"].time_ns == pytest.approx(
+        10 * MS, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("waited", "ran"), [(50, 50), (50, 10), (30, 20)])
+def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: int) -> None:
+    # 40 of 100 ms for a batch, 40 of operators, 20 between them. The thread slept for what it
+    # neither ran nor waited for a core: nothing, the 40, or 50.
+    loading = make.span(0, 40 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
+    told = given(loading, op(50, 70), op(80, 100), until=100)
+    told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, waited, ran))
+    found = chopper.whatif(chopper.attribute(run(told)), fix="core-wait")
+    assert found.predicted_step_ns == pytest.approx((100 - waited) * MS, rel=1e-3)
+
+
+def test_nothing_left_of_a_rank_is_refused(contended: AttributedRun) -> None:
+    with pytest.raises(chopper.errors.UsageError, match="nothing of what rank 0 ran would be left"):
+        chopper.whatif(contended, without="mm")
+    assert replay_of(contended).error_ratio == 0

@@ -1,0 +1,342 @@
+"""``chopper.whatif`` and its command: what is asked, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import chopper
+from benchmarks.predictions import Prediction, synthetic_cases
+from benchmarks.replay import table
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.whatif_options import causes_named, changes_of
+from chopper.cli import cli
+from chopper.errors import InputError, UsageError
+from chopper.validation.model.job import simulate
+from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.writer import write
+from tests.analyzers import make
+from tests.analyzers.replay.make import call, run, tables
+from tests.conftest import find_traces_dir
+from tests.test_real_traces import _real
+
+
+@pytest.fixture(scope="module")
+def slow_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay") / "run"
+    write(simulate(Plan(data=Dose(10e6))), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def attribution(slow_data: Path) -> chopper.Attribution:
+    return chopper.attribute(slow_data)
+
+
+def test_the_causes_of_the_changed_run_are_its_step_time(attribution: chopper.Attribution) -> None:
+    found = chopper.whatif(attribution, fix="data")
+    steps = found.attribution.step_time_ns()
+    assert sum(steps) / len(steps) == pytest.approx(found.predicted_step_ns, rel=1e-6)
+    left = {c.id: c.time_ns for c in found.attribution.causes()}
+    assert left.get("idle.preparation.data", 0) < 0.01 * attribution.observed_ns
+    assert sum(c.time_ns for c in found.attribution.leaves()) == found.attribution.observed_ns
+    assert 0.25 < found.saved_ratio < 0.4  # 10 ms of some 32
+    assert found.next_bottleneck is not None
+
+
+def test_unchanged_is_what_was_observed(attribution: chopper.Attribution) -> None:
+    found = chopper.whatif(attribution)
+    assert found.predicted_step_ns == found.observed_step_ns
+    before = {c.id: c.time_ns for c in attribution.leaves()}
+    after = {c.id: c.time_ns for c in found.attribution.leaves()}
+    assert after == before
+
+
+def test_what_data_loading_gives_back_is_in_the_json(attribution: chopper.Attribution) -> None:
+    causes = {c["id"]: c for c in attribution.to_dict()["causes"]}
+    data = causes["idle.preparation.data"]
+    assert data["recoverable_ns"] == pytest.approx(data["time_ns"], rel=0.05)
+    ideal = causes["compute.ideal"]
+    assert ideal["recoverable_ns"] is None
+    assert "peak" in ideal["recoverable_reason"]
+
+
+def test_a_parent_gives_back_at_least_what_its_children_do(
+    attribution: chopper.Attribution,
+) -> None:
+    back = attribution.recoverable()
+    for row in attribution.causes():
+        mine, above = back[row.id].time_ns, back[row.parent].time_ns if row.parent else None
+        if mine is not None and above is not None:
+            assert above >= mine, row.id
+
+
+def test_changes_act_together(attribution: chopper.Attribution) -> None:
+    both = chopper.whatif(attribution, fix="data", faster="gemm=2x").saved_ratio
+    assert both > chopper.whatif(attribution, fix="data").saved_ratio
+    assert both > chopper.whatif(attribution, faster="gemm=2x").saved_ratio
+
+
+def test_a_clock_at_half_its_frequency_is_slower(attribution: chopper.Attribution) -> None:
+    peak = chopper.whatif(attribution, clock="reference")
+    assert peak.saved_ratio == pytest.approx(0.0, abs=0.01)
+    assert chopper.whatif(attribution, clock="990MHz").saved_ratio < -0.1
+
+
+def test_an_operator_that_is_not_called_takes_its_kernels_along(
+    attribution: chopper.Attribution,
+) -> None:
+    found = chopper.whatif(attribution, without="mm")
+    assert found.saved_ratio > 0.1
+    ops = {group.key for group in found.attribution.by("op") if group.time_ns}
+    assert "aten::mm" not in ops
+
+
+def test_launched_as_a_graph_each_event_is_still_its_operators(
+    attribution: chopper.Attribution,
+) -> None:
+    found = chopper.whatif(attribution, graphs=True).attribution
+
+    def computing(of: Attributed) -> dict[str, int]:
+        return {c.id: c.time_ns for c in of.leaves() if c.id.startswith("compute.")}
+
+    assert "compute.efficiency.rest" in computing(attribution)
+    assert computing(found) == pytest.approx(computing(attribution), rel=0.02)
+    # A copy may be hidden now; none is without its operator.
+    ops = {group.key for group in attribution.by("op")}
+    assert {group.key for group in found.by("op")} <= ops
+
+
+def test_graphs_overlap_and_links_are_accepted(attribution: chopper.Attribution) -> None:
+    for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
+        assert chopper.whatif(attribution, **change).saved_ratio >= 0, change
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("data", ("idle.preparation.data",)),
+        ("idle.preparation.data", ("idle.preparation.data",)),
+        ("straggler", ("communication.wait",)),
+        ("garbage-collection", ("idle.preparation.gc",)),
+        ("recomputation", ("compute.recompute",)),
+        (
+            "launch gaps",
+            (
+                "idle.call",
+                "idle.launch_latency",
+                "idle.preparation.dispatch",
+                "idle.preparation.runtime",
+            ),
+        ),
+    ],
+)
+def test_causes_go_by_id_end_or_plain_name(name: str, found: tuple[str, ...]) -> None:
+    assert causes_named(name) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fix": ["stragler"]}, "did you mean straggler"),
+        ({"fix": ["compute.ideal"]}, "cannot be taken away"),
+        ({"clock": "fast"}, "is not a number"),
+        ({"clock": "-3MHz"}, "more than zero"),
+        ({"link": "50"}, "no unit"),
+        ({"link": "x0"}, "more than zero"),
+        ({"faster": ["gemm"]}, "WHAT=FACTOR"),
+        ({"faster": ["gemm=0x"]}, "more than zero"),
+        ({"fix": ["communication"], "link": "x2"}, "nothing is transferred"),
+        ({"fix": ["communication"], "overlap": True}, "nothing is left to overlap"),
+        ({"fix": [""]}, "no cause named"),
+        ({"fix": ["data,"]}, "no cause named"),
+        ({"fix": ["compute.clock.thermal"], "clock": "1GHz"}, "both change the clock"),
+        ({"fix": ["compute"], "clock": "reference"}, "both change the clock"),
+        ({"faster": ["gemm=2x", "gemm=3x"]}, "given twice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        changes_of(**change)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_this_run_has_no_data_for_is_refused(attribution: chopper.Attribution) -> None:
+    for change, message in (
+        ({"without": "aten::mmm"}, "did you mean aten::mm"),
+        ({"faster": "nosuchkernel=2x"}, "finds no kernel"),
+        ({"faster": "(=2x"}, "regular expression"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            chopper.whatif(attribution, **change)  # type: ignore[arg-type]
+
+
+def test_device_events_without_launches_cannot_be_replayed() -> None:
+    given = tables([], [make.kernel(0, 10), make.kernel(20, 30)], make.steps())
+    attribution = chopper.attribute(run(given))
+    with pytest.raises(InputError, match="0 of 2 device events have a recorded launch"):
+        replay_of(attribution)
+    back = attribution.recoverable()
+    assert all(one.time_ns is None and "launch" in str(one.reason) for one in back.values())
+
+
+def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
+    spans = [call(0, 10, 1)]
+    spans += [call(at, at + 10, 10 + at, "cudaGraphLaunch") for at in (20, 40, 60)]
+    given = tables(spans, [make.kernel(20, 30, correlation_id=1)], make.steps((0, 100)))
+    with pytest.raises(InputError, match="3 of 3 graph launches of rank 0 have no kernels"):
+        replay_of(chopper.attribute(run(given)))
+
+
+def test_operators_left_out_together_all_stop_waiting() -> None:
+    # Without both, the host takes 10 + 10, 30, 10 + 30, 20 and launches at 0, 50, 110: kernels of
+    # 500, 540 and 100 follow each other. With one left it waits until 1070, 20 more to the launch,
+    # 20 to the start.
+    spans = [
+        make.span(0, 2000, "loop", "python"),
+        call(0, 10, 1),
+        make.span(20, 530, "aten::item"),
+        call(30, 530, 11, "cudaStreamSynchronize"),
+        call(560, 570, 2),
+        make.span(600, 1130, "aten::nonzero"),
+        call(610, 1130, 12, "cudaStreamSynchronize"),
+        call(1150, 1160, 3),
+    ]
+    kernels = [
+        make.kernel(20, 520, correlation_id=1),
+        make.kernel(580, 1120, correlation_id=2),
+        make.kernel(1170, 1270, correlation_id=3),
+    ]
+    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 2000)))))
+    found = {
+        names: chopper.whatif(attribution, without=list(names)).predicted_step_ns
+        for names in [("item",), ("nonzero", "item"), ("item", "nonzero")]
+    }
+    assert found == {("item",): 1210, ("nonzero", "item"): 1160, ("item", "nonzero"): 1160}
+
+
+def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
+    # The kernel of unknown launch ends at 200, where the window begins; the other follows its
+    # launch, at 510, and without the wait for data at 10: until 420 instead of 920.
+    spans = [
+        make.span(0, 500, "enumerate(DataLoader)#_Iter.__next__", "annotation"),
+        call(510, 520, 1),
+    ]
+    kernels = [make.kernel(100, 200, stream=8), make.kernel(520, 920, correlation_id=1)]
+    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 1000)))))
+    found = chopper.whatif(attribution, fix="data")
+    assert (found.observed_step_ns, found.predicted_step_ns) == (720, 220)
+    assert found.attribution.step_time_ns() == [220]
+
+
+def test_causes_of_other_steps_than_predicted_are_said_with_the_number() -> None:
+    # Python gone, the second step begins at 20 and ends at 190. What nobody launched stays at 900:
+    # of the first step by its recorded place, after the second one by its new one.
+    spans = [make.span(0, 4000, "loop", "python")]
+    spans += [call(at, at + 10, number) for number, at in enumerate((0, 990, 1010, 1900), start=1)]
+    kernels = [
+        make.kernel(start, end, correlation_id=number)
+        for number, (start, end) in enumerate(
+            ((20, 120), (1010, 1030), (1040, 1140), (1920, 1990)), start=1
+        )
+    ]
+    unlaunched = make.kernel(900, 950, stream=8)
+    given = tables(spans, [*kernels, unlaunched], make.steps((0, 1005), (1005, 2000)))
+    found = chopper.whatif(chopper.attribute(run(given)), fix="python")
+    off = sum(found.attribution.step_time_ns()) / len(found.steps) / found.predicted_step_ns - 1
+    said = [note for note in found.notes if note.startswith("the causes of the changed run")]
+    assert off < -0.01
+    assert len(said) == 1
+    assert f"{-off:.1%} shorter" in said[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fix": "compute"}, {"fix": "idle", "overlap": True}, {"faster": "gemm=3x", "overlap": True}],
+)
+def test_without_a_device_the_causes_are_of_the_steps_that_were_predicted(
+    traces_dir: Path, change: dict[str, Any]
+) -> None:
+    """What runs beside the program is of the step that it begins in, in both."""
+    found = chopper.whatif(traces_dir / "hta/cpu-only-gloo-rank34of300.json.gz", **change)
+    steps = found.attribution.step_time_ns()
+    assert sum(steps) / len(found.steps) == pytest.approx(found.predicted_step_ns, rel=1e-4)
+    assert not [note for note in found.notes if note.startswith("the causes of the changed run")]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["whatif", *arguments], catch_exceptions=False)
+
+
+def test_the_command_says_observed_predicted_and_what_is_next(slow_data: Path) -> None:
+    shown = invoke(str(slow_data), "--fix", "data")
+    assert shown.exit_code == 0, shown.output
+    assert "predicted" in shown.stdout
+    assert "Next bottleneck: " in shown.stdout
+    assert "Critical path of the prediction" in shown.stdout
+
+
+def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data: Path) -> None:
+    shown = invoke(str(slow_data)).stdout
+    assert "Recoverable: predicted saving if only this cause were removed" in shown
+    assert "idle.preparation.data" in shown
+
+
+def test_json_has_the_documented_form(slow_data: Path) -> None:
+    found = json.loads(invoke(str(slow_data), "--fix", "data", "--json").stdout)
+    assert found["schema"] == "chopper.whatif/1"
+    assert found["predicted_step_ns"] < found["observed_step_ns"]
+    assert len(found["predicted_ci95_ns"]) == 2
+    assert sum(p["share_ratio"] for p in found["critical_path"]) == pytest.approx(1.0)
+
+
+def test_the_model_agrees_with_what_was_predicted() -> None:
+    cases = list(
+        synthetic_cases(
+            magnitudes=("medium",),
+            names=(
+                "data_stall",
+                "synchronization",
+                "straggler",
+                "slow_link",
+                "recomputation",
+                "clock_power_cap",
+            ),
+        )
+    )
+    assert len(cases) == 12
+    missed = [f"{c.name} {c.flavour}: {c.error_ratio:+.2%}" for c in cases if not c.ok]
+    assert not missed, missed
+    assert table(cases).count("\n") == 14
+
+
+def test_a_prediction_outside_its_bar_is_marked() -> None:
+    case = Prediction(
+        suite="synthetic",
+        name="x",
+        magnitude="small",
+        flavour="cuda",
+        change="--fix x",
+        observed_ns=2e6,
+        predicted_ns=1.1e6,
+        truth_ns=1e6,
+        bar_ratio=0.02,
+    )
+    assert not case.ok
+    assert "+10.0% ✗" in table([case])
+
+
+@pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
+@pytest.mark.parametrize("name", _real())
+def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
+    run = pipeline.attribute(chopper.load(traces_dir / name))
+    replay = replay_of(run)
+    assert replay.error_ratio <= 0.01
+    found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), replay)
+    assert 0 <= found.saved_ratio <= 1

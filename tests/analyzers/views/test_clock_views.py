@@ -1,0 +1,206 @@
+"""Views of clocks and factors on a run whose device is throttled in its last two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import chopper
+from chopper.analyzers.attributed import Attributed
+from chopper.storage.run import Run
+from chopper.views import view
+from tests.analyzers.views.clock_script import Script
+from tests.kineto_writer import Trace
+from tests.made_runs import put_table
+
+MS = 1_000_000
+HIGH, LOW = 1.41e9, 1.005e9
+SIDE = 4096
+IDEAL_NS = 2 * SIDE**3 / 312e12 * 1e9
+"""At the A100's bf16 peak, quoted at 1410 MHz."""
+STEPS, PRODUCTS = 4, 100
+
+
+@pytest.fixture(scope="module")
+def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attributed:
+    """Four steps of products at 80 % of the peak; the clock falls after the second."""
+    run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
+    put_table(run, 0, "device_clock", clocks)
+    return chopper.attribute(run)
+
+
+def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
+    """The run, and what a sampler would have read."""
+    begin = 5 * MS
+    fall = begin + int(2 * PRODUCTS * IDEAL_NS / 0.8)
+    script = Script(((0, HIGH), (fall, LOW)), 1000 * MS)
+    needed = np.arange(STEPS * PRODUCTS + 1) * IDEAL_NS / 0.8 * HIGH / 1e9 + begin * HIGH / 1e9
+    edges = np.rint(script.ends_ns(needed)).astype(np.int64)
+    trace = Trace()
+    for i in range(STEPS * PRODUCTS):
+        step, place = divmod(i, PRODUCTS)
+        at = step * MS + place * 9_000
+        if place == 0:
+            trace.step(step, at, MS - 1000)
+        op = trace.op(
+            "aten::mm", at + 10, 5_000, shapes=[[SIDE, SIDE]] * 2, types=["c10::BFloat16"] * 2
+        )
+        trace.launch(
+            "ampere_bf16_s16816gemm",
+            at + 100,
+            50,
+            kernel_at=int(edges[i]),
+            kernel_for=int(edges[i + 1] - edges[i]),
+            op=op,
+            args={"grid": [16, 10, 1]},
+        )
+    path = folder / "trace.json"
+    path.write_bytes(trace.encode())
+    run = chopper.load(path)
+    table = script.samples(200, **{"reasons": {HIGH: 0, LOW: 0x4}, "power_w": 390.0, **more})
+    moved = table["time_ns"].to_numpy() + trace.base_ns
+    return run, table.set_column(0, table.schema.field("time_ns"), [moved])
+
+
+def test_causes_of_the_run(attribution: Attributed) -> None:
+    times = {row.id: row for row in attribution.causes()}
+    assert attribution.coverage["clock_ratio"] == 1
+    taken = IDEAL_NS / 0.8 * HIGH / LOW
+    loss = (taken - IDEAL_NS) * np.log(HIGH / LOW) / np.log(taken / IDEAL_NS) * 2 * PRODUCTS
+    assert times["compute.clock.power_cap"].time_ns == pytest.approx(loss, rel=0.01)
+    assert "clock samples" in times["compute.clock.power_cap"].basis
+    assert "clock not measured" not in times["compute.efficiency.rest"].basis
+    assert "no hardware counters" in times["compute.efficiency.rest"].basis
+
+
+def test_clocks_by_step(attribution: Attributed) -> None:
+    rows = view(attribution, "clock_by_step").to_pylist()
+    assert [row["number"] for row in rows] == [0, 1, 2, 3]
+    assert [row["clock_mean_hz"] for row in rows] == pytest.approx([HIGH, HIGH, LOW, LOW], rel=0.01)
+    windows = attribution.windows.to_pylist()
+    for row, window in zip(rows, windows, strict=True):
+        assert row["observed_ns"] == window["end_ns"] - window["start_ns"]
+    # At 1410 MHz the throttled steps would take as long as the others.
+    assert rows[3]["at_reference_ns"] == pytest.approx(PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
+    assert rows[3]["observed_ns"] == pytest.approx(PRODUCTS * IDEAL_NS / 0.8 * HIGH / LOW, rel=0.01)
+    assert rows[3]["power_cap_ratio"] == pytest.approx(1)
+    assert rows[0]["host_limited_ratio"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["clock_by_phase", "clock_by_operator"])
+def test_clocks_of_all_time(attribution: Attributed, name: str) -> None:
+    (row,) = view(attribution, name).to_pylist()
+    assert row.get("phase", "forward") == "forward"
+    assert row.get("op", "aten::mm") == "aten::mm"
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["time_ns"] == compute["compute"]
+    assert row["loss_ns"] == compute["compute.clock"]
+    assert 0 < row["loss_error_ns"] < 0.05 * row["loss_ns"]
+    assert row["known_ratio"] == 1
+    assert row["clock_p5_hz"] == pytest.approx(LOW, rel=1e-3)
+    assert row["clock_p95_hz"] == pytest.approx(HIGH, rel=1e-3)
+    # More than half of the time is at the lower clock.
+    assert row["clock_median_hz"] == pytest.approx(LOW, rel=1e-3)
+    assert row["power_mean_w"] == pytest.approx(390)
+    assert row["sensitivity_ratio"] == pytest.approx(1, abs=0.01)
+    assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
+
+
+def test_clocks_of_each_work(attribution: Attributed) -> None:
+    (row,) = view(attribution, "clock_by_kernel").to_pylist()
+    (by_operator,) = view(attribution, "clock_by_operator").to_pylist()
+    assert row["kernel"] == "ampere_bf16_s16816gemm"
+    assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
+    for name in ("time_ns", "loss_ns", "clock_mean_hz", "power_cap_ratio", "at_reference_ns"):
+        assert row[name] == by_operator[name]
+
+
+def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attributed) -> None:
+    (row,) = view(attribution, "throttle_episodes").to_pylist()
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["reason"] == "power_cap"
+    assert row["op"] == "aten::mm"
+    assert row["loss_ns"] == pytest.approx(compute["compute.clock"], rel=0.01)
+    # To half a period (2.5 ms) it begins with the third step.
+    assert row["kernel_count"] == pytest.approx(2 * PRODUCTS, abs=6)
+    assert row["clock_low_hz"] == LOW
+    assert row["clock_mean_hz"] == pytest.approx(LOW)
+    assert row["power_mean_w"] == pytest.approx(390)
+    third = attribution.windows.to_pylist()[2]
+    assert row["start_ns"] == pytest.approx(third["start_ns"], abs=5 * MS)
+
+
+NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
+
+
+def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
+    run, clocks = throttled(tmp_path, reasons=None)
+    put_table(run, 0, "device_clock", clocks)
+    attribution = chopper.attribute(run)
+    for name in ("clock_by_phase", "clock_by_operator", "clock_by_kernel", "clock_by_step"):
+        for row in view(attribution, name).to_pylist():
+            assert [row[f"{label}_ratio"] for label in NAMED] == [None] * len(NAMED)
+            assert row["unlabelled_ratio"] == 1
+    times = {c.id: c.time_ns for c in attribution.causes() if c.id.startswith("compute.clock.")}
+    assert [c for c, time_ns in times.items() if time_ns] == ["compute.clock.unlabelled"]
+    assert view(attribution, "throttle_episodes").num_rows == 0
+
+
+def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None:
+    """Reasons are read of the throttled steps only: of those all was the power cap."""
+    run, clocks = throttled(tmp_path, reasons={LOW: 0x4})
+    put_table(run, 0, "device_clock", clocks)
+    (row,) = view(chopper.attribute(run), "clock_by_phase").to_pylist()
+    fast, slow = IDEAL_NS / 0.8, IDEAL_NS / 0.8 * HIGH / LOW
+    assert row["unlabelled_ratio"] == pytest.approx(fast / (fast + slow), rel=0.02)
+    assert row["power_cap_ratio"] == pytest.approx(1)
+    assert row["thermal_ratio"] == 0
+
+
+def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
+    run, clocks = throttled(tmp_path)
+    third = chopper.attribute(run).windows.to_pylist()[2]
+    put_table(run, 0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
+    rows = view(chopper.attribute(run), "clock_by_step").to_pylist()
+    unknown = ("loss_ns", "loss_error_ns", "at_reference_ns", "clock_mean_hz")
+    for name in unknown:
+        assert [row[name] is None for row in rows] == [False, False, False, True]
+    assert rows[3]["known_ratio"] == 0
+    assert rows[3]["observed_ns"] > 0
+
+
+def test_sensitivity_shows_what_it_rests_on(attribution: Attributed) -> None:
+    (row,) = view(attribution, "clock_sensitivity").to_pylist()
+    assert row["kernel"] == "ampere_bf16_s16816gemm"
+    assert row["count"] == STEPS * PRODUCTS
+    assert row["slope_ratio"] == pytest.approx(1, abs=0.01)
+    assert row["sensitivity_ratio"] == pytest.approx(row["slope_ratio"], abs=0.001)
+    assert row["used_count"] > 0.95 * row["count"]
+    assert (row["clock_low_hz"], row["clock_high_hz"]) == (LOW, HIGH)
+
+
+def test_last_waves(attribution: Attributed) -> None:
+    (row,) = view(attribution, "wave_quantization").to_pylist()
+    assert (row["blocks_count"], row["units_count"], row["resident_count"]) == (160, 108, 16)
+    assert row["slowdown_ratio"] == pytest.approx(2 / (160 / 108))
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["loss_ns"] == compute["compute.efficiency.wave_quantization"]
+
+
+def test_nothing_ran_beside_anything(attribution: Attributed) -> None:
+    assert view(attribution, "contention").num_rows == 0
+
+
+def test_without_samples_there_are_no_clocks(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.launch("k", 0, 10, kernel_at=100, kernel_for=50)
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace.encode())
+    bare = chopper.attribute(path)
+    for name in ("clock_by_phase", "clock_by_operator", "clock_by_step", "clock_sensitivity"):
+        assert view(bare, name).num_rows == 0
