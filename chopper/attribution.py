@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from chopper.findings import Withheld
+    from chopper.claims import Withheld
     from chopper.hardware.ceilings import Ceilings
     from chopper.storage.manifest import Finding
 
@@ -341,7 +341,7 @@ class Attribution:
         """Return why a claim is withheld, of one rank or of any; None when it is not.
 
         Args:
-            claim: an id of ``chopper.findings.CLAIMS``.
+            claim: an id of ``chopper.claims.CLAIMS``.
             rank: a rank; None for all of them.
         """
         for held in self.withheld:

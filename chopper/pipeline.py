@@ -31,7 +31,7 @@ from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
 from chopper.attribution import RankSummary, cause_rows_of, groups_of
-from chopper.findings import withheld
+from chopper.claims import withheld
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.storage.run import Run
 

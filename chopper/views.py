@@ -88,7 +88,7 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
     for name in names:
         if name not in VIEWS:
             raise UsageError(f"view {name!r} unknown: one of {', '.join(VIEWS)}")
-        table = VIEWS[name].table
+        table = VIEWS[name]
         found[name] = table.validate(_call(f"{folder.__name__}.{name}:{name}", values))
     return found
 

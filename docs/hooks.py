@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,10 @@ sys.path.insert(0, str(ROOT))
 
 from chopper.analyzers.work.catalogue import catalogue  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
+from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.cli import cli  # noqa: E402
-from chopper.findings import CHECKS, CLAIMS  # noqa: E402
 from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
-from chopper.tables import (  # noqa: E402
-    ANALYSIS_TABLES,
-    MEMORY_TABLES,
-    SENSOR_TABLES,
-    TELEMETRY_TABLES,
-    TRACE_TABLES,
-    Table,
-)
+from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
 
 COMMANDS = cli.list_commands(click.Context(cli))
@@ -201,22 +195,22 @@ def tables_page() -> str:
         "the same from the command line.",
     ]
     groups: tuple[tuple[str, str, tuple[Table, ...]], ...] = (
-        ("From kernel traces", "One set per rank.", TRACE_TABLES),
+        ("From kernel traces", "One set per rank.", GROUPS["trace"]),
         (
             "Telemetry",
             "Written while the run goes on, one set per rank.",
-            (*TELEMETRY_TABLES, *SENSOR_TABLES),
+            GROUPS["telemetry"],
         ),
         (
             "Torch's allocator",
             "From a snapshot, or recorded with `memory=True`.",
-            MEMORY_TABLES,
+            GROUPS["memory"],
         ),
-        ("Derived by analysis", "Safe to delete: they are made again.", ANALYSIS_TABLES),
+        ("Derived by analysis", "Safe to delete: they are made again.", GROUPS["analysis"]),
         (
             "Views",
             "[Detailed tables](views.md) of a run, made when they are asked for.",
-            tuple(view.table for view in in_sections()),
+            tuple(in_sections()),
         ),
     )
     for title, text, tables in groups:
@@ -252,7 +246,11 @@ def views_page() -> str:
         table(
             ("view", "what it shows", "no rows when"),
             [
-                (f"[`{v.name}`](tables.md#{v.name})", v.doc, v.needs or "nothing ran on the device")
+                (
+                    f"[`{v.name}`](tables.md#{v.name})",
+                    v.summary,
+                    v.needs or "nothing ran on the device",
+                )
                 for v in in_sections()
             ],
         ),
@@ -335,6 +333,11 @@ def peaks_page() -> str:
     )
 
 
+def checks_of_runs() -> dict[str, dict[str, Any]]:
+    """Every check by its code: title, doc and the claims that it can withhold."""
+    return tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+
+
 def checks_page() -> str:
     """Every check of a run, and every claim that one can withhold."""
     claims = [
@@ -342,8 +345,13 @@ def checks_page() -> str:
         for claim in CLAIMS.values()
     ]
     checks = [
-        (f"`{check.code}`", check.title, check.doc, ", ".join(f"`{c}`" for c in check.withholds))
-        for check in CHECKS.values()
+        (
+            f"`{code}`",
+            check["title"],
+            check["doc"],
+            ", ".join(f"`{c}`" for c in check.get("withholds", ())),
+        )
+        for code, check in checks_of_runs().items()
     ]
     return "\n\n".join(
         [
@@ -498,11 +506,9 @@ def example_attribution() -> dict[str, Any]:
 
     from chopper.analyzers.causes.step_time import step_time
     from chopper.attribution import Attribution, Basis, RankSummary, Recoverable, cause_rows_of
-    from chopper.findings import withheld
     from chopper.reports.json import attribution_json
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
     from chopper.storage.run import Run
-    from chopper.tables.analysis import COMMUNICATION, GAP, PIECE, WINDOW
 
     pieces = [
         {"rank": 0, "step_index": step, "cause": cause, "phase": "forward", "time_ns": time_ns}
@@ -531,8 +537,8 @@ def example_attribution() -> dict[str, Any]:
     ]
     run = Run(manifest, None, source="runs/mine")
     tables = (
-        pa.Table.from_pylist(pieces, schema=PIECE.arrow),
-        pa.Table.from_pylist(windows, schema=WINDOW.arrow),
+        pa.Table.from_pylist(pieces, schema=TABLES["piece"].arrow),
+        pa.Table.from_pylist(windows, schema=TABLES["window"].arrow),
     )
     bases = {"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)}
     claims = withheld(findings)
@@ -541,8 +547,8 @@ def example_attribution() -> dict[str, Any]:
         source=run.source,
         pieces=tables[0],
         windows=tables[1],
-        gaps=GAP.empty(),
-        communication=COMMUNICATION.empty(),
+        gaps=TABLES["gap"].empty(),
+        communication=TABLES["communication"].empty(),
         links={},
         ranks=[
             RankSummary(

@@ -40,13 +40,13 @@ def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any
                 {
                     "id": one.name,
                     "title": one.title,
-                    "doc": one.doc,
-                    "about": one.table.doc,
+                    "doc": one.summary,
+                    "about": one.doc,
                     "total": table.num_rows,
                     "command": command(run, one.name),
                     "columns": [
                         _column(declared, shown)
-                        for declared in one.table.columns
+                        for declared in one.columns
                         if table[declared.name].null_count < table.num_rows
                     ],
                 }

@@ -294,7 +294,9 @@ def _of_view(experiment: Experiment, shown: ShownView, *, full: bool) -> Table:
 
     view, rows = VIEWS[shown.view], experiment.beside(shown)
     table = _by_variant(experiment, list(rows), title=view.title, full=full)
-    return replace(table, note=view.doc if rows else f"Not known here: {view.needs or 'no rows'}.")
+    return replace(
+        table, note=view.summary if rows else f"Not known here: {view.needs or 'no rows'}."
+    )
 
 
 def _by_variant(

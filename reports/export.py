@@ -90,7 +90,7 @@ def check_directory(path: Path, *, force: bool) -> Path:
 def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     """Return every table and view that has rows, by its path without extension."""
     from chopper.storage.layout import rank_dir_name
-    from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
+    from chopper.tables import GROUPS
     from chopper.views import VIEWS, views
 
     whole = run.whole
@@ -100,7 +100,7 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
                 yield folder + name, getattr(part, f"{name}s")
     for rank in run.recording.ranks:
         folder = rank_dir_name(rank)
-        for declared in (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES):
+        for declared in (*GROUPS["trace"], *GROUPS["telemetry"], *GROUPS["memory"]):
             table = _table(run, rank, declared.name)
             if table.num_rows:
                 yield f"{folder}/{declared.name}", table

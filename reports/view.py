@@ -33,7 +33,10 @@ def page(view: View, table: pa.Table, *, top: int | None = None) -> Page:
     return Page(
         title=view.title,
         headline="",
-        summary=(Paragraph(view.doc, "dim"), *_blocks(view, table, _ROWS if top is None else top)),
+        summary=(
+            Paragraph(view.summary, "dim"),
+            *_blocks(view, table, _ROWS if top is None else top),
+        ),
     )
 
 
@@ -46,7 +49,7 @@ def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | 
     if not table.num_rows:
         return [Paragraph(nothing(view))]
     shown = table.slice(0, rows)
-    optional = {c.name for c in view.table.columns if c.nullable}
+    optional = {c.name for c in view.columns if c.nullable}
     why = [n for n in REASONS if n in shown.column_names and n in optional]
     known = [n for n in shown.column_names if n not in why]
     empty = [n for n in known if table[n].null_count == table.num_rows]

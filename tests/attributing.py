@@ -11,7 +11,7 @@ from chopper.analyzers.causes.step_time import step_time
 from chopper.analyzers.trace.joined import join_rank
 from chopper.api import AttributedRun
 from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of
-from chopper.findings import withheld
+from chopper.claims import withheld
 from chopper.pipeline import rank_input
 from chopper.storage.manifest import Finding
 from chopper.storage.run import Run

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from chopper.cli import _COMMANDS, cli
 from chopper.errors import UsageError
-from chopper.tables import SENSOR_TABLES, TABLES, TELEMETRY_TABLES
+from chopper.tables import GROUPS, TABLES
 from chopper.views import in_sections
 from chopper.wording import unit
 
-DECLARED = TABLES | {view.name: view.table for view in in_sections()}
+DECLARED = TABLES | {view.name: view for view in in_sections()}
 
 
 def invoke(*arguments: str) -> str:
@@ -59,7 +59,7 @@ def test_an_unknown_table_names_the_nearest() -> None:
 
 
 def test_telemetry_times_its_rows_and_names_its_units() -> None:
-    for table in (*TELEMETRY_TABLES, *SENSOR_TABLES):
+    for table in GROUPS["telemetry"]:
         assert [c.name for c in table.columns[:2]] == ["time_ns", "span_ns"]
         for column in table.columns:
             assert column.doc.endswith(".")

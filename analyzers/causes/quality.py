@@ -1,6 +1,6 @@
 """Trace quality: what a reader must know before believing a number.
 
-Each check is named by its code, which ``chopper.findings`` describes with the claims that it can
+Each check is named by its code, which ``docs/checks.toml`` describes with the claims that it can
 withhold.
 """
 

@@ -14,21 +14,21 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.events.groups import Groups, Statistics, busy_of, text_rows, whole_or_null
-from chopper.tables import ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.events.device import Events
 
-SHARE = optional("share_ratio", "float64", "Share of the sum of times over all rows.")
+SHARE = optional("share_ratio", "Share of the sum of times over all rows.")
 RATES = (
-    optional("compute_rate_flop_per_s", "float64", "FLOP over the time of the device events."),
-    optional("memory_rate_bytes_per_s", "float64", "Bytes over the time of the device events."),
+    optional("compute_rate_flop_per_s", "FLOP over the time of the device events."),
+    optional("memory_rate_bytes_per_s", "Bytes over the time of the device events."),
 )
 SPREAD = (
-    ns("median_ns", "Median time of one call."),
-    ns("min_ns", "Time of the fastest call."),
-    ns("max_ns", "Time of the slowest call."),
-    ns("std_ns", "Standard deviation of the time over calls (n − 1); 0 for a single one."),
+    column("median_ns", "Median time of one call."),
+    column("min_ns", "Time of the fastest call."),
+    column("max_ns", "Time of the slowest call."),
+    column("std_ns", "Standard deviation of the time over calls (n − 1); 0 for a single one."),
 )
 
 

@@ -8,39 +8,32 @@ underscore are shared by several views.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from chopper.tables import Table
+from chopper.tables import Table
 
 SECTIONS = ("Operators", "Steps and host", "Memory", "Communication", "Critical path", "Clocks")
 """Parts of a report's detailed tables, in their order."""
 
 
-@dataclass(frozen=True)
-class View:
+@dataclass(frozen=True, kw_only=True)
+class View(Table):
     """One view: a declared table of an attributed run, most important rows first.
+
+    Its columns stand in order of importance: a narrow terminal shows the first ones.
 
     Attributes:
         module_doc: docstring of the view's module; its first line says what the view shows.
         title: heading in reports.
         section: one of :data:`SECTIONS`.
-        table: its columns, in order of importance: a narrow terminal shows the first ones.
         needs: why it has no rows where it has none.
     """
 
     module_doc: str | None
     title: str
     section: str
-    table: Table
     needs: str = ""
 
     @property
-    def name(self) -> str:
-        """Name of the view, its table, its file and its function; ``--view`` takes it."""
-        return self.table.name
-
-    @property
-    def doc(self) -> str:
-        """One-line summary for help and reports."""
+    def summary(self) -> str:
+        """One line for help and reports."""
         return (self.module_doc or "").partition("\n")[0]

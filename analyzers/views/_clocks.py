@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
-from chopper.tables import column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,45 +27,40 @@ NO_CLOCKS = (
 )
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 COLUMNS = (
-    ns("time_ns", "Computing time that these kernels alone account for (level 1)."),
-    optional("clock_mean_hz", "int64", "Mean SM clock, weighted by time."),
+    column("time_ns", "Computing time that these kernels alone account for (level 1)."),
+    optional("clock_mean_hz", "Mean SM clock, weighted by time."),
     optional(
         "loss_ns",
-        "int64",
         "Time attributed to a clock below the reference; null where the clock or the reference is "
         "not known of any kernel.",
     ),
     optional(
         "loss_error_ns",
-        "int64",
         "Bound of the loss's error: of the sensitivity and of clocks between samples, added up.",
     ),
-    optional("clock_p5_hz", "int64", "5th percentile of the SM clock, weighted by time."),
-    optional("clock_median_hz", "int64", "Median SM clock, weighted by time."),
-    optional("clock_p95_hz", "int64", "95th percentile of the SM clock, weighted by time."),
-    optional("power_mean_w", "float64", "Mean power of the whole board in that time."),
+    optional("clock_p5_hz", "5th percentile of the SM clock, weighted by time."),
+    optional("clock_median_hz", "Median SM clock, weighted by time."),
+    optional("clock_p95_hz", "95th percentile of the SM clock, weighted by time."),
+    optional("power_mean_w", "Mean power of the whole board in that time."),
     optional(
         "power_cap_ratio",
-        "float64",
-        "Share of the time under a power limit; like the shares of other reasons of the time whose "
-        "reason was recorded, and null where none was.",
+        "Share of the time under a power limit; like the shares of other reasons of the time "
+        "whose reason was recorded, and null where none was.",
     ),
-    optional("thermal_ratio", "float64", "Share of the time under a thermal limit."),
-    optional("application_ratio", "float64", "Share of the time at a clock that was set."),
-    optional("idle_ramp_ratio", "float64", "Share of the time at a clock still low from idling."),
-    optional("host_limited_ratio", "float64", "Share of the time in which nothing held the clock."),
-    optional("unlabelled_ratio", "float64", "Share of the time whose reason was not recorded."),
-    column("known_ratio", "float64", "Share of the time whose clock is known."),
-    optional("clock_error_hz", "int64", "Mean bound of a kernel's clock error from sampling."),
+    optional("thermal_ratio", "Share of the time under a thermal limit."),
+    optional("application_ratio", "Share of the time at a clock that was set."),
+    optional("idle_ramp_ratio", "Share of the time at a clock still low from idling."),
+    optional("host_limited_ratio", "Share of the time in which nothing held the clock."),
+    optional("unlabelled_ratio", "Share of the time whose reason was not recorded."),
+    column("known_ratio", "Share of the time whose clock is known."),
+    optional("clock_error_hz", "Mean bound of a kernel's clock error from sampling."),
     optional(
         "sensitivity_ratio",
-        "float64",
         "Mean dependence of the duration on the clock: 0 none, 1 inversely proportional.",
     ),
 )
 AT_REFERENCE = optional(
     "at_reference_ns",
-    "int64",
     "Time that the same kernels would take at the reference clock; null as the loss.",
 )
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from chopper.tables import Table
 
 COLUMNS = (
-    column("rank", "int32", "Rank that the kernel ran on."),
-    optional("op", "string", "Operator that launched the kernel; null where none did."),
-    column("kernel", "string", "Kernel. Same operator, shapes, kernel and grid are one row."),
+    column("rank", "Rank that the kernel ran on.", "int32"),
+    optional("op", "Operator that launched the kernel; null where none did."),
+    column("kernel", "Kernel. Same operator, shapes, kernel and grid are one row."),
 )
 
 

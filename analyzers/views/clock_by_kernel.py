@@ -14,7 +14,7 @@ from chopper.analyzers.views._clocks import (
     clock_columns,
     most_time_first,
 )
-from chopper.tables import Table, column, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,31 +23,29 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.clocked import Clocked
 
 VIEW = View(
-    __doc__,
+    "clock_by_kernel",
+    1,
+    "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over all "
+    "ranks. Power is the whole board's while they ran, never the kernel's own: the sensor "
+    "averages over many of them.",
+    (
+        optional("op", "Operator; null for kernels that no operator launched."),
+        optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
+        *COLUMNS,
+        AT_REFERENCE,
+        column("kernel", "Name of the kernel as recorded."),
+    ),
+    module_doc=__doc__,
     title="Clocks by kernel",
     section="Clocks",
     needs=NO_CLOCKS,
-    table=Table(
-        "clock_by_kernel",
-        1,
-        "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over "
-        "all ranks. Power is the whole board's while they ran, never the kernel's own: the "
-        "sensor averages over many of them.",
-        (
-            optional("op", "string", "Operator; null for kernels that no operator launched."),
-            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
-            *COLUMNS,
-            AT_REFERENCE,
-            column("kernel", "string", "Name of the kernel as recorded."),
-        ),
-    ),
 )
 
 
 def clock_by_kernel(run: Attributed, clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_KERNEL, most time first."""
     if clocked is None:
-        return VIEW.table.empty()
+        return VIEW.empty()
     events, rows = clocked.events, clocked.rows
     dims = input_dims(run, events, rows)
     groups = Groups([events.op[0][rows], dims[0], events.kernel[0][rows]])
@@ -57,4 +55,4 @@ def clock_by_kernel(run: Attributed, clocked: Clocked | None) -> pa.Table:
         "kernel": text_rows(events.kernel, rows[groups.first]),
         **clock_columns(clocked, groups),
     }
-    return most_time_first(VIEW.table.of(columns))
+    return most_time_first(VIEW.of(columns))

@@ -13,7 +13,7 @@ from chopper.analyzers.views._clocks import (
     clock_columns,
     most_time_first,
 )
-from chopper.tables import Table, optional
+from chopper.tables import optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,31 +21,29 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.clocked import Clocked
 
 VIEW = View(
-    __doc__,
+    "clock_by_operator",
+    1,
+    "SM clock, power and what held the clock, by operator: which kernels run at a low clock.",
+    (
+        optional("op", "Operator; null for kernels that no operator launched."),
+        *COLUMNS,
+        AT_REFERENCE,
+    ),
+    module_doc=__doc__,
     title="Clocks by operator",
     section="Clocks",
     needs=NO_CLOCKS,
-    table=Table(
-        "clock_by_operator",
-        1,
-        "SM clock, power and what held the clock, by operator: which kernels run at a low clock.",
-        (
-            optional("op", "string", "Operator; null for kernels that no operator launched."),
-            *COLUMNS,
-            AT_REFERENCE,
-        ),
-    ),
 )
 
 
 def clock_by_operator(clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_OPERATOR, most time first."""
     if clocked is None:
-        return VIEW.table.empty()
+        return VIEW.empty()
     op = clocked.events.op
     groups = Groups([op[0][clocked.rows]])
     columns = {
         "op": text_rows(op, clocked.rows[groups.first]),
         **clock_columns(clocked, groups),
     }
-    return most_time_first(VIEW.table.of(columns))
+    return most_time_first(VIEW.of(columns))

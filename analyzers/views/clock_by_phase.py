@@ -13,7 +13,7 @@ from chopper.analyzers.views._clocks import (
     clock_columns,
     most_time_first,
 )
-from chopper.tables import Table, column
+from chopper.tables import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,31 +21,27 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.clocked import Clocked
 
 VIEW = View(
-    __doc__,
+    "clock_by_phase",
+    1,
+    "SM clock, power and what held the clock, by rank and phase. Percentiles are of the kernels' "
+    "mean clocks, weighted by their time.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
+        *COLUMNS,
+        AT_REFERENCE,
+    ),
+    module_doc=__doc__,
     title="Clocks by phase",
     section="Clocks",
     needs=NO_CLOCKS,
-    table=Table(
-        "clock_by_phase",
-        1,
-        "SM clock, power and what held the clock, by rank and phase. Percentiles are of the "
-        "kernels' mean clocks, weighted by their time.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column(
-                "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
-            ),
-            *COLUMNS,
-            AT_REFERENCE,
-        ),
-    ),
 )
 
 
 def clock_by_phase(clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_PHASE, most time first."""
     if clocked is None:
-        return VIEW.table.empty()
+        return VIEW.empty()
     events = clocked.events
     rank, phase = events.rank[clocked.rows], events.phase[0][clocked.rows]
     groups = Groups([rank, phase])
@@ -54,4 +50,4 @@ def clock_by_phase(clocked: Clocked | None) -> pa.Table:
         "phase": text_rows(events.phase, clocked.rows[groups.first]),
         **clock_columns(clocked, groups),
     }
-    return most_time_first(VIEW.table.of(columns))
+    return most_time_first(VIEW.of(columns))

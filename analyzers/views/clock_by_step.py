@@ -13,34 +13,31 @@ from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import ints, nullable
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import COLUMNS, NO_CLOCKS, clock_columns
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "clock_by_step",
+    1,
+    "SM clock by rank and step, and what the step would take at the reference clock.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        optional("number", "Step number; null for a whole trace.", "int64"),
+        column("observed_ns", "Observed time: length of the step's window."),
+        optional(
+            "at_reference_ns",
+            "Length that the step would have at the reference clock: shorter by what kernels lost "
+            "below it (longer, where they ran above it), with idle and communication as they "
+            "were; null as the loss.",
+        ),
+        *COLUMNS,
+    ),
+    module_doc=__doc__,
     title="Clocks by step",
     section="Clocks",
     needs=NO_CLOCKS,
-    table=Table(
-        "clock_by_step",
-        1,
-        "SM clock by rank and step, and what the step would take at the reference clock.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            optional("number", "int64", "Step number; null for a whole trace."),
-            ns("observed_ns", "Observed time: length of the step's window."),
-            optional(
-                "at_reference_ns",
-                "int64",
-                "Length that the step would have at the reference clock: shorter by what "
-                "kernels lost below it (longer, where they ran above it), with idle and "
-                "communication as they were; null as the loss.",
-            ),
-            *COLUMNS,
-        ),
-    ),
 )
 
 
@@ -49,7 +46,7 @@ def clock_by_step(run: Attributed) -> pa.Table:
     run = run.whole
     found = clocked_of(run, events_of(run))
     if found is None:
-        return VIEW.table.empty()
+        return VIEW.empty()
     rank, step = found.events.rank[found.rows], found.events.step[found.rows]
     groups = Groups([rank, step])
     columns = clock_columns(found, groups)
@@ -66,4 +63,4 @@ def clock_by_step(run: Attributed) -> pa.Table:
         "observed_ns": observed,
         "at_reference_ns": pa.array(observed - saved, mask=~known),
     }
-    return VIEW.table.of(columns)
+    return VIEW.of(columns)

@@ -10,7 +10,7 @@ from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import NO_CLOCKS
 from chopper.analyzers.views._works import COLUMNS, works_of
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,42 +18,35 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "clock_sensitivity",
+    1,
+    "How much kernels depend on the SM clock: duration grows as clock to the power of minus so "
+    "much. Where one work ran at several clocks, the slope decides, else its place under the "
+    "roofline.",
+    (
+        *COLUMNS,
+        column("time_ns", "Device time of all instances."),
+        column("sensitivity_ratio", "Sensitivity that the attribution uses, 0 to 1."),
+        column("sensitivity_error_ratio", "Standard error of that sensitivity."),
+        optional(
+            "slope_ratio",
+            "Sensitivity measured from instances at several clocks; null without enough of them.",
+        ),
+        optional("slope_error_ratio", "Standard error of the measured sensitivity."),
+        column(
+            "roofline_ratio",
+            "Ideal time over roofline time, which stands for the sensitivity without a measured "
+            "one.",
+        ),
+        column("count", "Number of instances."),
+        column("used_count", "Number of instances that ran alone at a known clock."),
+        optional("clock_low_hz", "Lowest clock of the instances used."),
+        optional("clock_high_hz", "Highest clock of the instances used."),
+    ),
+    module_doc=__doc__,
     title="Dependence on the clock",
     section="Clocks",
     needs=NO_CLOCKS,
-    table=Table(
-        "clock_sensitivity",
-        1,
-        "How much kernels depend on the SM clock: duration grows as clock to the power of minus so "
-        "much. Where one work ran at several clocks, the slope decides, else its place under the "
-        "roofline.",
-        (
-            *COLUMNS,
-            ns("time_ns", "Device time of all instances."),
-            column(
-                "sensitivity_ratio", "float64", "Sensitivity that the attribution uses, 0 to 1."
-            ),
-            column("sensitivity_error_ratio", "float64", "Standard error of that sensitivity."),
-            optional(
-                "slope_ratio",
-                "float64",
-                "Sensitivity measured from instances at several clocks; null without enough of "
-                "them.",
-            ),
-            optional("slope_error_ratio", "float64", "Standard error of the measured sensitivity."),
-            column(
-                "roofline_ratio",
-                "float64",
-                "Ideal time over roofline time, which stands for the sensitivity without a "
-                "measured one.",
-            ),
-            count("count", "Number of instances."),
-            count("used_count", "Number of instances that ran alone at a known clock."),
-            optional("clock_low_hz", "int64", "Lowest clock of the instances used."),
-            optional("clock_high_hz", "int64", "Highest clock of the instances used."),
-        ),
-    ),
 )
 
 
@@ -76,5 +69,5 @@ def clock_sensitivity(run: Attributed) -> pa.Table:
             "clock_low_hz": whole_or_null(of.clock_low_hz[rows]),
             "clock_high_hz": whole_or_null(of.clock_high_hz[rows]),
         }
-        parts.append(works.table(VIEW.table, rows, columns))
-    return VIEW.table.joined(parts).sort_by([("time_ns", "descending")])
+        parts.append(works.table(VIEW, rows, columns))
+    return VIEW.joined(parts).sort_by([("time_ns", "descending")])

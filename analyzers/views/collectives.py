@@ -24,7 +24,7 @@ from chopper.analyzers.events.collectives import WAIT, details_of, time_of_event
 from chopper.analyzers.events.groups import real_or_null, reals
 from chopper.analyzers.views import View
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -33,62 +33,51 @@ if TYPE_CHECKING:
 _ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
 
 VIEW = View(
-    __doc__,
+    "collectives",
+    1,
+    "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
+    "clock; bandwidths as nccl-tests define them.",
+    (
+        column(
+            "collective",
+            "Normalized name of the collective: allreduce, reducescatter, sendrecv or another one.",
+        ),
+        optional("ranks", "Global ranks that took part."),
+        optional("step", "Number of the step in which the straggler's event began.", "int64"),
+        column(
+            "waiting_ns",
+            "Straggler wait: time from each rank's arrival to the last one's, summed over ranks.",
+        ),
+        column("straggler_rank", "Global rank that arrived last.", "int32"),
+        column(
+            "exposed_waiting_ns",
+            "Part of the straggler wait that no computing hid, summed over ranks.",
+        ),
+        column(
+            "transfer_ns", "Transfer time: from the last rank's arrival to the last rank's end."
+        ),
+        optional("message_bytes", "Size of the whole array that the collective works on."),
+        optional("bus_bytes_per_s", "Bus bandwidth, as nccl-tests defines it."),
+        optional("at_peak_ratio", "Bus bandwidth as a share of the link's peak."),
+        column("exposed_ns", "Waiting and transfer that no computing hid, summed over ranks."),
+        optional("algorithm_bytes_per_s", "Algorithm bandwidth: message size over transfer time."),
+        column("phase", "Phase of the straggler's event."),
+        optional("layer", "Module path of the layer of the straggler's event."),
+        optional("op", "Operator that launched the straggler's event."),
+        optional("group", "Name of the process group."),
+        optional(
+            "sequence_id", "Number of the collective within its group, where recorded.", "int64"
+        ),
+        column("rank_count", "Number of ranks that took part."),
+        column("first_arrival_ns", "Arrival of the first rank, Unix time."),
+        column("last_arrival_ns", "Arrival of the last rank, Unix time."),
+        column("last_end_ns", "End of the last rank, Unix time."),
+        optional("reason", "Reason why the share of the link's peak is null.", "text"),
+    ),
+    module_doc=__doc__,
     title="Collectives",
     section="Communication",
     needs="no collective was seen on all ranks of its group (give the traces of all ranks)",
-    table=Table(
-        "collectives",
-        1,
-        "One row per collective that was matched on all ranks of its group. Times of ranks "
-        "are in one clock; bandwidths as nccl-tests define them.",
-        (
-            column(
-                "collective",
-                "string",
-                "Normalized name of the collective: allreduce, reducescatter, sendrecv or "
-                "another one.",
-            ),
-            optional("ranks", "string", "Global ranks that took part."),
-            optional("step", "int64", "Number of the step in which the straggler's event began."),
-            ns(
-                "waiting_ns",
-                "Straggler wait: time from each rank's arrival to the last one's, summed over "
-                "ranks.",
-            ),
-            column("straggler_rank", "int32", "Global rank that arrived last."),
-            ns(
-                "exposed_waiting_ns",
-                "Part of the straggler wait that no computing hid, summed over ranks.",
-            ),
-            ns(
-                "transfer_ns", "Transfer time: from the last rank's arrival to the last rank's end."
-            ),
-            optional(
-                "message_bytes", "int64", "Size of the whole array that the collective works on."
-            ),
-            optional("bus_bytes_per_s", "float64", "Bus bandwidth, as nccl-tests defines it."),
-            optional("at_peak_ratio", "float64", "Bus bandwidth as a share of the link's peak."),
-            ns("exposed_ns", "Waiting and transfer that no computing hid, summed over ranks."),
-            optional(
-                "algorithm_bytes_per_s",
-                "float64",
-                "Algorithm bandwidth: message size over transfer time.",
-            ),
-            column("phase", "string", "Phase of the straggler's event."),
-            optional("layer", "string", "Module path of the layer of the straggler's event."),
-            optional("op", "string", "Operator that launched the straggler's event."),
-            optional("group", "string", "Name of the process group."),
-            optional(
-                "sequence_id", "int64", "Number of the collective within its group, where recorded."
-            ),
-            count("rank_count", "Number of ranks that took part."),
-            ns("first_arrival_ns", "Arrival of the first rank, Unix time."),
-            ns("last_arrival_ns", "Arrival of the last rank, Unix time."),
-            ns("last_end_ns", "End of the last rank, Unix time."),
-            optional("reason", "text", "Reason why the share of the link's peak is null."),
-        ),
-    ),
 )
 
 
@@ -96,7 +85,7 @@ def collectives(run: Attributed, members: Members) -> pa.Table:
     """COMMUNICATION, PIECE, EVENT_LINK -> COLLECTIVES, the most exposed first."""
     found = members
     if not len(found):
-        return VIEW.table.empty()
+        return VIEW.empty()
     time = time_of_events(run.pieces, found.rank, found.row)
     exposed_ns = found.total(np.sum(list(time.values()), axis=0))
     ready = found.ready_ns[found.first]
@@ -130,4 +119,4 @@ def collectives(run: Attributed, members: Members) -> pa.Table:
         "reason": [_ABOVE_LINK if b else None for b in beyond.tolist()],
     }
     order = np.lexsort((ready, -transfer, -exposed_ns))
-    return VIEW.table.of(columns).take(order).combine_chunks()
+    return VIEW.of(columns).take(order).combine_chunks()

@@ -9,7 +9,7 @@ import numpy as np
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
 from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
-from chopper.tables import Table, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,44 +17,36 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "contention",
+    1,
+    "Kernels that ran beside others: what the same work takes alone and together, clocks made "
+    "equal.",
+    (
+        *COLUMNS,
+        optional(
+            "slowdown_ratio",
+            "Mean duration beside others over the baseline; null without a baseline.",
+        ),
+        column("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
+        optional(
+            "alone_ns",
+            "Baseline: median duration of instances that ran alone; null with fewer than three.",
+        ),
+        optional("overlapped_ns", "Median duration of instances that ran beside others."),
+        column("alone_count", "Number of instances that ran alone."),
+        column("overlapped_count", "Number of instances that ran beside others."),
+        optional(
+            "bound_ns",
+            "Without a baseline: lower bound of the time lost, against the instance that "
+            "overlapped least.",
+        ),
+        column("count", "Number of instances."),
+        column("time_ns", "Device time of all instances."),
+    ),
+    module_doc=__doc__,
     title="Contention",
     section="Clocks",
     needs="no kernel whose ideal time is known ran beside another one",
-    table=Table(
-        "contention",
-        1,
-        "Kernels that ran beside others: what the same work takes alone and together, clocks made "
-        "equal.",
-        (
-            *COLUMNS,
-            optional(
-                "slowdown_ratio",
-                "float64",
-                "Mean duration beside others over the baseline; null without a baseline.",
-            ),
-            ns("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
-            optional(
-                "alone_ns",
-                "int64",
-                "Baseline: median duration of instances that ran alone; null with fewer than "
-                "three.",
-            ),
-            optional(
-                "overlapped_ns", "int64", "Median duration of instances that ran beside others."
-            ),
-            count("alone_count", "Number of instances that ran alone."),
-            count("overlapped_count", "Number of instances that ran beside others."),
-            optional(
-                "bound_ns",
-                "int64",
-                "Without a baseline: lower bound of the time lost, against the instance that "
-                "overlapped least.",
-            ),
-            count("count", "Number of instances."),
-            ns("time_ns", "Device time of all instances."),
-        ),
-    ),
 )
 
 
@@ -76,6 +68,6 @@ def contention(run: Attributed) -> pa.Table:
             "loss_ns": works.sum(loss)[rows],
             "bound_ns": whole_or_null(bound[rows]),
         }
-        parts.append(works.table(VIEW.table, rows, columns))
-    table = VIEW.table.joined(parts)
+        parts.append(works.table(VIEW, rows, columns))
+    table = VIEW.joined(parts)
     return table.sort_by([("loss_ns", "descending"), ("bound_ns", "descending")])

@@ -17,7 +17,7 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,46 +28,39 @@ _COVERED_RATIO = 0.5
 """Least share of a span that samples must cover before they speak for it."""
 
 VIEW = View(
-    __doc__,
+    "cpu_use",
+    1,
+    "Cores of the host in use, from samples: over the whole run, per phase over all steps, and "
+    "per step. Time until a launch belongs to the phase of that launch. Means over time.",
+    (
+        column("rank", "Rank whose steps and phases the row is about.", "int32"),
+        optional("step", "Step number; null for all steps together.", "int64"),
+        optional("phase", "Phase of the host; null for all phases."),
+        column("time_ns", "Time of the step or phase."),
+        optional(
+            "active_cores", "Mean number of cores that were busy at all during a sample.", "float64"
+        ),
+        optional(
+            "minimum_cores",
+            "Mean number of cores that the same work would fill: sum of busy shares.",
+            "float64",
+        ),
+        optional(
+            "rank_cores", "Cores that the rank used, its child processes included.", "float64"
+        ),
+        optional(
+            "children_cores",
+            "Cores that the rank's child processes used (data loader workers).",
+            "float64",
+        ),
+        optional("system_cores", "Cores busy in the kernel of the operating system.", "float64"),
+        optional("stolen_cores", "Cores taken by the hypervisor.", "float64"),
+        optional("reason", "Reason why values are null.", "text"),
+    ),
+    module_doc=__doc__,
     title="CPU use",
     section="Steps and host",
     needs="the host's cores were not sampled (the collector `host` does in recorded runs)",
-    table=Table(
-        "cpu_use",
-        1,
-        "Cores of the host in use, from samples: over the whole run, per phase over all "
-        "steps, and per step. Time until a launch belongs to the phase of that launch. Means "
-        "over time.",
-        (
-            column("rank", "int32", "Rank whose steps and phases the row is about."),
-            optional("step", "int64", "Step number; null for all steps together."),
-            optional("phase", "string", "Phase of the host; null for all phases."),
-            ns("time_ns", "Time of the step or phase."),
-            optional(
-                "active_cores",
-                "float64",
-                "Mean number of cores that were busy at all during a sample.",
-            ),
-            optional(
-                "minimum_cores",
-                "float64",
-                "Mean number of cores that the same work would fill: sum of busy shares.",
-            ),
-            optional(
-                "rank_cores", "float64", "Cores that the rank used, its child processes included."
-            ),
-            optional(
-                "children_cores",
-                "float64",
-                "Cores that the rank's child processes used (data loader workers).",
-            ),
-            optional(
-                "system_cores", "float64", "Cores busy in the kernel of the operating system."
-            ),
-            optional("stolen_cores", "float64", "Cores taken by the hypervisor."),
-            optional("reason", "text", "Reason why values are null."),
-        ),
-    ),
 )
 
 
@@ -135,7 +128,7 @@ def cpu_use(run: Attributed) -> pa.Table:
                 if all(value is None for value in means.values()):
                     row["reason"] = "samples cover less than half of it"
             rows.append(row)
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:

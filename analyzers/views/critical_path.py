@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from chopper.analyzers.replay.path import causes_of
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,34 +17,32 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.replay import Replay
 
 VIEW = View(
-    __doc__,
+    "critical_path",
+    1,
+    "The critical path of a run by leaf cause, and by what ran or was waited for: a replay's "
+    "longest chain of dependencies to the end of the last step. Its times sum to the path.",
+    (
+        column("cause", "Id of a leaf cause."),
+        column("name", "Operator, kernel or host work that ran or was waited for."),
+        column("time_ns", "Time on the critical path."),
+        optional("share_ratio", "Share of the critical path."),
+    ),
+    module_doc=__doc__,
     title="Critical path",
     section="Critical path",
     needs="the run cannot be replayed: it has no device events, or their launches were not "
     "recorded",
-    table=Table(
-        "critical_path",
-        1,
-        "The critical path of a run by leaf cause, and by what ran or was waited for: a replay's "
-        "longest chain of dependencies to the end of the last step. Its times sum to the path.",
-        (
-            column("cause", "string", "Id of a leaf cause."),
-            column("name", "string", "Operator, kernel or host work that ran or was waited for."),
-            ns("time_ns", "Time on the critical path."),
-            optional("share_ratio", "float64", "Share of the critical path."),
-        ),
-    ),
 )
 
 
 def critical_path(replay: Replay | str) -> pa.Table:
     """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH by cause and name, most time first."""
     if isinstance(replay, str):
-        return VIEW.table.empty()
+        return VIEW.empty()
     found = causes_of(replay.unmodified, replay.critical_path(), replay.facts)
     rows = sorted(((c, n, round(t)) for (c, n), t in found.items()), key=lambda row: -row[2])
     total = sum(time for _, _, time in rows)
-    return VIEW.table.of_rows(
+    return VIEW.of_rows(
         [
             {"cause": cause, "name": name, "time_ns": time, "share_ratio": time / max(total, 1)}
             for cause, name, time in rows

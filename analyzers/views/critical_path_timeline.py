@@ -9,7 +9,7 @@ import numpy as np
 from chopper.analyzers.replay.path import lane_of
 from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,41 +17,35 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.replay import Replay
 
 VIEW = View(
-    __doc__,
+    "critical_path_timeline",
+    1,
+    "The critical path of a run in order of time: which rank everything waited for, and for what. "
+    "Stretches of the host lie on it where it was the host that was waited for.",
+    (
+        column("rank", "Global rank on which the stretch lies.", "int32"),
+        column(
+            "start_ns", "Start of the stretch since that of the path, in the clock of the rank."
+        ),
+        column("dur_ns", "Duration of the stretch."),
+        column(
+            "cause", "Id of a leaf cause; of an event with several, the one with most of its time."
+        ),
+        column("name", "Operator, kernel, host span, or what a wait led to."),
+        optional("event_row", "Row of the device event that ran; null where none did.", "int64"),
+        optional("span_row", "Row of the host span that ran; null where none did.", "int64"),
+    ),
+    module_doc=__doc__,
     title="Critical path in time",
     section="Critical path",
     needs="the run cannot be replayed: it has no device events, or their launches were not "
     "recorded",
-    table=Table(
-        "critical_path_timeline",
-        1,
-        "The critical path of a run in order of time: which rank everything waited for, and "
-        "for what. Stretches of the host lie on it where it was the host that was waited for.",
-        (
-            column("rank", "int32", "Global rank on which the stretch lies."),
-            ns(
-                "start_ns", "Start of the stretch since that of the path, in the clock of the rank."
-            ),
-            ns("dur_ns", "Duration of the stretch."),
-            column(
-                "cause",
-                "string",
-                "Id of a leaf cause; of an event with several, the one with most of its time.",
-            ),
-            column("name", "string", "Operator, kernel, host span, or what a wait led to."),
-            optional(
-                "event_row", "int64", "Row of the device event that ran; null where none did."
-            ),
-            optional("span_row", "int64", "Row of the host span that ran; null where none did."),
-        ),
-    ),
 )
 
 
 def critical_path_timeline(replay: Replay | str) -> pa.Table:
     """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH_TIMELINE, in order of time."""
     if isinstance(replay, str):
-        return VIEW.table.empty()
+        return VIEW.empty()
     path = replay.critical_path()
     lanes = {f.node.rank: lane_of(path, i, replay.facts) for i, f in enumerate(replay.facts)}
     begin = min((int(lane.start_ns[0]) for lane in lanes.values() if len(lane.event)), default=0)
@@ -66,5 +60,5 @@ def critical_path_timeline(replay: Replay | str) -> pa.Table:
             "event_row": nullable(np.where(lane.runs, lane.event, -1)),
             "span_row": nullable(lane.span),
         }
-        parts.append(VIEW.table.of(columns))
-    return VIEW.table.joined(parts).sort_by("start_ns")
+        parts.append(VIEW.of(columns))
+    return VIEW.joined(parts).sort_by("start_ns")

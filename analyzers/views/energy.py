@@ -22,7 +22,7 @@ from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View
 from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
 from chopper.analyzers.views._tokens import tokens_of
-from chopper.tables import Table, column, count, optional
+from chopper.tables import column, optional
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -49,67 +49,53 @@ _SINCE_1970_NS = 10**17
 _SCOPES = ("run", "phase", "window", "steps")
 
 VIEW = View(
-    __doc__,
+    "energy",
+    1,
+    "Energy by device and by domain of the host's processors, from differences of counters over "
+    "at least 5 s; nothing is said of less. Ranks on parts of one device share its counter. "
+    "Boards are off by up to 5 % each, which no reading shows.",
+    (
+        column(
+            "scope",
+            "Scope of the row: run (all steps read), phase, steps (a group of at least 5 s) or "
+            "window (a span that another tool measured).",
+        ),
+        column(
+            "source",
+            "Source of the energy: all devices, device N, or a domain such as package-0 or "
+            "package-0/dram.",
+        ),
+        column("ranks", "Global ranks that compute on the source."),
+        optional("energy_per_step_j", "Mean energy per step."),
+        optional("energy_per_token_j", "Energy over the number of tokens of these steps."),
+        optional("power_mean_w", "Mean power: energy over time."),
+        optional("energy_j", "Total energy."),
+        optional(
+            "energy_error_j",
+            "Bound of the energy's error, from readings around the edges and the counter's own "
+            "steps.",
+        ),
+        optional("span_ns", "Time over which the energy was measured."),
+        column("step_count", "Number of steps within the span."),
+        optional("phase", "Phase, in rows of scope phase."),
+        optional("window", "Name of the window, in rows of scope window."),
+        optional("first_step", "Number of the first step within the span.", "int64"),
+        optional("last_step", "Number of the last step within the span.", "int64"),
+        optional("tokens_count", "Number of tokens of these steps, over all ranks of the source."),
+        optional(
+            "tokens_from",
+            "Origin of the number of tokens: program (prof.step(tokens=…)), or embeddings of "
+            "traced steps.",
+        ),
+        optional("basis", "Basis of the energy: counter, or power (readings integrated)."),
+        optional("host", "Name of the host."),
+        optional("start_ns", "Start of the span, Unix time."),
+        optional("reason", "Reason why no energy is claimed, or none per token.", "text"),
+    ),
+    module_doc=__doc__,
     title="Energy",
     section="Clocks",
     needs="neither energy nor power of a device or of the host's processors was sampled",
-    table=Table(
-        "energy",
-        1,
-        "Energy by device and by domain of the host's processors, from differences of "
-        "counters over at least 5 s; nothing is said of less. Ranks on parts of one device "
-        "share its counter. Boards are off by up to 5 % each, which no reading shows.",
-        (
-            column(
-                "scope",
-                "string",
-                "Scope of the row: run (all steps read), phase, steps (a group of at least 5 s) "
-                "or window (a span that another tool measured).",
-            ),
-            column(
-                "source",
-                "string",
-                "Source of the energy: all devices, device N, or a domain such as package-0 or "
-                "package-0/dram.",
-            ),
-            column("ranks", "string", "Global ranks that compute on the source."),
-            optional("energy_per_step_j", "float64", "Mean energy per step."),
-            optional(
-                "energy_per_token_j", "float64", "Energy over the number of tokens of these steps."
-            ),
-            optional("power_mean_w", "float64", "Mean power: energy over time."),
-            optional("energy_j", "float64", "Total energy."),
-            optional(
-                "energy_error_j",
-                "float64",
-                "Bound of the energy's error, from readings around the edges and the counter's "
-                "own steps.",
-            ),
-            optional("span_ns", "int64", "Time over which the energy was measured."),
-            count("step_count", "Number of steps within the span."),
-            optional("phase", "string", "Phase, in rows of scope phase."),
-            optional("window", "string", "Name of the window, in rows of scope window."),
-            optional("first_step", "int64", "Number of the first step within the span."),
-            optional("last_step", "int64", "Number of the last step within the span."),
-            optional(
-                "tokens_count",
-                "int64",
-                "Number of tokens of these steps, over all ranks of the source.",
-            ),
-            optional(
-                "tokens_from",
-                "string",
-                "Origin of the number of tokens: program (prof.step(tokens=…)), or embeddings "
-                "of traced steps.",
-            ),
-            optional(
-                "basis", "string", "Basis of the energy: counter, or power (readings integrated)."
-            ),
-            optional("host", "string", "Name of the host."),
-            optional("start_ns", "int64", "Start of the span, Unix time."),
-            optional("reason", "text", "Reason why no energy is claimed, or none per token."),
-        ),
-    ),
 )
 
 
@@ -135,7 +121,7 @@ def energy(run: Attributed, events: Events) -> pa.Table:
             row["reason"] = _NO_TOKENS
     rows += _of_windows(run)
     rows.sort(key=lambda row: _SCOPES.index(row["scope"]))
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 @dataclass(frozen=True)

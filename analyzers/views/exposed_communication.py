@@ -13,57 +13,50 @@ from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "exposed_communication",
+    1,
+    "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
+    "computing hid, and what it did.",
+    (
+        column(
+            "collective",
+            "Normalized name of the collective: allreduce, reducescatter, sendrecv or another one.",
+        ),
+        optional("ranks", "Global ranks that take part."),
+        column("phase", "Phase of the communication events."),
+        optional("layer", "Module path of the layer of the communication events."),
+        column("event_count", "Number of communication events."),
+        column("exposed_ns", "Exposed communication: time in which no computing ran beside it."),
+        column("share_ratio", "Exposed communication as a share of the observed time."),
+        column("hidden_ns", "Hidden communication: time in which computing ran beside it."),
+        column(
+            "elapsed_ns",
+            "Duration of the events in the steps; exceeds exposed and hidden time where they "
+            "overlap.",
+        ),
+        column(
+            "waiting_ns", "Part of the exposed time before the last rank arrived (straggler wait)."
+        ),
+        column("at_peak_ns", "Part of the exposed time that the bytes need at the link's peak."),
+        column("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
+        column("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),
+        column(
+            "unseparated_ns",
+            "Part of the exposed time of unmatched collectives, where wait and transfer are not "
+            "separated.",
+        ),
+        optional("group", "Name of the process group."),
+    ),
+    module_doc=__doc__,
     title="Exposed and hidden communication",
     section="Communication",
     needs="nothing communicated",
-    table=Table(
-        "exposed_communication",
-        1,
-        "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
-        "computing hid, and what it did.",
-        (
-            column(
-                "collective",
-                "string",
-                "Normalized name of the collective: allreduce, reducescatter, sendrecv or "
-                "another one.",
-            ),
-            optional("ranks", "string", "Global ranks that take part."),
-            column("phase", "string", "Phase of the communication events."),
-            optional("layer", "string", "Module path of the layer of the communication events."),
-            count("event_count", "Number of communication events."),
-            ns("exposed_ns", "Exposed communication: time in which no computing ran beside it."),
-            column(
-                "share_ratio", "float64", "Exposed communication as a share of the observed time."
-            ),
-            ns("hidden_ns", "Hidden communication: time in which computing ran beside it."),
-            ns(
-                "elapsed_ns",
-                "Duration of the events in the steps; exceeds exposed and hidden time where "
-                "they overlap.",
-            ),
-            ns(
-                "waiting_ns",
-                "Part of the exposed time before the last rank arrived (straggler wait).",
-            ),
-            ns("at_peak_ns", "Part of the exposed time that the bytes need at the link's peak."),
-            ns("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
-            ns("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),
-            ns(
-                "unseparated_ns",
-                "Part of the exposed time of unmatched collectives, where wait and transfer are "
-                "not separated.",
-            ),
-            optional("group", "string", "Name of the process group."),
-        ),
-    ),
 )
 
 
@@ -95,7 +88,7 @@ def exposed_communication(run: Attributed) -> pa.Table:
         "no_peak_ns": no_peak,
         "unseparated_ns": unseparated,
     }
-    return VIEW.table.of(columns).take(np.lexsort((-elapsed, -exposed)))
+    return VIEW.of(columns).take(np.lexsort((-elapsed, -exposed)))
 
 
 def _hidden(run: Attributed, rank: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 from chopper.analyzers.events.calls import SHARE, SPREAD, time_columns
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,26 +17,24 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.device import Events
 
 VIEW = View(
-    __doc__,
+    "kernels",
+    1,
+    "Device events by name and by the operator that launched them, over all ranks and steps.",
+    (
+        column("kernel", "Name of the kernel, copy or memset as recorded."),
+        optional("op", "Operator that launched it; null where none was recorded."),
+        column("call_count", "Number of device events."),
+        column(
+            "time_ns", "Sum of their durations, including time in which others ran beside them."
+        ),
+        SHARE,
+        column("mean_ns", "Mean duration of a device event."),
+        column("work_class", "Class of the work: compute, communication or copy."),
+        *SPREAD,
+    ),
+    module_doc=__doc__,
     title="Kernels",
     section="Operators",
-    table=Table(
-        "kernels",
-        1,
-        "Device events by name and by the operator that launched them, over all ranks and steps.",
-        (
-            column("kernel", "string", "Name of the kernel, copy or memset as recorded."),
-            optional("op", "string", "Operator that launched it; null where none was recorded."),
-            count("call_count", "Number of device events."),
-            ns(
-                "time_ns", "Sum of their durations, including time in which others ran beside them."
-            ),
-            SHARE,
-            ns("mean_ns", "Mean duration of a device event."),
-            column("work_class", "string", "Class of the work: compute, communication or copy."),
-            *SPREAD,
-        ),
-    ),
 )
 
 
@@ -50,4 +48,4 @@ def kernels(events: Events) -> pa.Table:
         "work_class": text_rows(events.work_class, groups.first),
         **time_columns(found),
     }
-    return VIEW.table.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))

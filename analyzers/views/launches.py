@@ -25,7 +25,7 @@ from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, running_max, text_rows
 from chopper.analyzers.trace.columns import distinct_rows, ints
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,40 +33,29 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "launches",
+    1,
+    "Launch overhead of compute kernels by operator and phase, as the Chopper paper defines it: "
+    "from the end of the compute kernels before, in the order of their start per device and step, "
+    "to the kernel's start. Communication under that gap does not shorten it.",
+    (
+        optional("op", "Operator that launched the kernels; null where none was recorded."),
+        column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
+        column("kernel_count", "Number of compute kernels."),
+        column("overhead_ns", "Launch overhead: preparation, call and what could not be split."),
+        column("share_ratio", "Launch overhead as a share of the observed time of all ranks."),
+        column(
+            "preparation_ns",
+            "Part of the overhead before the launching call, when the host was late.",
+        ),
+        column("call_ns", "Part of the overhead from the launching call to the kernel's start."),
+        column("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
+        column("mean_ns", "Mean overhead per kernel."),
+        column("running_ns", "Time in which the kernels themselves ran."),
+    ),
+    module_doc=__doc__,
     title="Launch overhead",
     section="Steps and host",
-    table=Table(
-        "launches",
-        1,
-        "Launch overhead of compute kernels by operator and phase, as the Chopper paper "
-        "defines it: from the end of the compute kernels before, in the order of their start "
-        "per device and step, to the kernel's start. Communication under that gap does not "
-        "shorten it.",
-        (
-            optional(
-                "op", "string", "Operator that launched the kernels; null where none was recorded."
-            ),
-            column(
-                "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
-            ),
-            count("kernel_count", "Number of compute kernels."),
-            ns("overhead_ns", "Launch overhead: preparation, call and what could not be split."),
-            column(
-                "share_ratio",
-                "float64",
-                "Launch overhead as a share of the observed time of all ranks.",
-            ),
-            ns(
-                "preparation_ns",
-                "Part of the overhead before the launching call, when the host was late.",
-            ),
-            ns("call_ns", "Part of the overhead from the launching call to the kernel's start."),
-            ns("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
-            ns("mean_ns", "Mean overhead per kernel."),
-            ns("running_ns", "Time in which the kernels themselves ran."),
-        ),
-    ),
 )
 
 
@@ -106,7 +95,7 @@ def launches(run: Attributed, events: Events) -> pa.Table:
         "mean_ns": np.rint(whole / groups.count).astype(np.int64),
         "running_ns": groups.sum(events.dur_ns[rows]),
     }
-    return VIEW.table.of(columns).take(np.argsort(-whole, kind="stable"))
+    return VIEW.of(columns).take(np.argsort(-whole, kind="stable"))
 
 
 def _launch_ns(run: Attributed, events: Events) -> np.ndarray:

@@ -16,7 +16,7 @@ from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import distinct_rows, ints
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,30 +26,28 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.device import Events
 
 VIEW = View(
-    __doc__,
+    "lead",
+    1,
+    "Latest start over the ranks less this rank's start, of the same collective or kernel.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        optional("step", "Step number.", "int64"),
+        column("kind", "Kind of the compared events: collective or kernel."),
+        column("median_ns", "Median lead: time by which this rank begins before the last one."),
+        column("p95_ns", "95th percentile of the lead."),
+        column("last_ratio", "Share of the events at which this rank came last."),
+        column("event_count", "Number of compared events."),
+    ),
+    module_doc=__doc__,
     title="Lead of ranks",
     section="Communication",
     needs="one rank only, or ranks that ran nothing in common",
-    table=Table(
-        "lead",
-        1,
-        "Latest start over the ranks less this rank's start, of the same collective or kernel.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            optional("step", "int64", "Step number."),
-            column("kind", "string", "Kind of the compared events: collective or kernel."),
-            ns("median_ns", "Median lead: time by which this rank begins before the last one."),
-            ns("p95_ns", "95th percentile of the lead."),
-            column("last_ratio", "float64", "Share of the events at which this rank came last."),
-            count("event_count", "Number of compared events."),
-        ),
-    ),
 )
 
 
 def lead(run: Attributed, events: Events, members: Members) -> pa.Table:
     """COMMUNICATION, DEVICE_EVENT -> LEAD, by rank and step, the greatest first."""
-    found = VIEW.table.of_rows([*_of_collectives(run, members), *_of_kernels(run, events)])
+    found = VIEW.of_rows([*_of_collectives(run, members), *_of_kernels(run, events)])
     return found.sort_by([("median_ns", "descending"), ("rank", "ascending")])
 
 

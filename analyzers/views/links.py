@@ -20,7 +20,7 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import of_rank, table_beside
 from chopper.analyzers.views import View
 from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -68,81 +68,50 @@ _ROWS = 5000
 """Rows about single steps at most."""
 
 VIEW = View(
-    __doc__,
+    "links",
+    1,
+    "What links carried, and what speaks of congestion on them: rows without a step are the whole "
+    "run. Ports and interfaces are their host's, shared by its ranks; device links are a rank's "
+    "own. Steps shorter than the time between readings have no row.",
+    (
+        column("link", "Name of the port or interface, or the links of the rank's device."),
+        optional("step", "Step number; null for the whole run.", "int64"),
+        optional("signal", "Signs of congestion in words; null without any.", "text"),
+        optional("tx_bytes_per_s", "Rate of bytes sent."),
+        optional("rx_bytes_per_s", "Rate of bytes received."),
+        optional(
+            "both_bytes_per_s",
+            "Rate of bytes sent and received, where the device does not tell them apart (AMD's "
+            "PCIe).",
+        ),
+        optional("pause_ratio", "Share of the time in which sending was paused by flow control."),
+        optional(
+            "cnp_handled_hz", "Rate of congestion notifications that the sender obeyed.", "float64"
+        ),
+        optional("retransmit_ratio", "Share of the bytes sent that were sent again (EFA)."),
+        column("ranks", "Global ranks that share the link."),
+        column("kind", "Kind of link: port, interface, flow control, device link or PCIe."),
+        column("rank", "Global rank whose steps divide the time.", "int32"),
+        column("span_ns", "Time over which the counters are compared."),
+        optional("sent_pause_ratio", "Share of the time in which the peers were told to pause."),
+        optional(
+            "cnp_sent_hz", "Rate of congestion notifications sent as the receiver.", "float64"
+        ),
+        optional("ecn_marked_hz", "Rate of packets that a switch had marked (ECN).", "float64"),
+        optional("tx_wait_hz", "Rate of ticks spent waiting for credits (InfiniBand).", "float64"),
+        optional("retransmits_per_byte", "Retransmits (RoCE) per byte sent.", "float64"),
+        optional("retransmit_count", "Number of order errors, timeouts and adaptive retransmits."),
+        optional("out_of_sequence_count", "Number of packets that came out of order."),
+        optional(
+            "error_count", "Number of discards, link and CRC errors, replays, NAKs and recoveries."
+        ),
+        optional("tx_bytes", "Bytes sent in all."),
+        optional("rx_bytes", "Bytes received in all."),
+    ),
+    module_doc=__doc__,
     title="Links",
     section="Communication",
     needs="no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)",
-    table=Table(
-        "links",
-        1,
-        "What links carried, and what speaks of congestion on them: rows without a step are "
-        "the whole run. Ports and interfaces are their host's, shared by its ranks; device "
-        "links are a rank's own. Steps shorter than the time between readings have no row.",
-        (
-            column(
-                "link",
-                "string",
-                "Name of the port or interface, or the links of the rank's device.",
-            ),
-            optional("step", "int64", "Step number; null for the whole run."),
-            optional("signal", "text", "Signs of congestion in words; null without any."),
-            optional("tx_bytes_per_s", "float64", "Rate of bytes sent."),
-            optional("rx_bytes_per_s", "float64", "Rate of bytes received."),
-            optional(
-                "both_bytes_per_s",
-                "float64",
-                "Rate of bytes sent and received, where the device does not tell them apart "
-                "(AMD's PCIe).",
-            ),
-            optional(
-                "pause_ratio",
-                "float64",
-                "Share of the time in which sending was paused by flow control.",
-            ),
-            optional(
-                "cnp_handled_hz",
-                "float64",
-                "Rate of congestion notifications that the sender obeyed.",
-            ),
-            optional(
-                "retransmit_ratio", "float64", "Share of the bytes sent that were sent again (EFA)."
-            ),
-            column("ranks", "string", "Global ranks that share the link."),
-            column(
-                "kind",
-                "string",
-                "Kind of link: port, interface, flow control, device link or PCIe.",
-            ),
-            column("rank", "int32", "Global rank whose steps divide the time."),
-            ns("span_ns", "Time over which the counters are compared."),
-            optional(
-                "sent_pause_ratio",
-                "float64",
-                "Share of the time in which the peers were told to pause.",
-            ),
-            optional(
-                "cnp_sent_hz", "float64", "Rate of congestion notifications sent as the receiver."
-            ),
-            optional("ecn_marked_hz", "float64", "Rate of packets that a switch had marked (ECN)."),
-            optional(
-                "tx_wait_hz", "float64", "Rate of ticks spent waiting for credits (InfiniBand)."
-            ),
-            optional("retransmits_per_byte", "float64", "Retransmits (RoCE) per byte sent."),
-            optional(
-                "retransmit_count",
-                "int64",
-                "Number of order errors, timeouts and adaptive retransmits.",
-            ),
-            optional("out_of_sequence_count", "int64", "Number of packets that came out of order."),
-            optional(
-                "error_count",
-                "int64",
-                "Number of discards, link and CRC errors, replays, NAKs and recoveries.",
-            ),
-            optional("tx_bytes", "int64", "Bytes sent in all."),
-            optional("rx_bytes", "int64", "Bytes received in all."),
-        ),
-    ),
 )
 
 
@@ -219,7 +188,7 @@ def links(run: Attributed) -> pa.Table:
     run_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
     step_rows = [row for row in step_rows if row["signal"] or _busy(row) > 0]
     step_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
-    return VIEW.table.of_rows([*run_rows, *step_rows[:_ROWS]])
+    return VIEW.of_rows([*run_rows, *step_rows[:_ROWS]])
 
 
 def _busy(row: dict[str, Any]) -> float:

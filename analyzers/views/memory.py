@@ -26,7 +26,7 @@ from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -35,58 +35,45 @@ ALL = "all"
 """The phase of rows that hold whole steps."""
 
 VIEW = View(
-    __doc__,
+    "memory",
+    1,
+    "Memory by rank, device and phase. Counts and times are per step; peaks are the highest of "
+    "all steps.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`, or `host`."),
+        column(
+            "phase",
+            "Phase of the host: forward, recompute, backward, optimizer, data or other; `all` for "
+            "whole steps.",
+        ),
+        optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
+        optional(
+            "peak_reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
+        ),
+        optional(
+            "fragmentation_ratio",
+            "Share of the reserved bytes that no tensor held, at the peak of allocated bytes.",
+        ),
+        optional(
+            "median_fragmentation_ratio",
+            "Median share of the reserved bytes that no tensor held, over all events.",
+        ),
+        optional("allocation_count", "Number of allocations per step."),
+        optional("requested_bytes", "Bytes allocated per step, reused blocks included."),
+        optional(
+            "allocator_call_count",
+            "Runtime calls that allocate or free (cudaMalloc, hipFree …) per step.",
+            "float64",
+        ),
+        optional("allocator_ns", "Host time in runtime calls that allocate or free, per step."),
+        column("source", "Recording that the figures come from."),
+    ),
+    module_doc=__doc__,
     title="Memory",
     section="Memory",
-    needs="neither the allocator's events were recorded (profile with memory=True) nor its "
-    "totals read",
-    table=Table(
-        "memory",
-        1,
-        "Memory by rank, device and phase. Counts and times are per step; peaks are the "
-        "highest of all steps.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("device", "string", "Device of the memory: `device N`, or `host`."),
-            column(
-                "phase",
-                "string",
-                "Phase of the host: forward, recompute, backward, optimizer, data or other; "
-                "`all` for whole steps.",
-            ),
-            optional("peak_allocated_bytes", "int64", "Peak of the bytes that tensors held."),
-            optional(
-                "peak_reserved_bytes",
-                "int64",
-                "Peak of the bytes that the allocator reserved from the driver.",
-            ),
-            optional(
-                "fragmentation_ratio",
-                "float64",
-                "Share of the reserved bytes that no tensor held, at the peak of allocated bytes.",
-            ),
-            optional(
-                "median_fragmentation_ratio",
-                "float64",
-                "Median share of the reserved bytes that no tensor held, over all events.",
-            ),
-            optional("allocation_count", "int64", "Number of allocations per step."),
-            optional(
-                "requested_bytes", "int64", "Bytes allocated per step, reused blocks included."
-            ),
-            optional(
-                "allocator_call_count",
-                "float64",
-                "Runtime calls that allocate or free (cudaMalloc, hipFree …) per step.",
-            ),
-            optional(
-                "allocator_ns",
-                "int64",
-                "Host time in runtime calls that allocate or free, per step.",
-            ),
-            column("source", "string", "Recording that the figures come from."),
-        ),
-    ),
+    needs="neither the allocator's events were recorded (profile with memory=True) nor its totals "
+    "read",
 )
 
 
@@ -100,7 +87,7 @@ def memory(run: Attributed) -> pa.Table:
         if not found:
             rows += _of_readings(run.recording.table(rank, "device_memory"), rank)
     rows.sort(key=lambda r: (-(r["peak_allocated_bytes"] or 0), r["rank"], r["phase"] != ALL))
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _of_events(run: Attributed, rank: int, events: MemoryEvents) -> list[dict[str, Any]]:

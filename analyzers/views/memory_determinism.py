@@ -12,7 +12,7 @@ import numpy as np
 
 from chopper.analyzers.views import View
 from chopper.analyzers.views.memory_steps import rows_of_steps
-from chopper.tables import Table, column, count, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,54 +23,41 @@ _LEAST_STEPS = 3
 """Steps with a similarity and a clock that a correlation needs."""
 
 VIEW = View(
-    __doc__,
+    "memory_determinism",
+    1,
+    "How much the allocations of steps vary, by rank and device, and whether the device's clock "
+    "varies with them.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`, or `host`."),
+        column("steps_count", "Number of traced steps."),
+        optional(
+            "similarity_ratio",
+            "Mean similarity of a step's allocations to those of the step before.",
+        ),
+        optional("identical_ratio", "Share of steps that allocate exactly as the step before."),
+        column("event_count", "Mean number of allocations and frees per step."),
+        column("distinct_sizes_count", "Mean number of different block sizes per step."),
+        optional("peak_mean_bytes", "Mean over steps of the peak bytes that tensors held."),
+        optional(
+            "peak_std_bytes", "Standard deviation over steps of the peak bytes that tensors held."
+        ),
+        optional("clock_mean_hz", "Mean over steps of the device's mean clock."),
+        optional(
+            "clock_std_hz", "Mean over steps of the clock's standard deviation within a step."
+        ),
+        optional(
+            "clock_correlation",
+            "Pearson correlation over steps of dissimilarity (1 − similarity) with the clock's "
+            "standard deviation.",
+            "float64",
+        ),
+        optional("no_correlation", "Reason why there is no correlation.", "text"),
+    ),
+    module_doc=__doc__,
     title="Memory determinism",
     section="Memory",
     needs="the allocator's events of steps were not recorded (profile with memory=True)",
-    table=Table(
-        "memory_determinism",
-        1,
-        "How much the allocations of steps vary, by rank and device, and whether the device's "
-        "clock varies with them.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("device", "string", "Device of the memory: `device N`, or `host`."),
-            count("steps_count", "Number of traced steps."),
-            optional(
-                "similarity_ratio",
-                "float64",
-                "Mean similarity of a step's allocations to those of the step before.",
-            ),
-            optional(
-                "identical_ratio",
-                "float64",
-                "Share of steps that allocate exactly as the step before.",
-            ),
-            count("event_count", "Mean number of allocations and frees per step."),
-            count("distinct_sizes_count", "Mean number of different block sizes per step."),
-            optional(
-                "peak_mean_bytes", "int64", "Mean over steps of the peak bytes that tensors held."
-            ),
-            optional(
-                "peak_std_bytes",
-                "int64",
-                "Standard deviation over steps of the peak bytes that tensors held.",
-            ),
-            optional("clock_mean_hz", "int64", "Mean over steps of the device's mean clock."),
-            optional(
-                "clock_std_hz",
-                "int64",
-                "Mean over steps of the clock's standard deviation within a step.",
-            ),
-            optional(
-                "clock_correlation",
-                "float64",
-                "Pearson correlation over steps of dissimilarity (1 − similarity) with the "
-                "clock's standard deviation.",
-            ),
-            optional("no_correlation", "text", "Reason why there is no correlation."),
-        ),
-    ),
 )
 
 
@@ -81,7 +68,7 @@ def memory_determinism(run: Attributed) -> pa.Table:
         by_device.setdefault((row["rank"], row["device"]), []).append(row)
     rows = [_summary(*device, steps) for device, steps in by_device.items()]
     rows.sort(key=lambda r: (r["similarity_ratio"] is None, r["similarity_ratio"] or 0, r["rank"]))
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _summary(rank: int, device: str, steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.views._blocks import is_held
-from chopper.tables import Table, column, count, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,29 +22,27 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "memory_holders",
+    1,
+    "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`."),
+        column("held_bytes", "Bytes in the line's blocks that are in use."),
+        column("share_ratio", "Share of all bytes in use on the device."),
+        column("block_count", "Number of the line's blocks that are in use."),
+        column("largest_bytes", "Size of the largest of these blocks."),
+        optional(
+            "where",
+            "Source line that allocated them, as file:line: function; null where no stack was "
+            "recorded.",
+            "text",
+        ),
+    ),
+    module_doc=__doc__,
     title="Who holds memory",
     section="Memory",
     needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
-    table=Table(
-        "memory_holders",
-        1,
-        "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("device", "string", "Device of the memory: `device N`."),
-            column("held_bytes", "int64", "Bytes in the line's blocks that are in use."),
-            column("share_ratio", "float64", "Share of all bytes in use on the device."),
-            count("block_count", "Number of the line's blocks that are in use."),
-            column("largest_bytes", "int64", "Size of the largest of these blocks."),
-            optional(
-                "where",
-                "text",
-                "Source line that allocated them, as file:line: function; null where no stack "
-                "was recorded.",
-            ),
-        ),
-    ),
 )
 
 
@@ -80,7 +78,7 @@ def memory_holders(run: Attributed) -> pa.Table:
                 }
             )
     rows.sort(key=lambda r: -r["held_bytes"])
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _line(stack: str) -> str:

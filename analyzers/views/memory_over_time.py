@@ -15,7 +15,7 @@ from chopper.analyzers.events.allocations import CPU
 from chopper.analyzers.events.steps import step_table, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,40 +25,31 @@ if TYPE_CHECKING:
 _MOST_SPANS = 100
 
 VIEW = View(
-    __doc__,
+    "memory_over_time",
+    1,
+    "Most memory of each kind in each step (in each of equal spans, where there are no steps): "
+    "what torch's allocator says, what the driver says, and the host's.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        optional("step", "Step number; null for spans of time.", "int64"),
+        column("since_ns", "Start of the step or span, since that of the first row."),
+        column("dur_ns", "Length of the step or span."),
+        optional("allocated_bytes", "Peak of the bytes that tensors held."),
+        optional(
+            "reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
+        ),
+        optional("device_used_bytes", "Peak of the bytes in use on the device, by all processes."),
+        optional(
+            "host_process_bytes",
+            "Peak of the resident bytes of the rank and its child processes on the host.",
+        ),
+        optional("host_available_bytes", "Least bytes that the host had available."),
+    ),
+    module_doc=__doc__,
     title="Memory over time",
     section="Memory",
-    needs="no memory was sampled (the collectors `device_memory` and `host` do) and no "
-    "snapshot given",
-    table=Table(
-        "memory_over_time",
-        1,
-        "Most memory of each kind in each step (in each of equal spans, where there are no "
-        "steps): what torch's allocator says, what the driver says, and the host's.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            optional("step", "int64", "Step number; null for spans of time."),
-            ns("since_ns", "Start of the step or span, since that of the first row."),
-            ns("dur_ns", "Length of the step or span."),
-            optional("allocated_bytes", "int64", "Peak of the bytes that tensors held."),
-            optional(
-                "reserved_bytes",
-                "int64",
-                "Peak of the bytes that the allocator reserved from the driver.",
-            ),
-            optional(
-                "device_used_bytes",
-                "int64",
-                "Peak of the bytes in use on the device, by all processes.",
-            ),
-            optional(
-                "host_process_bytes",
-                "int64",
-                "Peak of the resident bytes of the rank and its child processes on the host.",
-            ),
-            optional("host_available_bytes", "int64", "Least bytes that the host had available."),
-        ),
-    ),
+    needs="no memory was sampled (the collectors `device_memory` and `host` do) and no snapshot "
+    "given",
 )
 
 
@@ -82,7 +73,7 @@ def memory_over_time(run: Attributed) -> pa.Table:
                     row[name] = int(extreme(values[low:high]))
             if len(row) > 4:
                 rows.append(row)
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 _Series = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -14,7 +14,7 @@ from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.views._blocks import is_held
-from chopper.tables import Table, column, count, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,45 +22,35 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "memory_segments",
+    1,
+    "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`."),
+        optional("kind", "Kind of segment: small (blocks of up to 1 MiB) or large."),
+        optional("stream_id", "Stream that the segments serve.", "int64"),
+        column("segment_count", "Number of segments."),
+        column("reserved_bytes", "Size of the segments, reserved from the driver."),
+        column("allocated_bytes", "Bytes of the segments that tensors hold."),
+        optional("fragmentation_ratio", "Share of the segments' bytes that no tensor holds."),
+        column("gap_count", "Number of gaps between tensors, free segments included."),
+        column(
+            "largest_gap_bytes", "Size of the largest gap: a larger request needs a new segment."
+        ),
+        column(
+            "whole_free_bytes",
+            "Bytes in segments that no tensor uses: torch.cuda.empty_cache() returns these.",
+        ),
+        optional(
+            "rounding_bytes",
+            "Bytes held beyond what tensors requested; null where that was not recorded.",
+        ),
+    ),
+    module_doc=__doc__,
     title="Memory segments",
     section="Memory",
     needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
-    table=Table(
-        "memory_segments",
-        1,
-        "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("device", "string", "Device of the memory: `device N`."),
-            optional("kind", "string", "Kind of segment: small (blocks of up to 1 MiB) or large."),
-            optional("stream_id", "int64", "Stream that the segments serve."),
-            count("segment_count", "Number of segments."),
-            column("reserved_bytes", "int64", "Size of the segments, reserved from the driver."),
-            column("allocated_bytes", "int64", "Bytes of the segments that tensors hold."),
-            optional(
-                "fragmentation_ratio",
-                "float64",
-                "Share of the segments' bytes that no tensor holds.",
-            ),
-            count("gap_count", "Number of gaps between tensors, free segments included."),
-            column(
-                "largest_gap_bytes",
-                "int64",
-                "Size of the largest gap: a larger request needs a new segment.",
-            ),
-            column(
-                "whole_free_bytes",
-                "int64",
-                "Bytes in segments that no tensor uses: torch.cuda.empty_cache() returns these.",
-            ),
-            optional(
-                "rounding_bytes",
-                "int64",
-                "Bytes held beyond what tensors requested; null where that was not recorded.",
-            ),
-        ),
-    ),
 )
 
 
@@ -73,7 +63,7 @@ def memory_segments(run: Attributed) -> pa.Table:
             blocks = run.recording.table(rank, "allocator_block")
             rows += [{"rank": rank} | row for row in _rows(segments, blocks)]
     rows.sort(key=lambda r: -r["reserved_bytes"])
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _rows(segments: pa.Table, blocks: pa.Table) -> list[dict[str, Any]]:

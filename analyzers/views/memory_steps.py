@@ -18,7 +18,7 @@ from chopper.analyzers.events.steps import TracedSteps, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.samples import of_rank
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,59 +26,49 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "memory_steps",
+    1,
+    "Allocations of each traced step by rank and device, and the device's clock in it.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`, or `host`."),
+        column("step", "Number of the step.", "int64"),
+        optional(
+            "similarity_ratio",
+            "Similarity to the allocations of the step before: Dice's coefficient of runs of "
+            "three successive events.",
+        ),
+        optional(
+            "same_as_previous",
+            "True where the step allocates the same sizes in the same order as the step before.",
+            "bool",
+        ),
+        column("event_count", "Number of allocations and frees."),
+        column("distinct_sizes_count", "Number of different block sizes."),
+        column("requested_bytes", "Bytes allocated in the step."),
+        optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
+        optional(
+            "peak_reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
+        ),
+        column("clock_count", "Number of clock samples in the step."),
+        optional("clock_mean_hz", "Mean of the device's clock in the step."),
+        optional("clock_std_hz", "Standard deviation of the device's clock samples in the step."),
+        column(
+            "sequence",
+            "Hash of the signed sizes in order; equal for steps that allocate alike.",
+            "text",
+        ),
+    ),
+    module_doc=__doc__,
     title="Memory, step by step",
     section="Memory",
     needs="the allocator's events of steps were not recorded (profile with memory=True)",
-    table=Table(
-        "memory_steps",
-        1,
-        "Allocations of each traced step by rank and device, and the device's clock in it.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("device", "string", "Device of the memory: `device N`, or `host`."),
-            column("step", "int64", "Number of the step."),
-            optional(
-                "similarity_ratio",
-                "float64",
-                "Similarity to the allocations of the step before: Dice's coefficient of runs "
-                "of three successive events.",
-            ),
-            optional(
-                "same_as_previous",
-                "bool",
-                "True where the step allocates the same sizes in the same order as the step "
-                "before.",
-            ),
-            count("event_count", "Number of allocations and frees."),
-            count("distinct_sizes_count", "Number of different block sizes."),
-            column("requested_bytes", "int64", "Bytes allocated in the step."),
-            optional("peak_allocated_bytes", "int64", "Peak of the bytes that tensors held."),
-            optional(
-                "peak_reserved_bytes",
-                "int64",
-                "Peak of the bytes that the allocator reserved from the driver.",
-            ),
-            count("clock_count", "Number of clock samples in the step."),
-            optional("clock_mean_hz", "int64", "Mean of the device's clock in the step."),
-            optional(
-                "clock_std_hz",
-                "int64",
-                "Standard deviation of the device's clock samples in the step.",
-            ),
-            column(
-                "sequence",
-                "text",
-                "Hash of the signed sizes in order; equal for steps that allocate alike.",
-            ),
-        ),
-    ),
 )
 
 
 def memory_steps(run: Attributed) -> pa.Table:
     """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_STEPS."""
-    return VIEW.table.of_rows(rows_of_steps(run))
+    return VIEW.of_rows(rows_of_steps(run))
 
 
 def rows_of_steps(run: Attributed) -> list[dict[str, Any]]:

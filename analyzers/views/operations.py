@@ -21,7 +21,7 @@ from chopper.analyzers.events.calls import (
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
 from chopper.analyzers.trace.columns import strings
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -32,56 +32,34 @@ if TYPE_CHECKING:
 _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
 
 VIEW = View(
-    __doc__,
+    "operations",
+    1,
+    "Calls of operators with the same arguments in the same phase, over all ranks and steps. A "
+    "call's time is that in which device events that it launched itself ran.",
+    (
+        optional("op", "Operator; null for events that no operator launched."),
+        optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
+        column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
+        column("call_count", "Number of calls."),
+        column("time_ns", "Time of all calls."),
+        SHARE,
+        column("mean_ns", "Mean time of one call."),
+        *RATES,
+        optional("ideal_ns", "Time that one call of a product needs at the device's peak."),
+        optional(
+            "roofline_ns", "Time that one call needs at the roofline: peak FLOP or peak bandwidth."
+        ),
+        optional("input_types", "Data types of the operator's inputs, JSON as recorded."),
+        optional("concrete_inputs", "Values of the operator's scalar inputs, JSON as recorded."),
+        optional("dtype", "Data type of a product's arithmetic, whose peak it is held against."),
+        optional("math_flop", "FLOP that the mathematics of one call needs."),
+        optional("traffic_bytes", "Least bytes that one call moves to and from memory."),
+        optional("flop_per_byte", "Arithmetic intensity: FLOP over least bytes moved.", "float64"),
+        *SPREAD,
+    ),
+    module_doc=__doc__,
     title="Operations by arguments",
     section="Operators",
-    table=Table(
-        "operations",
-        1,
-        "Calls of operators with the same arguments in the same phase, over all ranks and steps. A "
-        "call's time is that in which device events that it launched itself ran.",
-        (
-            optional("op", "string", "Operator; null for events that no operator launched."),
-            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
-            column(
-                "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
-            ),
-            count("call_count", "Number of calls."),
-            ns("time_ns", "Time of all calls."),
-            SHARE,
-            ns("mean_ns", "Mean time of one call."),
-            *RATES,
-            optional(
-                "ideal_ns", "int64", "Time that one call of a product needs at the device's peak."
-            ),
-            optional(
-                "roofline_ns",
-                "int64",
-                "Time that one call needs at the roofline: peak FLOP or peak bandwidth.",
-            ),
-            optional(
-                "input_types", "string", "Data types of the operator's inputs, JSON as recorded."
-            ),
-            optional(
-                "concrete_inputs",
-                "string",
-                "Values of the operator's scalar inputs, JSON as recorded.",
-            ),
-            optional(
-                "dtype",
-                "string",
-                "Data type of a product's arithmetic, whose peak it is held against.",
-            ),
-            optional("math_flop", "int64", "FLOP that the mathematics of one call needs."),
-            optional(
-                "traffic_bytes", "int64", "Least bytes that one call moves to and from memory."
-            ),
-            optional(
-                "flop_per_byte", "float64", "Arithmetic intensity: FLOP over least bytes moved."
-            ),
-            *SPREAD,
-        ),
-    ),
 )
 
 
@@ -92,7 +70,7 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     Events without an operator are one row per phase, each event a call.
     """
     if not len(events):
-        return VIEW.table.empty()
+        return VIEW.empty()
     first = calls.groups.first
     arguments = _arguments(run, events, first)
     groups = Groups(
@@ -107,7 +85,7 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
         **time_columns(found),
         **work_columns(events, groups.of_row[calls.groups.of_row], found.sum, found.count),
     }
-    return VIEW.table.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))
 
 
 def _arguments(run: Attributed, events: Events, rows: np.ndarray) -> dict[str, Texts]:

@@ -18,7 +18,7 @@ from chopper.analyzers.events.calls import (
 )
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
 from chopper.analyzers.views import View
-from chopper.tables import Table, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,36 +27,28 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.device import Events
 
 VIEW = View(
-    __doc__,
+    "operators",
+    1,
+    "Operators by name over all ranks and steps, whatever their arguments and phase.",
+    (
+        optional("op", "Operator; null for events that no operator launched."),
+        column("call_count", "Number of calls."),
+        column("kernel_count", "Number of device events that the calls launched."),
+        column("time_ns", "Time in which these device events ran, summed over calls."),
+        SHARE,
+        column("mean_ns", "Mean time of one call."),
+        *RATES,
+        *SPREAD,
+        optional("ideal_ns", "Time that all calls of a product need at the device's peak."),
+        optional(
+            "roofline_ns", "Time that all calls need at the roofline: peak FLOP or peak bandwidth."
+        ),
+        optional("math_flop", "FLOP that the mathematics of all calls needs."),
+        optional("traffic_bytes", "Least bytes that all calls move to and from memory."),
+    ),
+    module_doc=__doc__,
     title="Operators",
     section="Operators",
-    table=Table(
-        "operators",
-        1,
-        "Operators by name over all ranks and steps, whatever their arguments and phase.",
-        (
-            optional("op", "string", "Operator; null for events that no operator launched."),
-            count("call_count", "Number of calls."),
-            count("kernel_count", "Number of device events that the calls launched."),
-            ns("time_ns", "Time in which these device events ran, summed over calls."),
-            SHARE,
-            ns("mean_ns", "Mean time of one call."),
-            *RATES,
-            *SPREAD,
-            optional(
-                "ideal_ns", "int64", "Time that all calls of a product need at the device's peak."
-            ),
-            optional(
-                "roofline_ns",
-                "int64",
-                "Time that all calls need at the roofline: peak FLOP or peak bandwidth.",
-            ),
-            optional("math_flop", "int64", "FLOP that the mathematics of all calls needs."),
-            optional(
-                "traffic_bytes", "int64", "Least bytes that all calls move to and from memory."
-            ),
-        ),
-    ),
 )
 
 
@@ -72,4 +64,4 @@ def operators(events: Events, calls: Calls) -> pa.Table:
         **time_columns(found),
         **work_columns(events, group, found.sum, 1),
     }
-    return VIEW.table.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))

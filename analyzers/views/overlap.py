@@ -15,7 +15,7 @@ from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, who
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,60 +29,48 @@ _ALONE_RATIO, _BESIDE_RATIO = 0.0, 0.5
 """An instance ran alone with no overlap at all, beside communication with at least half of it."""
 
 VIEW = View(
-    __doc__,
+    "overlap",
+    1,
+    "Computing kernels by operator, shapes and kernel: how much of their time communication ran "
+    "beside them on the same device, and whether they took longer then. Alone is no overlap at "
+    "all, beside is half of the time or more.",
+    (
+        optional("op", "Operator that launched the kernels."),
+        optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
+        column("instance_count", "Number of instances of the kernel."),
+        column(
+            "overlap_ratio", "Share of the instances' time in which communication ran beside them."
+        ),
+        optional("slowdown_factor", "Median duration beside communication over the median alone."),
+        optional(
+            "spearman",
+            "Rank correlation of an instance's overlap ratio with its duration.",
+            "float64",
+        ),
+        optional(
+            "pearson",
+            "Linear correlation of an instance's overlap ratio with its duration.",
+            "float64",
+        ),
+        optional("median_alone_ns", "Median duration of instances without any overlap."),
+        optional(
+            "median_beside_ns",
+            "Median duration of instances with communication beside them for half of their time "
+            "or more.",
+        ),
+        column("alone_instance_count", "Number of instances without any overlap."),
+        column(
+            "beside_instance_count",
+            "Number of instances with communication beside them for half of their time or more.",
+        ),
+        column("overlap_ns", "Time of all instances in which communication ran beside them."),
+        column("time_ns", "Time of all instances."),
+        column("kernel", "Name of the kernel as recorded."),
+    ),
+    module_doc=__doc__,
     title="Overlap with communication",
     section="Communication",
     needs="nothing communicated, or nothing computed",
-    table=Table(
-        "overlap",
-        1,
-        "Computing kernels by operator, shapes and kernel: how much of their time "
-        "communication ran beside them on the same device, and whether they took longer then. "
-        "Alone is no overlap at all, beside is half of the time or more.",
-        (
-            optional("op", "string", "Operator that launched the kernels."),
-            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
-            count("instance_count", "Number of instances of the kernel."),
-            column(
-                "overlap_ratio",
-                "float64",
-                "Share of the instances' time in which communication ran beside them.",
-            ),
-            optional(
-                "slowdown_factor",
-                "float64",
-                "Median duration beside communication over the median alone.",
-            ),
-            optional(
-                "spearman",
-                "float64",
-                "Rank correlation of an instance's overlap ratio with its duration.",
-            ),
-            optional(
-                "pearson",
-                "float64",
-                "Linear correlation of an instance's overlap ratio with its duration.",
-            ),
-            optional(
-                "median_alone_ns", "int64", "Median duration of instances without any overlap."
-            ),
-            optional(
-                "median_beside_ns",
-                "int64",
-                "Median duration of instances with communication beside them for half of their "
-                "time or more.",
-            ),
-            count("alone_instance_count", "Number of instances without any overlap."),
-            count(
-                "beside_instance_count",
-                "Number of instances with communication beside them for half of their time or "
-                "more.",
-            ),
-            ns("overlap_ns", "Time of all instances in which communication ran beside them."),
-            ns("time_ns", "Time of all instances."),
-            column("kernel", "string", "Name of the kernel as recorded."),
-        ),
-    ),
 )
 
 
@@ -90,7 +78,7 @@ def overlap(run: Attributed, events: Events) -> pa.Table:
     """DEVICE_EVENT, EVENT_LINK -> OVERLAP, the longest beside communication first."""
     rows = np.flatnonzero(of_class(events, "compute") & (events.dur_ns > 0))
     if not len(rows) or not run.communication.num_rows:
-        return VIEW.table.empty()
+        return VIEW.empty()
     dims, texts = input_dims(run, events, rows)
     groups = Groups([events.op[0][rows], dims, events.kernel[0][rows]])
     beside, dur = _beside(events, rows), events.dur_ns[rows]
@@ -120,7 +108,7 @@ def overlap(run: Attributed, events: Events) -> pa.Table:
         "pearson": real_or_null(correlations(ratio, dur.astype(np.float64), group, size)),
     }
     order = np.lexsort((-time_ns, -overlap_ns))
-    return VIEW.table.of(columns).take(order).combine_chunks()
+    return VIEW.of(columns).take(order).combine_chunks()
 
 
 def _beside(events: Events, computing: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns
+from chopper.tables import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,42 +29,38 @@ FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""
 
 VIEW = View(
-    __doc__,
+    "queue_depth",
+    1,
+    "Launches that wait or run on each stream: how many, for how long. A replayed graph counts as "
+    "one. The phase at a time is that of the latest launch before it.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("stream_id", "Stream whose queue it is.", "int64"),
+        column("phase", "Phase that the host was launching."),
+        column(
+            "time_ns",
+            "Time that the host spent launching that phase, between the first and the last step.",
+        ),
+        column("empty_ratio", "Share of the time with nothing queued."),
+        column("mean_depth", "Mean number of queued launches over time.", "float64"),
+        column("median_depth", "Median number of queued launches, weighted by time.", "int64"),
+        column(
+            "p95_depth",
+            "95th percentile of the number of queued launches, weighted by time.",
+            "int64",
+        ),
+        column("max_depth", "Largest number of queued launches.", "int64"),
+        column(
+            "full_ratio",
+            "Share of the time with at least 1024 queued: CUDA's queue is full then, and "
+            "launching calls block.",
+        ),
+        column("device_id", "Ordinal of the stream's device.", "int32"),
+    ),
+    module_doc=__doc__,
     title="Queue depth",
     section="Steps and host",
     needs="no event's launch was recorded, or the host ran everything itself",
-    table=Table(
-        "queue_depth",
-        1,
-        "Launches that wait or run on each stream: how many, for how long. A replayed graph "
-        "counts as one. The phase at a time is that of the latest launch before it.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            column("stream_id", "int64", "Stream whose queue it is."),
-            column("phase", "string", "Phase that the host was launching."),
-            ns(
-                "time_ns",
-                "Time that the host spent launching that phase, between the first and the last "
-                "step.",
-            ),
-            column("empty_ratio", "float64", "Share of the time with nothing queued."),
-            column("mean_depth", "float64", "Mean number of queued launches over time."),
-            column("median_depth", "int64", "Median number of queued launches, weighted by time."),
-            column(
-                "p95_depth",
-                "int64",
-                "95th percentile of the number of queued launches, weighted by time.",
-            ),
-            column("max_depth", "int64", "Largest number of queued launches."),
-            column(
-                "full_ratio",
-                "float64",
-                "Share of the time with at least 1024 queued: CUDA's queue is full then, and "
-                "launching calls block.",
-            ),
-            column("device_id", "int32", "Ordinal of the stream's device."),
-        ),
-    ),
 )
 
 
@@ -97,7 +93,7 @@ def queue_depth(run: Attributed) -> pa.Table:
             start, end = ints(windows, "start_ns").min(), ints(windows, "end_ns").max()
             for depth in depths(run, rank):
                 rows += _distributions(depth, int(start), int(end))
-    found = VIEW.table.of_rows(rows)
+    found = VIEW.of_rows(rows)
     entries = ints(found, "time_ns") * found["mean_depth"].to_numpy()
     return found.take(np.argsort(-entries, kind="stable"))
 

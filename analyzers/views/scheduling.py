@@ -16,7 +16,7 @@ from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.samples import table_beside
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -32,72 +32,56 @@ _EVENTS = (
 _WORK = frozenset(("cpu_op", "runtime", "driver"))
 
 VIEW = View(
-    __doc__,
+    "scheduling",
+    1,
+    "Whether threads had a core when they wanted one, over all recorded steps. A row without a "
+    "thread is the rank: its waiting is that of the training thread that waited most, its running "
+    "that of all of its threads; switches, faults and misses count its children, too.",
+    (
+        column("rank", "Global rank whose threads they are.", "int32"),
+        optional("thread", "Name of the thread; null in the row of the whole rank."),
+        optional(
+            "training",
+            "True where the trace shows that the thread ran operators or launched kernels.",
+            "bool",
+        ),
+        optional(
+            "waiting_ratio", "Share of the time in which the thread was ready but had no core."
+        ),
+        optional("running_ratio", "Share of the time in which the thread was on a core."),
+        optional(
+            "throttled_ratio",
+            "Time in which the cgroup's CPU quota held the job back, over the span.",
+        ),
+        optional("steal_ratio", "Share of the time taken by the hypervisor, mean over the cores."),
+        optional(
+            "pressure_cpu_ratio",
+            "Share of the time in which some task of the host waited for a core.",
+        ),
+        optional("waiting_ns", "Total time ready without a core."),
+        optional("running_ns", "Total time on a core."),
+        column("span_ns", "Time from the start of the first step to the end of the last."),
+        optional("slice_count", "Number of times that the thread was put on a core."),
+        optional("context_switch_count", "Number of context switches."),
+        optional("migration_count", "Number of moves to another core."),
+        optional("page_fault_count", "Number of page faults."),
+        optional("major_fault_count", "Number of page faults that read from a disk."),
+        optional("cache_miss_count", "Number of misses of the last-level cache."),
+        optional("instructions_per_cycle", "Instructions executed per CPU cycle.", "float64"),
+        optional(
+            "pressure_memory_ratio",
+            "Share of the time in which some task of the host waited for memory.",
+        ),
+        optional(
+            "pressure_io_ratio", "Share of the time in which some task of the host waited for I/O."
+        ),
+        optional("tid", "Number of the thread in the kernel.", "int64"),
+        optional("reason", "Reason why nothing is claimed.", "text"),
+    ),
+    module_doc=__doc__,
     title="Waiting for cores",
     section="Steps and host",
     needs="neither threads nor the host were sampled (the collector `host` does in recorded runs)",
-    table=Table(
-        "scheduling",
-        1,
-        "Whether threads had a core when they wanted one, over all recorded steps. A row "
-        "without a thread is the rank: its waiting is that of the training thread that waited "
-        "most, its running that of all of its threads; switches, faults and misses count its "
-        "children, too.",
-        (
-            column("rank", "int32", "Global rank whose threads they are."),
-            optional("thread", "string", "Name of the thread; null in the row of the whole rank."),
-            optional(
-                "training",
-                "bool",
-                "True where the trace shows that the thread ran operators or launched kernels.",
-            ),
-            optional(
-                "waiting_ratio",
-                "float64",
-                "Share of the time in which the thread was ready but had no core.",
-            ),
-            optional(
-                "running_ratio", "float64", "Share of the time in which the thread was on a core."
-            ),
-            optional(
-                "throttled_ratio",
-                "float64",
-                "Time in which the cgroup's CPU quota held the job back, over the span.",
-            ),
-            optional(
-                "steal_ratio",
-                "float64",
-                "Share of the time taken by the hypervisor, mean over the cores.",
-            ),
-            optional(
-                "pressure_cpu_ratio",
-                "float64",
-                "Share of the time in which some task of the host waited for a core.",
-            ),
-            optional("waiting_ns", "int64", "Total time ready without a core."),
-            optional("running_ns", "int64", "Total time on a core."),
-            ns("span_ns", "Time from the start of the first step to the end of the last."),
-            optional("slice_count", "int64", "Number of times that the thread was put on a core."),
-            optional("context_switch_count", "int64", "Number of context switches."),
-            optional("migration_count", "int64", "Number of moves to another core."),
-            optional("page_fault_count", "int64", "Number of page faults."),
-            optional("major_fault_count", "int64", "Number of page faults that read from a disk."),
-            optional("cache_miss_count", "int64", "Number of misses of the last-level cache."),
-            optional("instructions_per_cycle", "float64", "Instructions executed per CPU cycle."),
-            optional(
-                "pressure_memory_ratio",
-                "float64",
-                "Share of the time in which some task of the host waited for memory.",
-            ),
-            optional(
-                "pressure_io_ratio",
-                "float64",
-                "Share of the time in which some task of the host waited for I/O.",
-            ),
-            optional("tid", "int64", "Number of the thread in the kernel."),
-            optional("reason", "text", "Reason why nothing is claimed."),
-        ),
-    ),
 )
 
 
@@ -138,7 +122,7 @@ def scheduling(run: Attributed) -> pa.Table:
         shown = [t for t in mine if max(t["running_ratio"], t["waiting_ratio"]) >= _LEAST_RATIO]
         shown.sort(key=lambda t: (not t["training"], -t["waiting_ns"], -t["running_ns"]))
         threads += shown[:_THREADS]
-    return VIEW.table.of_rows([*ranks, *threads])
+    return VIEW.of_rows([*ranks, *threads])
 
 
 def _threads(run: Attributed, rank: int, start: int, end: int) -> list[dict[str, Any]]:

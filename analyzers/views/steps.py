@@ -10,7 +10,7 @@ import pyarrow as pa
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, nullable, strings
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -22,42 +22,34 @@ _LEAST_RATIO = 0.02
 _LEAST_STEPS = 5
 
 VIEW = View(
-    __doc__,
+    "steps",
+    1,
+    "Step windows of each rank: the four exclusive states sum to the observed time.",
+    (
+        optional("step", "Step number; null for a whole trace.", "int64"),
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("observed_ns", "Observed time: length of the step's window."),
+        optional(
+            "ideal_ns",
+            "Time that the model's math needs at the device's peak; null without a known peak.",
+        ),
+        column("compute_ns", "Time in which a compute kernel was running."),
+        column(
+            "communication_ns", "Exposed communication: no compute kernel was running beside it."
+        ),
+        column("copy_ns", "Exposed copies: neither computing nor communication was running."),
+        column("idle_ns", "Time in which nothing was running on the device."),
+        optional(
+            "outlier",
+            "True where the step is further from the rank's median than 3.5 robust standard "
+            "deviations and than 2 %; null with fewer than five steps.",
+            "bool",
+        ),
+        optional("deviation_ratio", "Difference to the rank's median step, over that median."),
+    ),
+    module_doc=__doc__,
     title="Steps",
     section="Steps and host",
-    table=Table(
-        "steps",
-        1,
-        "Step windows of each rank: the four exclusive states sum to the observed time.",
-        (
-            optional("step", "int64", "Step number; null for a whole trace."),
-            column("rank", "int32", "Global rank that the row is about."),
-            ns("observed_ns", "Observed time: length of the step's window."),
-            optional(
-                "ideal_ns",
-                "int64",
-                "Time that the model's math needs at the device's peak; null without a known peak.",
-            ),
-            ns("compute_ns", "Time in which a compute kernel was running."),
-            ns(
-                "communication_ns",
-                "Exposed communication: no compute kernel was running beside it.",
-            ),
-            ns("copy_ns", "Exposed copies: neither computing nor communication was running."),
-            ns("idle_ns", "Time in which nothing was running on the device."),
-            optional(
-                "outlier",
-                "bool",
-                "True where the step is further from the rank's median than 3.5 robust standard "
-                "deviations and than 2 %; null with fewer than five steps.",
-            ),
-            optional(
-                "deviation_ratio",
-                "float64",
-                "Difference to the rank's median step, over that median.",
-            ),
-        ),
-    ),
 )
 
 
@@ -93,7 +85,7 @@ def steps(run: Attributed) -> pa.Table:
         "outlier": pa.array(outlier, mask=np.isnan(deviation)),
         "deviation_ratio": pa.array(deviation, from_pandas=True),
     }
-    return VIEW.table.of(columns).take(np.lexsort((rank, number)))
+    return VIEW.of(columns).take(np.lexsort((rank, number)))
 
 
 def _outliers(observed: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

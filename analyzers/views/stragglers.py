@@ -24,56 +24,50 @@ from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.collectives import Members
 
 VIEW = View(
-    __doc__,
+    "stragglers",
+    1,
+    "Waiting at matched collectives by the rank that came last and by what it spent longer on "
+    "than the others since the group's collective before.",
+    (
+        column("straggler_rank", "Global rank that arrived last.", "int32"),
+        optional(
+            "cause",
+            "Leaf cause that made the rank late; null where it was late before, or nothing took "
+            "longer.",
+        ),
+        column(
+            "waiting_ns",
+            "Straggler wait of the other ranks, summed; shared among causes by their excess.",
+        ),
+        column("share_ratio", "Share of the straggler wait at all collectives."),
+        column("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),
+        column(
+            "excess_ns",
+            "Total time by which the rank spent longer on the cause than the mean of the others.",
+        ),
+        column(
+            "collective_count",
+            "Number of collectives before which this cause was the rank's largest excess.",
+        ),
+        column(
+            "late_collective_count",
+            "Number of collectives at which the rank arrived last, whatever the cause.",
+        ),
+        column(
+            "late_ratio", "Share of the collectives with waiting at which the rank arrived last."
+        ),
+    ),
+    module_doc=__doc__,
     title="Stragglers",
     section="Communication",
     needs="no collective was seen on all ranks of its group, or nobody waited",
-    table=Table(
-        "stragglers",
-        1,
-        "Waiting at matched collectives by the rank that came last and by what it spent "
-        "longer on than the others since the group's collective before.",
-        (
-            column("straggler_rank", "int32", "Global rank that arrived last."),
-            optional(
-                "cause",
-                "string",
-                "Leaf cause that made the rank late; null where it was late before, or nothing "
-                "took longer.",
-            ),
-            ns(
-                "waiting_ns",
-                "Straggler wait of the other ranks, summed; shared among causes by their excess.",
-            ),
-            column("share_ratio", "float64", "Share of the straggler wait at all collectives."),
-            ns("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),
-            ns(
-                "excess_ns",
-                "Total time by which the rank spent longer on the cause than the mean of the "
-                "others.",
-            ),
-            count(
-                "collective_count",
-                "Number of collectives before which this cause was the rank's largest excess.",
-            ),
-            count(
-                "late_collective_count",
-                "Number of collectives at which the rank arrived last, whatever the cause.",
-            ),
-            column(
-                "late_ratio",
-                "float64",
-                "Share of the collectives with waiting at which the rank arrived last.",
-            ),
-        ),
-    ),
 )
 
 
@@ -189,7 +183,7 @@ def stragglers(run: Attributed, members: Members) -> pa.Table:
     found = delays_of(run, members)
     late = np.flatnonzero(found.wait_ns > 0)
     if not len(late):
-        return VIEW.table.empty()
+        return VIEW.empty()
     excess, wait_ns = found.excess_ns[late], found.wait_ns[late]
     total = excess.sum(axis=1)
     known = total > 0
@@ -223,7 +217,7 @@ def stragglers(run: Attributed, members: Members) -> pa.Table:
         "late_collective_count": came_last[rank],
         "late_ratio": came_last[rank] / len(late),
     }
-    return VIEW.table.of(columns)
+    return VIEW.of(columns)
 
 
 @dataclass(frozen=True, slots=True)

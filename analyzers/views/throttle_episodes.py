@@ -26,7 +26,7 @@ from chopper.analyzers.events.groups import (
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.samples import of_rank, per_device
 from chopper.analyzers.views import View
-from chopper.tables import TABLES, Table, column, count, ns, optional
+from chopper.tables import TABLES, column, optional
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
@@ -44,60 +44,46 @@ _COUNTED = (
 _KERNELS_NAMED = 3
 
 VIEW = View(
-    __doc__,
+    "throttle_episodes",
+    2,
+    "Times in which the driver said that it held the clock, and what ran then. A reading stands "
+    "for the time half-way to its neighbours. Where a driver gives no reasons, its counters of "
+    "throttled time tell the episodes, to the time between their readings.",
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        optional("device_id", "Ordinal of the rank's device.", "int32"),
+        column("reason", "Reason that held the clock down: power_cap, thermal or application."),
+        column("dur_ns", "Duration of the episode."),
+        optional(
+            "loss_ns",
+            "Time that kernels in the episode lost to the clock; null where none is in the trace.",
+        ),
+        optional("clock_mean_hz", "Mean SM clock in the episode."),
+        optional("clock_low_hz", "Lowest reading of the SM clock."),
+        optional("power_mean_w", "Mean power of the whole board."),
+        optional(
+            "held_ns",
+            "Throttled time of the episode by the driver's own counter; null where it has none.",
+        ),
+        column("kernel_count", "Number of computing kernels in the episode."),
+        column("time_ns", "Exclusive time of these kernels."),
+        optional("op", "Operator that lost most; without a loss, the one that ran longest."),
+        optional(
+            "kernels",
+            "Names of the three kernels that lost most, with their share of the loss.",
+            "text",
+        ),
+        optional("step", "Index of the step in which the episode's first kernel ran.", "int32"),
+        column(
+            "source", "Source of the episode: reasons of readings, or counters of throttled time."
+        ),
+        column("start_ns", "Start of the episode, Unix time."),
+    ),
+    module_doc=__doc__,
     title="Throttle episodes",
     section="Clocks",
-    needs="no clock reading names a reason that held it (power, heat, a set clock), or none "
-    "was recorded with its reasons",
-    table=Table(
-        "throttle_episodes",
-        2,
-        "Times in which the driver said that it held the clock, and what ran then. A reading "
-        "stands for the time half-way to its neighbours. Where a driver gives no reasons, its "
-        "counters of throttled time tell the episodes, to the time between their readings.",
-        (
-            column("rank", "int32", "Global rank that the row is about."),
-            optional("device_id", "int32", "Ordinal of the rank's device."),
-            column(
-                "reason",
-                "string",
-                "Reason that held the clock down: power_cap, thermal or application.",
-            ),
-            ns("dur_ns", "Duration of the episode."),
-            optional(
-                "loss_ns",
-                "int64",
-                "Time that kernels in the episode lost to the clock; null where none is in the "
-                "trace.",
-            ),
-            optional("clock_mean_hz", "int64", "Mean SM clock in the episode."),
-            optional("clock_low_hz", "int64", "Lowest reading of the SM clock."),
-            optional("power_mean_w", "float64", "Mean power of the whole board."),
-            optional(
-                "held_ns",
-                "int64",
-                "Throttled time of the episode by the driver's own counter; null where it has "
-                "none.",
-            ),
-            count("kernel_count", "Number of computing kernels in the episode."),
-            ns("time_ns", "Exclusive time of these kernels."),
-            optional(
-                "op", "string", "Operator that lost most; without a loss, the one that ran longest."
-            ),
-            optional(
-                "kernels",
-                "text",
-                "Names of the three kernels that lost most, with their share of the loss.",
-            ),
-            optional("step", "int32", "Index of the step in which the episode's first kernel ran."),
-            column(
-                "source",
-                "string",
-                "Source of the episode: reasons of readings, or counters of throttled time.",
-            ),
-            ns("start_ns", "Start of the episode, Unix time."),
-        ),
-    ),
+    needs="no clock reading names a reason that held it (power, heat, a set clock), or none was "
+    "recorded with its reasons",
 )
 
 
@@ -134,7 +120,7 @@ def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
             if episodes is not None and len(episodes.reason):
                 device = run.recording.part(rank).device_id if number is None else number
                 parts.append(_table(clocked, rank, device, episodes, counted))
-    table = VIEW.table.joined(parts)
+    table = VIEW.joined(parts)
     return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
 
 
@@ -244,7 +230,7 @@ def _table(
     counters: pa.Table,
 ) -> pa.Table:
     size = len(episodes.reason)
-    return VIEW.table.of(
+    return VIEW.of(
         {
             "rank": np.full(size, rank),
             "device_id": [device] * size,

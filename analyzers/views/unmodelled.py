@@ -13,7 +13,7 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.work import MATH_FAMILIES, matmul_dtype
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,29 +33,25 @@ _STRUCTURAL = (
 )
 
 VIEW = View(
-    __doc__,
+    "unmodelled",
+    1,
+    "Computing time without an ideal or a roofline, by kernel, operator and reason, over all "
+    "ranks and steps.",
+    (
+        optional("kernel", "Name of the kernel as recorded."),
+        column("time_ns", "Exclusive time attributed to the kernel."),
+        optional("share_ratio", "Share of all computing time."),
+        column(
+            "reason", "Reason why the kernel's work, or the time that it should take, is not known."
+        ),
+        optional("op", "Operator that launched it; null where none was recorded."),
+        column("call_count", "Number of device events."),
+        column("cause", "Id of the cause that the time is attributed to."),
+    ),
+    module_doc=__doc__,
     title="Unmodelled kernels",
     section="Operators",
     needs="every kernel that computed has a model, and the device its peaks",
-    table=Table(
-        "unmodelled",
-        1,
-        "Computing time without an ideal or a roofline, by kernel, operator and reason, over "
-        "all ranks and steps.",
-        (
-            optional("kernel", "string", "Name of the kernel as recorded."),
-            ns("time_ns", "Exclusive time attributed to the kernel."),
-            optional("share_ratio", "float64", "Share of all computing time."),
-            column(
-                "reason",
-                "string",
-                "Reason why the kernel's work, or the time that it should take, is not known.",
-            ),
-            optional("op", "string", "Operator that launched it; null where none was recorded."),
-            count("call_count", "Number of device events."),
-            column("cause", "string", "Id of the cause that the time is attributed to."),
-        ),
-    ),
 )
 
 
@@ -88,7 +84,7 @@ def unmodelled(run: Attributed) -> pa.Table:
         for i, at in enumerate(groups.first.tolist())
     ]
     rows.sort(key=lambda r: (-r["time_ns"], str((r["cause"], r["kernel"], r["op"], r["reason"]))))
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _reasons(run: Attributed, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:

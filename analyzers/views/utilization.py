@@ -23,7 +23,7 @@ from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
 from chopper.analyzers.views._tokens import tokens_of
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.tables import Table, column, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,64 +41,52 @@ _UNKNOWN: dict[str, object] = dict.fromkeys(
 )
 
 VIEW = View(
-    __doc__,
+    "utilization",
+    2,
+    "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and "
+    "the achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), "
+    "with F_d the FLOP of type d that the model needs, H_d those with recomputation and the "
+    "optimizer's products, P_d the ceiling for that type, T the time of the same steps without a "
+    "trace where such steps were recorded, else the observed time.",
+    (
+        optional("rank", "Global rank; null for all ranks together.", "int32"),
+        column("ceiling", "Ceiling of the comparison: theoretical or achievable."),
+        optional("dtype", "Data type; null for all types, each held against its own peak."),
+        optional("mfu_ratio", "Model FLOP utilization (MFU)."),
+        optional("hfu_ratio", "Hardware FLOP utilization (HFU)."),
+        optional(
+            "peak_flop_per_s",
+            "Ceiling for this mix of data types: FLOP over the time that they need at their peaks.",
+        ),
+        optional(
+            "tokens_per_s",
+            "Tokens that the rank's embedding looked up per second; null where one table's shapes "
+            "do not tell that.",
+            "float64",
+        ),
+        optional(
+            "model_flop", "FLOP that the model's mathematics needs; null where none are known."
+        ),
+        optional(
+            "hardware_flop",
+            "FLOP including recomputation and the optimizer's; null where none are known.",
+        ),
+        optional("model_needs_ns", "Time that the model's FLOP need at the ceiling."),
+        optional(
+            "hardware_needs_ns", "Time that all FLOP, recomputation included, need at the ceiling."
+        ),
+        column(
+            "time_ns",
+            "Time T of the definition, summed over ranks: the observed time, scaled to the median "
+            "step without a trace.",
+        ),
+        column("observed_ns", "Observed time of the traced steps, summed over ranks."),
+        optional("reason", "Reason why values are null or lower bounds.", "text"),
+        optional("source", "Origin of the ceiling's value.", "text"),
+    ),
+    module_doc=__doc__,
     title="Utilization",
     section="Steps and host",
-    table=Table(
-        "utilization",
-        2,
-        "Model and hardware FLOP utilization against the theoretical ceiling (table of "
-        "devices) and the achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU "
-        "= Σ H_d / (P_d · T), with F_d the FLOP of type d that the model needs, H_d those "
-        "with recomputation and the optimizer's products, P_d the ceiling for that type, T "
-        "the time of the same steps without a trace where such steps were recorded, else the "
-        "observed time.",
-        (
-            optional("rank", "int32", "Global rank; null for all ranks together."),
-            column("ceiling", "string", "Ceiling of the comparison: theoretical or achievable."),
-            optional(
-                "dtype", "string", "Data type; null for all types, each held against its own peak."
-            ),
-            optional("mfu_ratio", "float64", "Model FLOP utilization (MFU)."),
-            optional("hfu_ratio", "float64", "Hardware FLOP utilization (HFU)."),
-            optional(
-                "peak_flop_per_s",
-                "float64",
-                "Ceiling for this mix of data types: FLOP over the time that they need at their "
-                "peaks.",
-            ),
-            optional(
-                "tokens_per_s",
-                "float64",
-                "Tokens that the rank's embedding looked up per second; null where one table's "
-                "shapes do not tell that.",
-            ),
-            optional(
-                "model_flop",
-                "int64",
-                "FLOP that the model's mathematics needs; null where none are known.",
-            ),
-            optional(
-                "hardware_flop",
-                "int64",
-                "FLOP including recomputation and the optimizer's; null where none are known.",
-            ),
-            optional("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling."),
-            optional(
-                "hardware_needs_ns",
-                "int64",
-                "Time that all FLOP, recomputation included, need at the ceiling.",
-            ),
-            ns(
-                "time_ns",
-                "Time T of the definition, summed over ranks: the observed time, scaled to the "
-                "median step without a trace.",
-            ),
-            ns("observed_ns", "Observed time of the traced steps, summed over ranks."),
-            optional("reason", "text", "Reason why values are null or lower bounds."),
-            optional("source", "text", "Origin of the ceiling's value."),
-        ),
-    ),
 )
 
 
@@ -140,7 +128,7 @@ def utilization(run: Attributed) -> pa.Table:
     for row in rows:
         of = row["rank"]
         row["observed_ns"] = sum(observed.values()) if of is None else observed[int(str(of))]
-    return VIEW.table.of_rows(rows)
+    return VIEW.of_rows(rows)
 
 
 def _math(run: Attributed, rank: int, time_ns: int) -> _Math:

@@ -11,7 +11,7 @@ from chopper.analyzers.events.groups import real_or_null, text_rows, whole_or_nu
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
-from chopper.tables import Table, column, count, ns, optional
+from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,42 +22,34 @@ if TYPE_CHECKING:
 _CAUSE = "compute.efficiency.wave_quantization"
 
 VIEW = View(
-    __doc__,
+    "wave_quantization",
+    1,
+    "Products whose blocks do not fill their last round on the device's units.",
+    (
+        *COLUMNS,
+        column(
+            "slowdown_ratio",
+            "Blocks of the fullest unit over the mean, less what the roofline accounts for "
+            "already.",
+        ),
+        column("loss_ns", "Time attributed to wave quantization."),
+        column("grid", "Blocks per grid as recorded."),
+        optional("block", "Threads per block as recorded."),
+        column("blocks_count", "Number of blocks of the grid."),
+        column("units_count", "Number of units (SMs) of the device."),
+        optional("resident_count", "Number of blocks that one unit holds at a time."),
+        optional("waves_ratio", "Waves: blocks over the blocks that the device holds at a time."),
+        optional(
+            "slowdown_limit_ratio",
+            "Slowdown if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
+        ),
+        column("count", "Number of instances."),
+        column("time_ns", "Device time of all instances."),
+    ),
+    module_doc=__doc__,
     title="Last waves",
     section="Clocks",
     needs="no product's grid was recorded in blocks, the device is unknown, or all rounds are full",
-    table=Table(
-        "wave_quantization",
-        1,
-        "Products whose blocks do not fill their last round on the device's units.",
-        (
-            *COLUMNS,
-            column(
-                "slowdown_ratio",
-                "float64",
-                "Blocks of the fullest unit over the mean, less what the roofline accounts for "
-                "already.",
-            ),
-            ns("loss_ns", "Time attributed to wave quantization."),
-            column("grid", "string", "Blocks per grid as recorded."),
-            optional("block", "string", "Threads per block as recorded."),
-            count("blocks_count", "Number of blocks of the grid."),
-            count("units_count", "Number of units (SMs) of the device."),
-            optional("resident_count", "int64", "Number of blocks that one unit holds at a time."),
-            optional(
-                "waves_ratio",
-                "float64",
-                "Waves: blocks over the blocks that the device holds at a time.",
-            ),
-            optional(
-                "slowdown_limit_ratio",
-                "float64",
-                "Slowdown if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
-            ),
-            count("count", "Number of instances."),
-            ns("time_ns", "Device time of all instances."),
-        ),
-    ),
 )
 
 
@@ -88,8 +80,8 @@ def wave_quantization(run: Attributed) -> pa.Table:
             "slowdown_limit_ratio": real_or_null(np.maximum(np.ceil(waves) / waves, 1.0)),
             "loss_ns": works.sum(loss)[rows],
         }
-        parts.append(works.table(VIEW.table, rows, columns))
-    return VIEW.table.joined(parts).sort_by([("loss_ns", "descending")])
+        parts.append(works.table(VIEW, rows, columns))
+    return VIEW.joined(parts).sort_by([("loss_ns", "descending")])
 
 
 def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:

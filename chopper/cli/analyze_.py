@@ -115,7 +115,7 @@ def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) 
     if kind != "text":
         rows = (table if top is None else table.slice(0, top)).to_pylist()
         if kind == "json":
-            document = {"schema": f"chopper.view.{name}/{VIEWS[name].table.version}", "rows": rows}
+            document = {"schema": f"chopper.view.{name}/{VIEWS[name].version}", "rows": rows}
             if not rows:
                 document["reason"] = VIEWS[name].needs or None
             print_json(document)

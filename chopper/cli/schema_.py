@@ -31,7 +31,7 @@ def command(table: str | None, as_json: bool) -> None:
     from chopper.tables import TABLES
     from chopper.views import in_sections
 
-    every = [*TABLES.values(), *(v.table for v in in_sections())] if table is None else []
+    every = [*TABLES.values(), *in_sections()] if table is None else []
     chosen = every or [_find(str(table))]
     if as_json:
         document = {"schema": SCHEMA, "tables": [to_json(t) for t in chosen]}
@@ -54,7 +54,7 @@ def _find(name: str) -> Table:
     if name in TABLES:
         return TABLES[name]
     if name in VIEWS:
-        return VIEWS[name].table
+        return VIEWS[name]
     names = [*TABLES, *VIEWS]
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"

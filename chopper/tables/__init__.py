@@ -1,39 +1,183 @@
-"""Tables that a run holds or that its attribution makes, declared once.
+"""Tables that a run holds or that its attribution makes, declared once in the JSON files here.
 
-``TABLES`` maps a table's name to its declaration. Views declare their own, in
-``chopper.analyzers.views``.
+Views declare their own, in ``chopper.analyzers.views``.
 """
 
 from __future__ import annotations
 
-from chopper.tables._base import Column, Table, column, count, ns, optional
-from chopper.tables.analysis import ANALYSIS_TABLES
-from chopper.tables.memory import MEMORY_TABLES
-from chopper.tables.telemetry import SENSOR_TABLES, TELEMETRY_TABLES
-from chopper.tables.trace import TRACE_TABLES
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (
-        *TRACE_TABLES,
-        *TELEMETRY_TABLES,
-        *SENSOR_TABLES,
-        *MEMORY_TABLES,
-        *ANALYSIS_TABLES,
-    )
+import msgspec
+
+from chopper.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+ColumnType = Literal["int64", "int32", "int16", "float64", "bool", "string", "text"]
+"""``string`` is dictionary-encoded (few distinct values), ``text`` is plain UTF-8."""
+
+
+_TYPES: dict[str, ColumnType] = {
+    "bytes_per_s": "float64",
+    "flop_per_s": "float64",
+    "ns": "int64",
+    "bytes": "int64",
+    "hz": "int64",
+    "flop": "int64",
+    "count": "int64",
+    "w": "float64",
+    "j": "float64",
+    "c": "float64",
+    "ratio": "float64",
+    "factor": "float64",
 }
+"""Unit at the end of a column's name, and the type that its values usually have."""
 
-__all__ = [
-    "ANALYSIS_TABLES",
-    "MEMORY_TABLES",
-    "SENSOR_TABLES",
-    "TABLES",
-    "TELEMETRY_TABLES",
-    "TRACE_TABLES",
-    "Column",
-    "Table",
-    "column",
-    "count",
-    "ns",
-    "optional",
-]
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its type and what it means. Its name ends in its unit."""
+
+    name: str
+    type: ColumnType
+    doc: str
+    nullable: bool = False
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of the values, None for words, names, numbers of things and plain numbers."""
+        return _unit(self.name)
+
+
+def _unit(name: str) -> str | None:
+    return next((unit for unit in _TYPES if name == unit or name.endswith(f"_{unit}")), None)
+
+
+def column(name: str, doc: str, type: ColumnType | None = None) -> Column:
+    """Declare a column that is never null, of its unit's type; ``string`` without a unit."""
+    return Column(name, type or _TYPES.get(_unit(name) or "", "string"), doc)
+
+
+def optional(name: str, doc: str, type: ColumnType | None = None) -> Column:
+    """Declare a column that is null where the value is not known."""
+    return replace(column(name, doc, type), nullable=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A declared table. The same object validates data and generates its documentation."""
+
+    name: str
+    version: int
+    doc: str
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema, with the table's name and version in its metadata."""
+        import pyarrow as pa
+
+        types = {
+            "int64": pa.int64(),
+            "int32": pa.int32(),
+            "int16": pa.int16(),
+            "float64": pa.float64(),
+            "bool": pa.bool_(),
+            "string": pa.dictionary(pa.int32(), pa.string()),
+            "text": pa.string(),
+        }
+        return pa.schema(
+            [pa.field(c.name, types[c.type], nullable=c.nullable) for c in self.columns],
+            metadata={"chopper.table": self.name, "chopper.version": str(self.version)},
+        )
+
+    def validate(self, table: pa.Table) -> pa.Table:
+        """Return ``table`` when it has exactly the declared columns, else raise.
+
+        Raises:
+            SchemaError: a column is missing, unknown, of another type, or null where it
+                must not be.
+        """
+        have = {field.name: field.type for field in table.schema}
+        want = {field.name: field.type for field in self.arrow}
+        for name, kind in want.items():
+            if name not in have:
+                raise SchemaError(f"table {self.name}: column {name} is missing")
+            if have[name] != kind:
+                raise SchemaError(
+                    f"table {self.name}: column {name} is {have[name]}, expected {kind}"
+                )
+        unknown = sorted(set(have) - set(want))
+        if unknown:
+            raise SchemaError(f"table {self.name}: undeclared column {unknown[0]}")
+        for column in self.columns:
+            if not column.nullable and table[column.name].null_count:
+                raise SchemaError(f"table {self.name}: column {column.name} holds nulls")
+        return table.select([c.name for c in self.columns]).replace_schema_metadata(
+            self.arrow.metadata
+        )
+
+    def completed(self, table: pa.Table) -> pa.Table:
+        """``table`` with nulls for what its older version of chopper did not record.
+
+        Raises:
+            SchemaError: a newer version wrote it, or it lacks a column that cannot be null.
+        """
+        import pyarrow as pa
+
+        said = (table.schema.metadata or {}).get(b"chopper.version", b"0")
+        if not said.isdigit() or len(said) > 9:
+            raise SchemaError(f"table {self.name}: version {said!r} is not a number")
+        written = int(said)
+        if written > self.version:
+            raise SchemaError(
+                f"table {self.name}: version {written}, and this chopper knows {self.version}: "
+                "read it with the version that recorded it, or a newer one"
+            )
+        for column, field in zip(self.columns, self.arrow, strict=True):
+            if column.nullable and field.name not in table.schema.names:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return self.validate(table)
+
+    def empty(self) -> pa.Table:
+        """Return the table without rows."""
+        return self.arrow.empty_table()
+
+    def of(self, columns: Mapping[str, Any]) -> pa.Table:
+        """Build the table from its columns by name: Arrow or numpy arrays, or lists."""
+        import pyarrow as pa
+
+        return pa.table({name: columns[name] for name in self.arrow.names}, schema=self.arrow)
+
+    def of_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Build the table from rows; what a row does not name is null."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(rows, schema=self.arrow)
+
+    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """Put tables of this schema one after the other, with one dictionary per column."""
+        import pyarrow as pa
+
+        table = pa.concat_tables([self.empty(), *parts])
+        return table.unify_dictionaries().combine_chunks()
+
+
+def _declared(group: str) -> tuple[Table, ...]:
+    text = Path(__file__).with_name(f"{group}.json").read_bytes()
+    return msgspec.json.decode(text, type=tuple[Table, ...])
+
+
+GROUPS = {group: _declared(group) for group in ("trace", "telemetry", "memory", "analysis")}
+"""Tables of kernel traces, of samplers, of the allocator's snapshots, and those analysis derives.
+
+Rows of telemetry carry the middle of the reading and how long it took: what a row says held at
+some moment in ``time_ns`` ± ``span_ns`` / 2. Samples are joined to a trace by time.
+"""
+TABLES = {table.name: table for tables in GROUPS.values() for table in tables}

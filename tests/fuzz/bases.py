@@ -17,14 +17,14 @@ from chopper.ingest import write_run
 from chopper.recording.finish import finalize
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
-from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TABLES, TELEMETRY_TABLES
-from chopper.tables._base import Table
+from chopper.tables import GROUPS, TABLES, Table
 from tests import recordings
 from tests.kineto_writer import BASE_NS, DIALECTS, TODAY, Trace, small_trace
 
 _RECORDED_TABLES = (
-    *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES, TABLES["step"], TABLES["layer_sequence"],
-)  # fmt: skip
+    *(*GROUPS["telemetry"], *GROUPS["memory"]),
+    *(TABLES["step"], TABLES["layer_sequence"]),
+)
 HEADING = "timestamp, index, clocks.current.sm [MHz], power.draw [W], clocks_event_reasons.active\n"
 ROCPROFV3 = (
     '"Correlation_Id","Dispatch_Id","Agent_Id","Queue_Id","Process_Id","Thread_Id","Grid_Size",'

@@ -79,7 +79,7 @@ def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
 
 
 def test_an_empty_view_says_why() -> None:
-    shown = to_text.render(report.page(VIEWS["cpu_use"], VIEWS["cpu_use"].table.empty()))
+    shown = to_text.render(report.page(VIEWS["cpu_use"], VIEWS["cpu_use"].empty()))
     assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
 
 
@@ -94,7 +94,7 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
         ENERGY_ROW | {"source": "device 1", "scope": "phase", "phase": "forward", "reason": "why"},
         *(ENERGY_ROW | {"source": f"device {i}", "reason": reason} for i in range(2, 8)),
     ]
-    table = pa.Table.from_pylist(rows, schema=VIEWS["energy"].table.arrow)
+    table = pa.Table.from_pylist(rows, schema=VIEWS["energy"].arrow)
     shown = " ".join(to_text.render(report.page(VIEWS["energy"], table), width=80).split())
     told = (
         f"- run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
@@ -109,7 +109,7 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
 def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
     row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
     row |= {"source": "reasons", "start_ns": 1}
-    table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].table.arrow)
+    table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].arrow)
     shown = to_text.render(report.page(VIEWS["throttle_episodes"], table)).splitlines()
     assert any(line.startswith("rank  reason ") for line in shown)
 
@@ -121,9 +121,9 @@ def test_top_limits_the_rows_of_a_view() -> None:
 
 
 def test_a_row_of_nulls_is_shown() -> None:
-    row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].table.columns}
+    row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].columns}
     row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
-    table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].table.arrow)
+    table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].arrow)
     assert "theoretical" in to_text.render(report.page(VIEWS["utilization"], table))
 
 

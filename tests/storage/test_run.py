@@ -28,8 +28,7 @@ from chopper.storage.parts import RunWriter
 from chopper.storage.process_identity import identity_of
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter, read_stream
-from chopper.tables import TABLES
-from chopper.tables._base import Table
+from chopper.tables import TABLES, Table
 
 
 def counters(*times: int) -> dict[str, list[object]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.analyzers.views import View
-from chopper.tables import Table, column, count
+from chopper.tables import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,23 +28,21 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
-    __doc__,
+    "event_counts",
+    1,
+    "Device events by rank.",
+    (column("rank", "Rank.", "int32"), column("event_count", "Device events of the rank.")),
+    module_doc=__doc__,
     title="Event counts",
     section="Operators",
     needs="nothing ran on the device",
-    table=Table(
-        "event_counts",
-        1,
-        "Device events by rank.",
-        (column("rank", "int32", "Rank."), count("event_count", "Device events of the rank.")),
-    ),
 )
 
 
 def event_counts(run: Attributed) -> pa.Table:
     """EVENT_LINK -> EVENT_COUNTS."""
     links = run.links.items()
-    return VIEW.table.of_rows([{"rank": r, "event_count": t.num_rows} for r, t in links])
+    return VIEW.of_rows([{"rank": r, "event_count": t.num_rows} for r, t in links])
 '''
 
 
@@ -55,14 +53,14 @@ def test_a_view_is_what_its_file_is_called(name: str) -> None:
     assert view.name == name
     assert callable(getattr(module, name))
     assert view.section in SECTIONS
-    assert view.doc.endswith(".")
-    assert all(column.doc.endswith(".") for column in view.table.columns)
-    names = [column.name for column in view.table.columns]
+    assert view.summary.endswith(".")
+    assert all(column.doc.endswith(".") for column in view.columns)
+    names = [column.name for column in view.columns]
     assert len(names) == len(set(names))
 
 
 def test_summaries_are_read_without_importing_a_view() -> None:
-    assert summaries() == {view.name: view.doc for view in in_sections()}
+    assert summaries() == {view.name: view.summary for view in in_sections()}
 
 
 def _with_folder(folder: Path, *arguments: str) -> str:

@@ -391,5 +391,5 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
 
 def test_a_run_without_telemetry_has_no_energy() -> None:
     attribution: Attributed = chopper.attribute(a_run())
-    assert view(attribution, "energy").schema.names == VIEWS["energy"].table.arrow.names
+    assert view(attribution, "energy").schema.names == VIEWS["energy"].arrow.names
     assert view(attribution, "energy").num_rows == 0

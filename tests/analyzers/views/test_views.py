@@ -513,7 +513,7 @@ def test_groups_have_their_own_statistics(rows: list[tuple[int, int, int]]) -> N
 def test_every_view_is_declared_and_its_empty_run_is_valid() -> None:
     empty = attributed(spans(), kernels())
     for name in VIEWS:
-        assert view(empty, name).schema.names == [c.name for c in VIEWS[name].table.columns]
+        assert view(empty, name).schema.names == [c.name for c in VIEWS[name].columns]
     with pytest.raises(UsageError, match="one of"):
         view(empty, "nothing")
 
