@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from chopper import wording as fmt
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Change, Comparison, Total
 
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
-_SPACE = re.compile(r"\s*")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_SIGN = re.compile(r"[<>]")
-_NUMBER = re.compile(r"[+\-−]?(\d+(\.\d*)?|\.\d+)")
-_UNIT = re.compile(r"%|ns|us|µs|ms|s(?![A-Za-z])")
-_OR = re.compile(r"or(?![A-Za-z0-9_.])")
 _TOTALS = ("step", "median", "untraced")
+_PARTS = {
+    "quantity": (r"[A-Za-z_][A-Za-z0-9_.]*", "step, median, untraced or the id of a cause"),
+    "sign": (r"[<>]", "> or <"),
+    "number": (r"[+\-−]?(\d+(\.\d*)?|\.\d+)", "a number"),
+    "unit": (r"%|ns|us|µs|ms|s(?![A-Za-z])", "a unit: %, ns, us, ms or s"),
+}
+"""Parts of a condition in their order: how each reads, and what it is called."""
+_OR = re.compile(r"or(?![A-Za-z0-9_.])")
 _LONGEST = 10_000
 _LARGEST = 1e18
 """Largest limit, in ns (30 years) or as a ratio: a larger one could never be exceeded."""
@@ -88,88 +91,61 @@ class Verdict:
         }
 
 
-class _Reader:
-    """Reads an expression from left to right and knows where it is."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-
-    def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Return the text that matches here.
-
-        Raises:
-            UsageError: nothing does.
-        """
-        found = self.maybe(pattern)
-        if found is None:
-            raise self.error(f"expected {expected}")
-        return found
-
-    def maybe(self, pattern: re.Pattern[str]) -> str | None:
-        self.skip()
-        match = pattern.match(self.text, self.at)
-        if match is None:
-            return None
-        self.at = match.end()
-        return match.group()
-
-    def more(self) -> bool:
-        """True when anything but space follows."""
-        self.skip()
-        return self.at < len(self.text)
-
-    def skip(self) -> None:
-        space = _SPACE.match(self.text, self.at)
-        self.at = space.end() if space else self.at
-
-    def error(self, expected: str, at: int | None = None) -> UsageError:
-        at = self.at if at is None else at
-        found = repr(self.text[at : at + 20]) if at < len(self.text) else "its end"
-        return UsageError(
-            f"--fail-on: at character {at + 1} of {self.text[:200]!r}: {expected}, found {found}"
-        )
-
-
 def parse(text: str) -> tuple[Condition, ...]:
-    """The conditions of an expression.
+    """Return the conditions of an expression.
 
     Raises:
         UsageError: it is not one; the message names the place.
     """
     if len(text) > _LONGEST:
         raise UsageError(f"--fail-on: longer than {_LONGEST} characters")
-    reader = _Reader(text)
-    conditions = [_condition(reader)]
-    while reader.more():
-        reader.take(_OR, "'or' or the end")
-        conditions.append(_condition(reader))
+    condition, at = _condition(text, 0)
+    conditions = [condition]
+    while at < len(text):
+        joined = _OR.match(text, at)
+        if joined is None:
+            raise _error(text, at, "expected 'or' or the end")
+        condition, at = _condition(text, joined.end())
+        conditions.append(condition)
     return tuple(conditions)
 
 
-def _condition(reader: _Reader) -> Condition:
-    reader.skip()
-    start = reader.at
-    quantity = reader.take(_NAME, "step, median, untraced or the id of a cause")
-    if quantity not in _TOTALS and quantity not in CAUSES:
-        from difflib import get_close_matches
+def _condition(text: str, at: int) -> tuple[Condition, int]:
+    """Read one condition from ``at`` on; return it and where what follows begins."""
+    parts: dict[str, str] = {}
+    places: dict[str, int] = {}
+    end = at
+    for name, (pattern, called) in _PARTS.items():
+        at = _after_space(text, at)
+        places[name] = at
+        match = re.compile(pattern).match(text, at)
+        if match is not None:
+            parts[name] = match.group()
+            at = end = match.end()
+        elif name != "unit" or float(parts["number"].replace("−", "-")):
+            raise _error(text, at, f"expected {called}")
+        if name == "quantity" and parts[name] not in (*_TOTALS, *CAUSES):
+            close = get_close_matches(parts[name], [*CAUSES, *_TOTALS], n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise _error(text, places[name], f"expected {called}{hint}")
+    value, unit = float(parts["number"].replace("−", "-")), parts.get("unit", "ns")
+    limit = value / 100 if unit == "%" else value * _UNITS_NS[unit]
+    if not abs(value if unit == "%" else limit) <= _LARGEST:
+        raise _error(text, places["number"], "expected a limit of at most 1e18 ns or 1e18 %")
+    sign: Literal["<", ">"] = ">" if parts["sign"] == ">" else "<"
+    written = text[places["quantity"] : end]
+    return Condition(parts["quantity"], sign, limit, unit == "%", written), _after_space(text, end)
 
-        close = get_close_matches(quantity, [*CAUSES, *_TOTALS], n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise reader.error(f"expected step, median, untraced or the id of a cause{hint}", start)
-    sign = reader.take(_SIGN, "> or <")
-    reader.skip()
-    number_at = reader.at
-    value = float(reader.take(_NUMBER, "a number").replace("−", "-"))
-    unit = reader.maybe(_UNIT)
-    if unit is None and value:
-        raise reader.error("expected a unit: %, ns, us, ms or s")
-    relative = unit == "%"
-    limit = value / 100 if relative else value * _UNITS_NS[unit or "ns"]
-    if not abs(value if relative else limit) <= _LARGEST:
-        raise reader.error("expected a limit of at most 1e18 ns or 1e18 %", number_at)
-    text = reader.text[start : reader.at]
-    return Condition(quantity, ">" if sign == ">" else "<", limit, relative, text)
+
+def _after_space(text: str, at: int) -> int:
+    return len(text) - len(text[at:].lstrip())
+
+
+def _error(text: str, at: int, expected: str) -> UsageError:
+    read = repr(text[at : at + 20]) if at < len(text) else "its end"
+    return UsageError(
+        f"--fail-on: at character {at + 1} of {text[:200]!r}: {expected}, found {read}"
+    )
 
 
 def decide(
@@ -178,70 +154,49 @@ def decide(
     """Judge a comparison.
 
     Args:
-        comparison: what was found.
+        comparison: of the two runs.
         conditions: from :func:`parse`; the gate fails when one of them is met.
         point: by the difference itself, whatever its interval says.
     """
     if comparison.refused:
         said = ", ".join(c.label for c in comparison.refused)
         return Verdict(True, (), f"A and B do not do the same work ({said})")
-    decisions = tuple(_decide(comparison, c, point=point) for c in conditions)
+    decisions = tuple(Decision(c, *_decide(comparison, c, point=point)) for c in conditions)
     return Verdict(any(d.outcome == "beyond" for d in decisions), decisions, None)
 
 
-def _quantity(comparison: Comparison, name: str) -> Change | Total | None:
-    if name in _TOTALS:
-        total: Total | None = getattr(comparison, name)
-        return total
-    return next((c for c in comparison.changes if c.id == name), None)
-
-
-def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> Decision:
-    found = _quantity(comparison, condition.quantity)
-    if found is None and condition.quantity == "untraced":
-        return Decision(
-            condition,
-            "undecided",
-            "a run has fewer than three steps of the other's kind without a trace: not failed",
-        )
-    if found is None:
-        return Decision(condition, *_absent(condition))
-    if condition.relative:
-        if not found.a_ns:
-            return Decision(
-                condition,
-                "undecided",
-                f"A spent nothing there, B {fmt.duration(found.b_ns)}: no percentage; give a time",
-            )
-        value: float = found.difference_ns / found.a_ns
-        interval: tuple[float, float] | None = found.ci95_ratio
+def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> tuple[Outcome, str]:
+    """Return what became of a condition, and the measured change in words."""
+    quantity, relative = condition.quantity, condition.relative
+    measured: Change | Total | None
+    if quantity in _TOTALS:
+        measured = getattr(comparison, quantity)
     else:
-        value, interval = float(found.difference_ns), found.ci95_ns
-    show = signed if condition.relative else signed_duration
-    times = f"{show(value)}, from {fmt.duration(found.a_ns)} to {fmt.duration(found.b_ns)}"
-    above = condition.sign == ">"
+        measured = next((c for c in comparison.changes if c.id == quantity), None)
+    if measured is None and quantity == "untraced":
+        few = "a run has fewer than three steps of the other's kind without a trace: not failed"
+        return "undecided", few
+    if measured is None:
+        none = "neither run spent time there"
+        return ("undecided", f"{none}: no percentage") if relative else (_met(condition, 0), none)
+    a, b = fmt.duration(measured.a_ns), fmt.duration(measured.b_ns)
+    if relative and not measured.a_ns:
+        return "undecided", f"A spent nothing there, B {b}: no percentage; give a time"
+    value: float = measured.difference_ns / (measured.a_ns if relative else 1)
+    interval: tuple[float, float] | None = measured.ci95_ratio if relative else measured.ci95_ns
+    show = signed if relative else signed_duration
+    times = f"{show(value)}, from {a} to {b}"
     if point:
-        return _judged(condition, value, f"{times}; by the difference itself")
+        return _met(condition, value), f"{times}; by the difference itself"
     if interval is None:
-        beyond = value > condition.limit if above else value < condition.limit
-        where = "beyond" if beyond else "within"
-        return Decision(
-            condition,
-            "undecided",
-            f"{times}; fewer than 3 steps give no interval: not failed ({where} the limit by the "
-            "difference itself, which --fail-on-point goes by)",
+        return "undecided", (
+            f"{times}; fewer than 3 steps give no interval: not failed ({_met(condition, value)} "
+            "the limit by the difference itself, which --fail-on-point goes by)"
         )
-    said = f"{times}; 95 %: {show(interval[0])} … {show(interval[1])}"
-    return _judged(condition, interval[0] if above else interval[1], said)
+    nearest = interval[0] if condition.sign == ">" else interval[1]
+    return _met(condition, nearest), f"{times}; 95 %: {show(interval[0])} … {show(interval[1])}"
 
 
-def _judged(condition: Condition, value: float, reason: str) -> Decision:
-    beyond = value > condition.limit if condition.sign == ">" else value < condition.limit
-    return Decision(condition, "beyond" if beyond else "within", reason)
-
-
-def _absent(condition: Condition) -> tuple[Outcome, str]:
-    beyond = (condition.limit < 0) if condition.sign == ">" else (condition.limit > 0)
-    if condition.relative:
-        return "undecided", "neither run spent time there: no percentage"
-    return ("beyond" if beyond else "within"), "neither run spent time there"
+def _met(condition: Condition, value: float) -> Outcome:
+    over = value > condition.limit if condition.sign == ">" else value < condition.limit
+    return "beyond" if over else "within"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
 
@@ -175,65 +177,62 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
+        step = self.step
         if self.refused:
             said = "; ".join(f"{c.label}: {c.shown('a')} and {c.shown('b')}" for c in self.refused)
             return f"No verdict: A and B do not do the same work ({said})."
-        if not self.step.a_ns or not self.step.b_ns:
-            which = "A" if not self.step.a_ns else "B"
-            return f"No verdict: nothing ran on the device in {which}."
-        if self.step.told is None:
+        if not step.a_ns or not step.b_ns:
+            return f"No verdict: nothing ran on the device in {'B' if step.a_ns else 'A'}."
+        if step.ci95_ratio is None:
             few = " and ".join(
                 f"{name} has {fmt.plural(side.steps, 'step')}"
                 for name, side in (("A", self.a), ("B", self.b))
                 if side.steps < 3
             )
             return f"No verdict: {few}, and fewer than 3 give no interval."
-        times = f"{fmt.duration(self.step.a_ns)} to {fmt.duration(self.step.b_ns)} per step"
-        if not self.step.told:
-            though = "; ".join(_said(c) for c in self._sure())
-            return f"No difference can be told from noise: {times} ({_interval(self.step)})" + (
+        times = f"{fmt.duration(step.a_ns)} to {fmt.duration(step.b_ns)} per step"
+        low, high = step.ci95_ratio
+        if not step.told:
+            least = _SURE_RATIO * max(step.a_ns, step.b_ns)
+            sure = [c for c in self._told(_SURE_WIDTH) if abs(c.difference_ns) >= least]
+            though = "; ".join(_said(c) for c in sure[:_NAMED])
+            interval = f"95 %: {signed(low)[:-2]} … {signed(high)}"
+            return f"No difference can be told from noise: {times} ({interval})" + (
                 f"; yet {though}." if though else "."
             )
-        ratio = abs(self.step.ratio or 0.0)
-        word = "faster" if self.step.difference_ns < 0 else "slower"
-        because = self._because()
-        return (
-            f"B is {percent(ratio)} {word} ({_interval(self.step, flip=word == 'faster')}): {times}"
-            + (f", because {because}." if because else ".")
-            + self._elsewhere()
-        )
+        faster = step.difference_ns < 0
+        word = "faster" if faster else "slower"
+        interval = f"{signed(low)[:-2]} … {signed(high)}"
+        if faster:
+            interval = f"{percent(-high)[:-2]} … {percent(-low)}"
+        text = f"B is {percent(abs(step.ratio or 0.0))} {word} (95 %: {interval}): {times}"
+        text += self._because(faster)
+        explain = [c for c in self.checks if c.explains]
+        other = "; ".join(f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in explain)
+        return f"{text}." + (f" It may come from elsewhere: {other}." if other else "")
 
-    def _elsewhere(self) -> str:
-        """Name other differences that may explain the result."""
-        found = [c for c in self.checks if c.explains]
-        said = (f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in found)
-        return f" It may come from elsewhere: {'; '.join(said)}." if found else ""
+    def _because(self, faster: bool) -> str:
+        least = _LARGE_RATIO * abs(self.step.difference_ns)
+        named = [c for c in self._told() if abs(c.difference_ns) >= least]
+        along = [_said(c) for c in named if (c.difference_ns < 0) == faster][:_NAMED]
+        against = [_said(c) for c in named if (c.difference_ns < 0) != faster][:_NAMED]
+        if not along:
+            return ""
+        text = f", because {'; '.join(along)}"
+        return text + (f"; against it, {'; '.join(against)}" if against else "")
 
-    def _because(self) -> str:
-        total = self.step.difference_ns
-        named = sorted(self._explaining(None), key=lambda c: -abs(c.difference_ns))
-        named = [c for c in named if c.told and abs(c.difference_ns) >= _LARGE_RATIO * abs(total)]
-        along = [c for c in named if (c.difference_ns < 0) == (total < 0)][:_NAMED]
-        against = [c for c in named if (c.difference_ns < 0) != (total < 0)][:_NAMED]
-        text = "; ".join(_said(c) for c in along)
-        if text and against:
-            text += "; against it, " + "; ".join(_said(c) for c in against)
-        return text
-
-    def _sure(self) -> list[Change]:
-        """Causes that moved where the step did not: the one in many that would by chance is not."""
-        least = _SURE_RATIO * max(self.step.a_ns, self.step.b_ns)
-        named = [
+    def _told(self, width: float = 1.0) -> list[Change]:
+        """Causes told from noise by so many times their interval, largest difference first."""
+        found = [
             c
             for c in self._explaining(None)
             if c.ci95_ns is not None
-            and abs(c.difference_ns) >= least
             and (
-                c.difference_ns - _SURE_WIDTH * (c.difference_ns - c.ci95_ns[0]) > 0
-                or c.difference_ns + _SURE_WIDTH * (c.ci95_ns[1] - c.difference_ns) < 0
+                c.difference_ns > width * (c.difference_ns - c.ci95_ns[0])
+                or -c.difference_ns > width * (c.ci95_ns[1] - c.difference_ns)
             )
         ]
-        return sorted(named, key=lambda c: -abs(c.difference_ns))[:_NAMED]
+        return sorted(found, key=lambda c: -abs(c.difference_ns))
 
     def _explaining(self, parent: str | None) -> list[Change]:
         """Causes that tell most of the difference with the fewest words."""
@@ -327,16 +326,6 @@ def signed_duration(time_ns: float | None) -> str:
     return f"+{fmt.duration(time_ns)}" if time_ns > 0 else fmt.duration(time_ns)
 
 
-def _interval(total: Total, *, flip: bool = False) -> str:
-    """The relative interval; ``flip`` tells a fall as a gain."""
-    if total.ci95_ratio is None:
-        return "no interval"
-    low, high = total.ci95_ratio
-    if flip:
-        return f"95 %: {percent(-high)[:-2]} … {percent(-low)}"
-    return f"95 %: {signed(low)[:-2]} … {signed(high)}"
-
-
 # Labels that are no nouns.
 _NOUNS = {
     "idle.preparation": "Idle time with the host late",
@@ -367,23 +356,6 @@ def _with_told(value: Total | Change) -> dict[str, Any]:
 
 
 def _side_dict(side: Side) -> dict[str, Any]:
-    return {
-        "source": side.source,
-        "name": side.name,
-        "devices": list(side.devices),
-        "ranks": side.ranks,
-        "steps": side.steps,
-        "windows": side.windows,
-        "left_out": list(side.left_out),
-        "quality": [
-            {
-                "code": f.code,
-                "severity": f.severity,
-                "message": f.message,
-                "rank": f.rank,
-                "count": f.count,
-                "withholds": list(f.withholds),
-            }
-            for f in side.findings
-        ],
-    }
+    values = asdict(side)
+    findings = values.pop("findings")
+    return values | {"quality": [msgspec.structs.asdict(finding) for finding in findings]}

@@ -7,14 +7,15 @@ their differences to the difference of the step, exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
-from chopper.analyzers.compare.steps import Steps, cut, events_of
+from chopper.analyzers.compare.steps import Steps, cut
+from chopper.analyzers.events.groups import sum_by
+from chopper.analyzers.trace.columns import distinct_rows
 from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES, parents
 from chopper.statistics import (
@@ -61,8 +62,8 @@ def compare(
         median=_median(sides),
         untraced=_untraced((a, b)),
         changes=changes,
-        kernels=_items((a, b), sides, "kernel"),
-        operations=_items((a, b), sides, "op"),
+        kernels=_items(sides, "kernel"),
+        operations=_items(sides, "op"),
         notes=(*_notes_of_kinds((a, b)), *_notes(sides)),
         allow_different=allow_different,
     )
@@ -233,84 +234,72 @@ def _notes(sides: tuple[Steps, Steps]) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """Device events by name: per-step count and time, and the variance of the time over steps."""
+def _calls(side: Steps, level: Literal["kernel", "op"]) -> tuple[list[str], np.ndarray]:
+    """Kernels or operators of the compared steps, summed over ranks.
 
-    names: list[str]
-    count: np.ndarray
-    time_ns: np.ndarray
-    mean_ns: np.ndarray
-    variance: np.ndarray
-
-
-def _calls(run: Attributed, steps: Steps, level: str) -> _Calls:
-    """Kernels or operators of a run's compared steps, summed over ranks, per rank window."""
-    events, step = events_of(run, steps)
+    Returns:
+        (names; rows of count and time per rank window, and of the mean and variance over steps of
+        a step's time)
+    """
+    events, step = side.events, side.step_of_event
     codes, names = events.kernel if level == "kernel" else events.op
     inside = (step >= 0) & (codes >= 0)
-    codes, step, dur_ns = codes[inside], step[inside], events.dur_ns[inside]
-    used, codes = np.unique(codes, return_inverse=True)
-    size, windows = len(used), max(int(steps.windows.sum()), 1)
+    step, dur_ns = step[inside], events.dur_ns[inside]
+    used, codes = np.unique(codes[inside], return_inverse=True)
+    size, steps = len(used), max(len(side.numbers), 1)
     calls = codes
     if level == "op":
         # An operator runs once, however many kernels it launches.
-        keys = np.stack([codes, events.rank[inside], events.op_row[inside]])
-        calls = np.unique(keys, axis=1)[0]
-    count = np.bincount(calls, minlength=size)
-    time_ns = np.zeros(size, dtype=np.int64)
-    np.add.at(time_ns, codes, dur_ns)
+        first, _ = distinct_rows([codes, events.rank[inside], events.op_row[inside]])
+        calls = codes[first]
     # Most kernels run in every step, but a table of all kernels by all steps could be huge.
-    cells, cell = np.unique(codes * max(len(steps.numbers), 1) + step, return_inverse=True)
-    each = np.bincount(cell, weights=dur_ns) if len(cells) else np.zeros(0)
-    ranks = np.maximum(steps.windows, 1)
-    each = each / ranks[cells % max(len(ranks), 1)] if len(cells) else each
-    owner = cells // max(len(steps.numbers), 1)
-    n = max(len(steps.numbers), 1)
-    mean = np.bincount(owner, weights=each, minlength=size) / n
+    cells, cell = np.unique(codes * steps + step, return_inverse=True)
+    owner = cells // steps
+    each = np.bincount(cell, weights=dur_ns, minlength=len(cells))
+    each = each / np.maximum(side.windows, 1)[cells % steps]
+    mean = np.bincount(owner, weights=each, minlength=size) / steps
     # Steps without the kernel deviate by the whole mean.
-    absent = n - np.bincount(owner, minlength=size)
-    squares: np.ndarray = np.bincount(owner, weights=(each - mean[owner]) ** 2, minlength=size)
-    squares = squares + absent * mean**2
-    return _Calls(
-        [names[i] for i in used],
-        count / windows,
-        time_ns / windows,
-        mean,
-        squares / max(n - 1, 1) * inflation(steps.step_ns),
-    )
+    absent = steps - np.bincount(owner, minlength=size)
+    squares = np.bincount(owner, weights=(each - mean[owner]) ** 2, minlength=size)
+    variance = (squares + absent * mean**2) / max(steps - 1, 1) * inflation(side.step_ns)
+    count = np.bincount(calls, minlength=size) / side.window_count
+    time_ns = sum_by(codes, dur_ns, size) / side.window_count
+    return [names[i] for i in used], np.stack([count, time_ns, mean, variance])
 
 
-def _items(
-    runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps], level: str
-) -> tuple[Item, ...]:
+def _items(sides: tuple[Steps, Steps], level: Literal["kernel", "op"]) -> tuple[Item, ...]:
     """Kernels or operators of both runs, largest difference first."""
-    found = [_calls(run, steps, level) for run, steps in zip(runs, sides, strict=True)]
-    names = list(dict.fromkeys([*found[0].names, *found[1].names]))
+    calls = [_calls(side, level) for side in sides]
+    names = list(dict.fromkeys([*calls[0][0], *calls[1][0]]))
     place = {name: i for i, name in enumerate(names)}
     rows = np.zeros((2, 4, len(names)))
-    for side, calls in enumerate(found):
-        at = np.array([place[n] for n in calls.names], dtype=np.int64)
-        for j, column in enumerate((calls.count, calls.time_ns, calls.mean_ns, calls.variance)):
-            rows[side, j, at] = column
+    for side, (own, columns) in enumerate(calls):
+        rows[side][:, [place[name] for name in own]] = columns
     (count_a, time_a, mean_a, var_a), (count_b, time_b, mean_b, var_b) = rows
     a_ns, b_ns = time_a.round().astype(np.int64), time_b.round().astype(np.int64)
     difference = b_ns - a_ns
-    by_count = _by_count(count_a, time_a, count_b, time_b, difference)
+    # n·m of both sides: Δ(n·m) = Δn·(m_a + m_b)/2 + (n_a + n_b)/2·Δm. What runs on one side only
+    # differs by its count alone.
+    both = (count_a > 0) & (count_b > 0)
+    each_a, each_b = (
+        np.divide(time, count, out=np.zeros_like(time), where=both)
+        for time, count in ((time_a, count_a), (time_b, count_b))
+    )
+    part = np.rint((count_b - count_a) * (each_a + each_b) / 2).astype(np.int64)
+    by_count = np.where(both, part, difference)
     steps = [len(s.numbers) for s in sides]
-    half = told = None
+    intervals: list[tuple[int, int] | None] = [None] * len(names)
+    told: list[bool | None] = [None] * len(names)
     if min(steps) >= MIN_STEPS:
         half, p = welch(mean_a, var_a, steps[0], mean_b, var_b, steps[1])
-        told = discoveries(p)
+        low, high = (np.rint(mean_b - mean_a + way * half).astype(np.int64) for way in (-1, 1))
+        intervals = list(zip(low.tolist(), high.tolist(), strict=True))
+        told = discoveries(p).tolist()
     order = np.lexsort((-np.maximum(a_ns, b_ns), -np.abs(difference)))
     return tuple(
         Item(
             name=names[i],
-            status="both"
-            if count_a[i] and count_b[i]
-            else "vanished"
-            if count_a[i]
-            else "appeared",
+            status="both" if both[i] else "vanished" if count_a[i] else "appeared",
             a_count=float(count_a[i]),
             b_count=float(count_b[i]),
             a_ns=int(a_ns[i]),
@@ -318,33 +307,8 @@ def _items(
             difference_ns=int(difference[i]),
             by_count_ns=int(by_count[i]),
             by_duration_ns=int(difference[i] - by_count[i]),
-            ci95_ns=None
-            if half is None
-            else (
-                round(float(mean_b[i] - mean_a[i] - half[i])),
-                round(float(mean_b[i] - mean_a[i] + half[i])),
-            ),
-            told=None if told is None else bool(told[i]),
+            ci95_ns=intervals[i],
+            told=told[i],
         )
         for i in order.tolist()
     )
-
-
-def _by_count(
-    count_a: np.ndarray,
-    time_a: np.ndarray,
-    count_b: np.ndarray,
-    time_b: np.ndarray,
-    difference: np.ndarray,
-) -> np.ndarray:
-    """Part of a difference that comes from running more or less often.
-
-    n·m of both sides: Δ(n·m) = Δn·(m_a + m_b)/2 + (n_a + n_b)/2·Δm. What runs on one side only
-    differs by its count alone.
-    """
-    both = (count_a > 0) & (count_b > 0)
-    each_a = np.divide(time_a, count_a, out=np.zeros_like(time_a), where=both)
-    each_b = np.divide(time_b, count_b, out=np.zeros_like(time_b), where=both)
-    part = np.rint((count_b - count_a) * (each_a + each_b) / 2).astype(np.int64)
-    found: np.ndarray = np.where(both, part, difference)
-    return found

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.compute as pc
 
 from chopper.analyzers.compare.result import Check
-from chopper.analyzers.compare.steps import events_of, ranks_without_steps
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.compare.steps import ranks_without_steps
+from chopper.analyzers.events.device import of_class
+from chopper.analyzers.events.tokens import lookups, spans_in_steps
+from chopper.analyzers.trace.columns import strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.compare.result import Status
     from chopper.analyzers.compare.steps import Steps
+    from chopper.storage.manifest import RankManifest
 
     Pair = tuple[Attributed, Attributed]
     Sides = tuple[Steps, Steps]
+    Value = float | int | str | None
 
-FLOP_PASS_RATIO = 0.02
+_FLOP_PASS_RATIO = 0.02
 """FLOP per step that differ by less count as the same."""
-FLOP_WITHHOLD_RATIO = 0.1
+_FLOP_WITHHOLD_RATIO = 0.1
 """FLOP per step that differ by more are another workload."""
 _FLOP_KNOWN_RATIO = 0.95
 """Least share of the products' time whose FLOP must be known."""
@@ -34,101 +35,90 @@ _DTYPE_SHARE = 0.01
 _SPEED_PASS_RATIO = 0.05
 _SPEED_KNOWN_RATIO = 0.5
 """Least share of the computing time that kernels of the same name make up."""
-_EMBEDDING = "aten::embedding"
+
+_PLAIN = {
+    "world_size": ("World size", "a rank's share of the work follows from it", "count"),
+    "device": ("Devices", "other hardware may be the whole difference", ""),
+    "dtype": ("Data types", "arithmetic of the products, ≥ 1 % of FLOP", ""),
+    "peak": ("Peaks known", "only known peaks split computing further", ""),
+    "torch": ("PyTorch", "as recorded by the run", ""),
+    "recording": ("Recorded", "what is recorded costs the host time", ""),
+    "ranks": ("Ranks in the run", "times are means over the ranks that were recorded", "count"),
+    "steps": ("Steps compared", "times are per step; fewer steps make wider intervals", "count"),
+}
+"""Checks that pass where both values are equal: label, meaning and unit."""
+_WITHHOLD = ("world_size", "tokens")
+"""Checks without a verdict where they differ."""
 
 
 def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     """All checks, what withholds the verdict first, then what differs, then the rest."""
-    flop = _flop(runs, sides)
-    checks = [
-        _world_size(runs),
-        flop,
-        _tokens(runs),
-        _operators(runs, flop),
-        _speed(runs, sides),
-        _same(
-            "device",
-            "Devices",
-            runs,
-            _devices,
-            "other hardware may be the whole difference",
-            explains=True,
-        ),
-        _same("dtype", "Data types", runs, _dtypes, "arithmetic of the products, ≥ 1 % of FLOP"),
-        _same("peak", "Peaks known", runs, _peaks, "only known peaks split computing further"),
-        _same("torch", "PyTorch", runs, _torch, "as recorded by the run"),
-        _same("recording", "Recorded", runs, _recorded, "what is recorded costs the host time"),
-        _number(
-            "ranks",
-            "Ranks in the run",
-            len(runs[0].ranks),
-            len(runs[1].ranks),
-            note="times are means over the ranks that were recorded",
-        ),
-        _number(
-            "steps",
-            "Steps compared",
-            len(sides[0].numbers),
-            len(sides[1].numbers),
-            note="times are per step; fewer steps make wider intervals",
-        ),
-    ]
+    values: dict[str, list[Value]] = {
+        "world_size": [_world_size(run) for run in runs],
+        "device": [_all(device_of(run, r.rank) for r in run.ranks) for run in runs],
+        "dtype": [_dtypes(run) for run in runs],
+        "peak": [_peaks(run) for run in runs],
+        "torch": [_all(p.environment.get("torch") for p in _parts(run)) for run in runs],
+        "recording": [_recorded(run) for run in runs],
+        "ranks": [len(run.ranks) for run in runs],
+        "steps": [len(side.numbers) for side in sides],
+    }
+    plain = {
+        id: _check(id, label, *values[id], note=note, unit=unit)
+        for id, (label, note, unit) in _PLAIN.items()
+    }
+    flop = _flop(sides)
+    work = [plain.pop("world_size"), flop, _tokens(runs), _operators(runs, flop), _speed(sides)]
     order = {"differs": 0, "unknown": 1, "pass": 2}
+    checks = [*work, *plain.values()]
     return tuple(sorted(checks, key=lambda c: (not c.withholds, order[c.status])))
+
+
+def _check(
+    id: str,
+    label: str,
+    a: Value,
+    b: Value,
+    *,
+    note: str,
+    unit: str = "",
+    same: bool | None = None,
+    withholds: bool | None = None,
+    explains: bool = False,
+) -> Check:
+    """Return a check; where it differs, it may withhold the verdict or explain the difference."""
+    if a is None or b is None:
+        return Check(id, label, "unknown", a, b, unit, False, note)
+    if a == b if same is None else same:
+        return Check(id, label, "pass", a, b, unit, False, note)
+    withholds = id in _WITHHOLD if withholds is None else withholds
+    return Check(id, label, "differs", a, b, unit, withholds, note, explains or id == "device")
 
 
 def device_of(run: Attributed, rank: int) -> str | None:
     """Return the name of a rank's device, or of the host's CPU; None for unknown."""
     summary = next(r for r in run.ranks if r.rank == rank)
-    if summary.device is not None:
-        return summary.device
     trace = run.joined.get(rank)
-    if trace is None or not trace.device_event.num_rows:
-        return None
+    if summary.device is not None or trace is None or not trace.device_event.num_rows:
+        return summary.device
     if trace.device_event["device_id"][0].as_py() < 0:
         return run.recording.part(rank).environment.get("cpu", "CPU")
     return None
 
 
-def _status(a: object, b: object, *, same: bool) -> Status:
-    return "unknown" if a is None or b is None else "pass" if same else "differs"
+def _all(names: Iterable[str | None]) -> str | None:
+    """The names in words; None where one of them is not known."""
+    distinct = set(names)
+    return ", ".join(sorted(filter(None, distinct))) if None not in distinct else None
 
 
-def _number(
-    id: str, label: str, a: int | None, b: int | None, *, withholds: bool = False, note: str
-) -> Check:
-    status = _status(a, b, same=a == b)
-    return Check(id, label, status, a, b, "count", withholds and status == "differs", note)
+def _parts(run: Attributed) -> list[RankManifest]:
+    return run.recording.manifest.ranks
 
 
-def _same(
-    id: str,
-    label: str,
-    runs: Pair,
-    found: Callable[[Attributed], str | None],
-    note: str,
-    *,
-    explains: bool = False,
-) -> Check:
-    a, b = found(runs[0]), found(runs[1])
-    status = _status(a, b, same=a == b)
-    return Check(id, label, status, a, b, "", False, note, explains and status == "differs")
-
-
-def _world_size(runs: Pair) -> Check:
-    sizes = [
-        max((p.world_size for p in r.recording.manifest.ranks if p.world_size), default=None)
-        or (len(r.ranks) if len(r.ranks) > 1 else None)
-        for r in runs
-    ]
-    note = "a rank's share of the work follows from it"
-    return _number("world_size", "World size", sizes[0], sizes[1], withholds=True, note=note)
-
-
-def _devices(run: Attributed) -> str | None:
-    names = [device_of(run, r.rank) for r in run.ranks]
-    known = sorted({n for n in names if n})
-    return ", ".join(known) if known and None not in names else None
+def _world_size(run: Attributed) -> int | None:
+    sizes = [part.world_size for part in _parts(run) if part.world_size]
+    return max(sizes, default=len(run.ranks) if len(run.ranks) > 1 else None)
 
 
 def _dtypes(run: Attributed) -> str | None:
@@ -148,102 +138,76 @@ def _peaks(run: Attributed) -> str | None:
     return "yes" if all(r.peak_source for r in run.ranks) else "no"
 
 
-def _torch(run: Attributed) -> str | None:
-    versions = {p.environment.get("torch") for p in run.recording.manifest.ranks}
-    known = sorted(v for v in versions if v)
-    return ", ".join(known) if known and None not in versions else None
-
-
 def _recorded(run: Attributed) -> str | None:
     words: dict[str, None] = {}
     for rank, trace in run.joined.items():
         host = trace.host_span
         if not host.num_rows:
             continue
-        codes, categories = strings(host, "category")
-        present = {categories[i] for i in np.unique(codes) if i >= 0}
         words["operators"] = None
         if host["input_dims"].null_count < host.num_rows:
             words["shapes"] = None
-        if "python" in present:
+        codes, categories = strings(host, "category")
+        if "python" in categories and (codes == categories.index("python")).any():
             words["Python stacks"] = None
         if run.recording.table(rank, "memory_event").num_rows:
             words["allocations"] = None
     return ", ".join(words) or None
 
 
-def _flop(runs: Pair, sides: Sides) -> Check:
-    found = [_flop_per_step(r, s) for r, s in zip(runs, sides, strict=True)]
-    (a, why_a), (b, why_b) = found
+def _flop(sides: Sides) -> Check:
+    (a, why_a), (b, why_b) = (_flop_per_step(side) for side in sides)
     note = "model math per step of one rank, recomputation left out"
-    withholds = False
-    same = False
-    if a is not None and b is not None and a > 0:
-        ratio = b / a - 1
-        same = abs(ratio) <= FLOP_PASS_RATIO
-        withholds = abs(ratio) > FLOP_WITHHOLD_RATIO
-        if not same:
-            note += f"; B does {b / a:.3g} times A's"
+    ratio = 0.0
+    if a is None or b is None:
+        note += "".join(f"; {n}: {why}" for n, why in (("A", why_a), ("B", why_b)) if why)
     else:
-        reasons = [f"{n}: {why}" for n, why in (("A", why_a), ("B", why_b)) if why]
-        note += "; " + "; ".join(reasons)
-    return Check("flop", "FLOP per step", _status(a, b, same=same), a, b, "flop", withholds, note)
+        ratio = b / a - 1
+        note += f"; B does {b / a:.3g} times A's" if abs(ratio) > _FLOP_PASS_RATIO else ""
+    same, withholds = abs(ratio) <= _FLOP_PASS_RATIO, abs(ratio) > _FLOP_WITHHOLD_RATIO
+    return _check(
+        "flop", "FLOP per step", a, b, unit="flop", note=note, same=same, withholds=withholds
+    )
 
 
-def _flop_per_step(run: Attributed, steps: Steps) -> tuple[int | None, str]:
+def _flop_per_step(side: Steps) -> tuple[int | None, str]:
     """(FLOP of model math per rank window, or None; why not)."""
-    events, step = events_of(run, steps)
+    events = side.events
     phase, phases = events.phase
     recompute = phases.index("recompute") if "recompute" in phases else -2
-    rows = np.flatnonzero((step >= 0) & events.math & (phase != recompute))
-    if not len(rows):
-        return None, "no matrix product, convolution or attention was recognised"
+    rows = np.flatnonzero((side.step_of_event >= 0) & events.math & (phase != recompute))
     flop, dur = events.work_flop[rows], events.dur_ns[rows]
     known = ~np.isnan(flop)
     share = float(dur[known].sum() / max(dur.sum(), 1))
+    if not len(rows):
+        return None, "no matrix product, convolution or attention was recognised"
     if share < _FLOP_KNOWN_RATIO:
         return None, f"the shapes of {1 - share:.0%} of the products' time are not known"
-    return round(float(flop[known].sum()) / max(int(steps.windows.sum()), 1)), ""
+    return round(float(flop[known].sum()) / side.window_count) or None, ""
 
 
 def _tokens(runs: Pair) -> Check:
-    values = [_tokens_per_step(r) for r in runs]
-    a, b = values
-    same = a is not None and b is not None and abs(b - a) <= FLOP_PASS_RATIO * a
-    status = _status(a, b, same=same)
-    return Check(
+    a, b = (_tokens_per_step(run) for run in runs)
+    return _check(
         "tokens",
         "Tokens per step",
-        status,
         a,
         b,
-        "count",
-        status == "differs",
-        "indices looked up in the largest embedding, per step of one rank",
+        unit="count",
+        note="indices looked up in the largest embedding, per step of one rank",
+        same=a is not None and b is not None and abs(b - a) <= _FLOP_PASS_RATIO * a,
     )
 
 
 def _tokens_per_step(run: Attributed) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
-    counted: dict[int, int] = {}
-    windows = 0
+    counts: dict[tuple[int, ...], int] = {}
+    steps = 0
     for rank in _ranks(run):
-        host = run.joined[rank].host_span
-        codes, names = strings(host, "name")
-        inside, steps = _inside_steps(run, rank)
-        windows += steps
-        if _EMBEDDING not in names:
-            continue
-        dims, texts = strings(host, "input_dims")
-        wanted = inside & (codes == names.index(_EMBEDDING))
-        kinds, counts = np.unique(dims[wanted], return_counts=True)
-        for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-            shape = _lookup(texts[kind]) if kind >= 0 else None
-            if shape is not None:
-                counted[shape[0]] = counted.get(shape[0], 0) + count * shape[1]
-    if not counted:
-        return None
-    return round(counted[max(counted)] / max(windows, 1))
+        steps += spans_in_steps(run, rank)[1]
+        for table, count in lookups(run, rank).items():
+            counts[table] = counts.get(table, 0) + count
+    return round(counts[max(counts)] / max(steps, 1)) if counts else None
 
 
 def _ranks(run: Attributed) -> list[int]:
@@ -251,126 +215,78 @@ def _ranks(run: Attributed) -> list[int]:
     return [r for r in run.joined if r not in ranks_without_steps(run)]
 
 
-def _inside_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
-    """(mask of the host spans that begin in the rank's compared steps, number of these)."""
-    host = run.joined[rank].host_span
-    step = run.joined[rank].step
-    step = step.filter(step["traced"]) if step.num_rows else step
-    if not step.num_rows:
-        return np.ones(host.num_rows, dtype=bool), 1
-    start = ints(host, "start_ns")
-    if run.whole is not run:
-        step = step.filter(pc.is_in(step["number"], value_set=run.windows["number"]))
-        at = np.searchsorted(ints(step, "start_ns"), start, side="right") - 1
-        ends = np.append(ints(step, "end_ns"), np.iinfo(np.int64).min)
-        return start < ends[at], step.num_rows
-    inside: np.ndarray = (start >= ints(step, "start_ns")[0]) & (start < ints(step, "end_ns")[-1])
-    return inside, step.num_rows
-
-
-def _lookup(input_dims: str) -> tuple[int, int] | None:
-    """(rows of the table, indices looked up) of one embedding call."""
-    try:
-        table, indices = json.loads(input_dims)[:2]
-        return int(table[0]), int(np.prod(indices, dtype=np.int64))
-    except (ValueError, TypeError, IndexError):
-        return None
-
-
 def _operators(runs: Pair, flop: Check) -> Check:
-    counts = [_operator_counts(r) for r in runs]
-    a, b = counts
+    a, b = (_operator_counts(run) for run in runs)
     note = "operators by name and calls per step: shared calls over all calls"
-    similarity = None
+    similarity = 1.0
     if a and b:
-        names = {*a, *b}
-        shared = sum(min(a.get(n, 0.0), b.get(n, 0.0)) for n in names)
-        similarity = shared / sum(max(a.get(n, 0.0), b.get(n, 0.0)) for n in names)
-        apart = sorted(names, key=lambda n: (-abs(a.get(n, 0.0) - b.get(n, 0.0)), n))[:3]
+        pairs = {name: (a.get(name, 0.0), b.get(name, 0.0)) for name in {*a, *b}}
+        similarity = sum(map(min, pairs.values())) / sum(map(max, pairs.values()))
         if similarity < _OPERATORS_PASS_RATIO:
-            said = (f"{n} {a.get(n, 0.0):.4g} and {b.get(n, 0.0):.4g}" for n in apart)
+            apart = sorted(pairs, key=lambda n: (-abs(pairs[n][0] - pairs[n][1]), n))[:3]
+            said = (f"{n} {pairs[n][0]:.4g} and {pairs[n][1]:.4g}" for n in apart)
             note += f" ({similarity:.0%}); {', '.join(said)}"
-    same = similarity is not None and similarity >= _OPERATORS_PASS_RATIO
-    totals = [round(sum(c.values())) if c else None for c in counts]
-    withholds = (
-        similarity is not None
-        and similarity < _OPERATORS_WITHHOLD_RATIO
-        and flop.status == "unknown"
-    )
-    status = _status(totals[0], totals[1], same=same)
-    return Check(
+    return _check(
         "operators",
         "Operator calls per step",
-        status,
-        totals[0],
-        totals[1],
-        "count",
-        withholds,
-        note,
+        *(round(sum(counts.values())) if counts else None for counts in (a, b)),
+        unit="count",
+        note=note,
+        same=similarity >= _OPERATORS_PASS_RATIO,
+        withholds=similarity < _OPERATORS_WITHHOLD_RATIO and flop.status == "unknown",
     )
 
 
 def _operator_counts(run: Attributed) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
-    found: dict[str, float] = {}
-    windows = 0
+    calls: dict[str, float] = {}
+    total_steps = 0
     for rank in _ranks(run):
         host = run.joined[rank].host_span
         codes, names = strings(host, "name")
         kinds, categories = strings(host, "category")
         if "cpu_op" not in categories:
             continue
-        inside, steps = _inside_steps(run, rank)
-        inside = inside & (kinds == categories.index("cpu_op"))
-        windows += steps
-        counts = np.bincount(codes[inside], minlength=len(names))
-        for i in np.flatnonzero(counts).tolist():
-            if not names[i].startswith("chopper::"):
-                found[names[i]] = found.get(names[i], 0.0) + float(counts[i])
-    return {name: count / windows for name, count in found.items()}
+        inside, steps = spans_in_steps(run, rank)
+        total_steps += steps
+        operators = codes[inside & (kinds == categories.index("cpu_op"))]
+        counts = np.bincount(operators, minlength=len(names)).tolist()
+        for name, count in zip(names, counts, strict=True):
+            if count and not name.startswith("chopper::"):
+                calls[name] = calls.get(name, 0.0) + count
+    return {name: count / total_steps for name, count in calls.items()}
 
 
-def _speed(runs: Pair, sides: Sides) -> Check:
+def _speed(sides: Sides) -> Check:
     """Compare the times of the same kernels: if all differ, the machine was another."""
-    a, b = (_durations(r, s) for r, s in zip(runs, sides, strict=True))
+    a, b = (_durations(side) for side in sides)
     shared = [n for n in a if n in b]
     weight = np.array([min(a[n][0], b[n][0]) for n in shared], dtype=np.float64)
-    known = sum(t for t, _ in a.values()), sum(t for t, _ in b.values())
+    known = [sum(time for time, _ in of.values()) for of in (a, b)]
     note = "mean duration of computing kernels by name, B over A, weighted by time"
-    if not shared or not all(known) or weight.sum() < _SPEED_KNOWN_RATIO * min(known):
-        return Check(
-            "speed", "Time of the same kernels", "unknown", None, None, "ratio", False, note
-        )
+    label = "Time of the same kernels"
+    if not shared or weight.sum() < _SPEED_KNOWN_RATIO * min(known):
+        return _check("speed", label, None, None, unit="ratio", note=note)
     ratio = np.array([b[n][1] / max(a[n][1], 1e-9) for n in shared])
     order = np.argsort(ratio)
-    place = np.cumsum(weight[order]) / weight.sum()
-    at = np.minimum(np.searchsorted(place, [0.25, 0.5, 0.75]), len(order) - 1)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    at = np.minimum(np.searchsorted(reached, [0.25, 0.5, 0.75]), len(order) - 1)
     low, middle, high = ratio[order][at].tolist()
     same = abs(middle - 1) <= _SPEED_PASS_RATIO
     # Three quarters of the time at least half as far from A's as the median.
     nearest = low if middle > 1 else high
-    alike = not same and (nearest - 1) * (middle - 1) >= 0.5 * (middle - 1) ** 2
+    alike = (nearest - 1) * (middle - 1) >= 0.5 * (middle - 1) ** 2
     if not same:
         note += f" (median {middle:.3g}, quartiles {low:.3g} and {high:.3g})"
-        note += (
-            "; most of them alike: rather clocks, power or neighbours than the program"
-            if alike
-            else ""
-        )
-    status = _status(1.0, middle, same=same)
-    return Check(
-        "speed", "Time of the same kernels", status, 1.0, middle, "ratio", False, note, alike
-    )
+        note += "; most of them alike: rather clocks, power or neighbours than the program" * alike
+    return _check("speed", label, 1.0, middle, unit="ratio", note=note, same=same, explains=alike)
 
 
-def _durations(run: Attributed, steps: Steps) -> dict[str, tuple[float, float]]:
+def _durations(side: Steps) -> dict[str, tuple[float, float]]:
     """Computing kernels by name: (total time, mean duration)."""
-    events, step = events_of(run, steps)
-    classes, names = events.work_class
+    events = side.events
     codes, kernels = events.kernel
-    if "compute" not in names:
-        return {}
-    mine = (step >= 0) & (codes >= 0) & (classes == names.index("compute"))
+    mine = (side.step_of_event >= 0) & (codes >= 0) & of_class(events, "compute")
     time = np.bincount(codes[mine], weights=events.dur_ns[mine], minlength=len(kernels))
     count = np.bincount(codes[mine], minlength=len(kernels))
     return {

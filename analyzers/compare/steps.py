@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.step_time import warm_up_steps
-from chopper.analyzers.events.device import events_of as events_of_run
+from chopper.analyzers.events.device import events_of
+from chopper.analyzers.events.groups import rows_of, sum_by
+from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, strings
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class Steps:
         time_ns: (steps, causes) int64.
         left_out: numbers of the leading steps that were left out.
         ranks_left_out: ranks without steps in a run whose other ranks have some.
+        events: device events of the run.
+        step_of_event: index of the compared step of each event, -1 for none.
     """
 
     numbers: np.ndarray
@@ -37,46 +41,58 @@ class Steps:
     causes: list[str]
     time_ns: np.ndarray
     left_out: tuple[int, ...]
-    ranks_left_out: tuple[int, ...] = ()
+    ranks_left_out: tuple[int, ...]
+    events: Events
+    step_of_event: np.ndarray
 
     @property
     def step_ns(self) -> np.ndarray:
         """(steps,) mean over ranks of the observed time."""
-        found: np.ndarray = self.time_ns.sum(axis=1) / np.maximum(self.windows, 1)
-        return found
+        mean: np.ndarray = self.time_ns.sum(axis=1) / np.maximum(self.windows, 1)
+        return mean
+
+    @property
+    def window_count(self) -> int:
+        """Rank windows of all steps, at least 1."""
+        return max(int(self.windows.sum()), 1)
 
 
 def cut(run: Attributed, *, warm_up: bool) -> Steps:
     """PIECE, WINDOW -> time by step and cause.
 
     Args:
+        run: the attributed run.
         warm_up: keep leading steps that took much longer than those after them.
     """
     pieces, windows = run.pieces, run.windows
-    of_window = ints(windows, "number", null=_WHOLE)
-    numbers, window_step = np.unique(of_window, return_inverse=True)
-    counts = np.bincount(window_step, minlength=len(numbers))
+    key = ("rank", "step_index")
+    numbers, step_of_window = np.unique(ints(windows, "number", null=_WHOLE), return_inverse=True)
+    counts = np.bincount(step_of_window, minlength=len(numbers))
     codes, causes = strings(pieces, "cause")
-    width = int(ints(windows, "step_index").max(initial=0)) + 1
-    place = ints(windows, "rank") * width + ints(windows, "step_index")
-    order = np.argsort(place)
-    wanted = ints(pieces, "rank") * width + ints(pieces, "step_index")
-    step = window_step[order][np.searchsorted(place[order], wanted)] if len(order) else wanted
-    flat = np.zeros(len(numbers) * len(causes), dtype=np.int64)
-    np.add.at(flat, step * len(causes) + codes, ints(pieces, "time_ns"))
-    time_ns = flat.reshape(len(numbers), len(causes))
+    window = rows_of([ints(windows, k) for k in key], [ints(pieces, k) for k in key])
+    cell = step_of_window[window] * len(causes) + codes
+    time_ns = sum_by(cell, ints(pieces, "time_ns"), len(numbers) * len(causes))
+    time_ns = time_ns.reshape(len(numbers), len(causes))
     without_steps = ranks_without_steps(run)
     if without_steps:
         # A rank whose whole trace is one window has nothing that compares to the others' steps.
         numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
     first = 0 if warm_up else warm_up_steps(time_ns.sum(axis=1) / np.maximum(counts, 1))
+    events = events_of(run)
+    step_of_event = np.full(len(events), -1, dtype=np.int64)
+    for rank in (rank for rank in run.joined if rank not in without_steps):
+        mine = events.rank == rank
+        traced = np.append(traced_steps(run, rank).number, _WHOLE)
+        step_of_event[mine] = rows_of([numbers[first:]], [traced])[events.step[mine]]
     return Steps(
         numbers[first:],
         counts[first:],
         causes,
         time_ns[first:],
-        tuple(int(n) for n in numbers[:first]),
+        tuple(numbers[:first].tolist()),
         without_steps,
+        events,
+        step_of_event,
     )
 
 
@@ -87,30 +103,3 @@ def ranks_without_steps(run: Attributed) -> tuple[int, ...]:
     if whole.all():
         return ()
     return tuple(np.unique(ints(run.windows, "rank")[whole]).tolist())
-
-
-def events_of(run: Attributed, steps: Steps) -> tuple[Events, np.ndarray]:
-    """The run's device events, and the index of the compared step of each (-1 for none)."""
-    found = events_of_run(run)
-    code = np.full(len(found), -1, dtype=np.int64)
-    for rank in run.joined:
-        mine = found.rank == rank
-        code[mine] = step_codes(run, steps, rank)[found.step[mine]]
-    return found, code
-
-
-def step_codes(run: Attributed, steps: Steps, rank: int) -> np.ndarray:
-    """For each traced step of a rank, the index of the compared step, -1 for none.
-
-    A trace without steps has one, at index 0.
-    """
-    if rank in steps.ranks_left_out:
-        return np.full(1, -1, dtype=np.int64)
-    if len(steps.numbers) and steps.numbers[0] == _WHOLE:
-        return np.zeros(1, dtype=np.int64)
-    table = run.joined[rank].step
-    traced = ints(table.filter(table["traced"]) if table.num_rows else table, "number")
-    if not len(steps.numbers):
-        return np.full(len(traced) + 1, -1, dtype=np.int64)
-    at = np.minimum(np.searchsorted(steps.numbers, traced), len(steps.numbers) - 1)
-    return np.append(np.where(steps.numbers[at] == traced, at, -1), -1)

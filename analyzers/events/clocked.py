@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.device import Events
+    from chopper.analyzers.events.groups import Texts
 
 _ROUNDING = 1e-9
 
@@ -48,6 +49,11 @@ class Clocked:
     sensitivity: np.ndarray
     labels: np.ndarray
     told: np.ndarray
+
+    def texts(self, name: str) -> Texts:
+        """Return a column of texts of the events in ``rows``."""
+        codes, values = getattr(self.events, name)
+        return codes[self.rows], values
 
 
 def clocked_of(run: Attributed, events: Events) -> Clocked | None:

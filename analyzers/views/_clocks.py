@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.groups import real_or_null, whole_or_null
+from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chopper.analyzers.events.clocked import Clocked
-    from chopper.analyzers.events.groups import Groups
+    from chopper.analyzers.events.groups import Texts
+    from chopper.analyzers.views import View
 
 NO_CLOCKS = (
     "no clock of a device that computed was sampled (the collectors `nvml` and `amdsmi` do), or at "
@@ -97,8 +98,12 @@ def clock_columns(found: Clocked, groups: Groups) -> dict[str, pa.Array | np.nda
     return columns | {f"{CLOCK_LABELS[-1]}_ratio": real_or_null(unlabelled)}
 
 
-def most_time_first(table: pa.Table) -> pa.Table:
-    """Sort rows by their time, in the order of groups where it is equal."""
+def clock_table(view: View, clocked: Clocked, rank: bool = False, **texts: Texts) -> pa.Table:
+    """Return the columns of clocks by texts of the sampled events, most time first."""
+    ranks = clocked.events.rank[clocked.rows]
+    groups = Groups([*([ranks] if rank else []), *(codes for codes, _ in texts.values())])
+    columns = {name: text_rows(of, groups.first) for name, of in texts.items()}
+    table = view.of({"rank": ranks[groups.first], **columns, **clock_columns(clocked, groups)})
     return table.take(np.argsort(-table["time_ns"].to_numpy(), kind="stable"))
 
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.analyzers.events.arguments import input_dims
-from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.views import View
-from chopper.analyzers.views._clocks import (
-    AT_REFERENCE,
-    COLUMNS,
-    NO_CLOCKS,
-    clock_columns,
-    most_time_first,
-)
+from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
@@ -46,13 +39,6 @@ def clock_by_kernel(run: Attributed, clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_KERNEL, most time first."""
     if clocked is None:
         return VIEW.empty()
-    events, rows = clocked.events, clocked.rows
-    dims = input_dims(run, events, rows)
-    groups = Groups([events.op[0][rows], dims[0], events.kernel[0][rows]])
-    columns = {
-        "op": text_rows(events.op, rows[groups.first]),
-        "input_dims": text_rows(dims, groups.first),
-        "kernel": text_rows(events.kernel, rows[groups.first]),
-        **clock_columns(clocked, groups),
-    }
-    return most_time_first(VIEW.of(columns))
+    dims = input_dims(run, clocked.events, clocked.rows)
+    op, kernel = clocked.texts("op"), clocked.texts("kernel")
+    return clock_table(VIEW, clocked, op=op, input_dims=dims, kernel=kernel)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.views import View
-from chopper.analyzers.views._clocks import (
-    AT_REFERENCE,
-    COLUMNS,
-    NO_CLOCKS,
-    clock_columns,
-    most_time_first,
-)
+from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
 from chopper.tables import optional
 
 if TYPE_CHECKING:
@@ -38,12 +31,4 @@ VIEW = View(
 
 def clock_by_operator(clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_OPERATOR, most time first."""
-    if clocked is None:
-        return VIEW.empty()
-    op = clocked.events.op
-    groups = Groups([op[0][clocked.rows]])
-    columns = {
-        "op": text_rows(op, clocked.rows[groups.first]),
-        **clock_columns(clocked, groups),
-    }
-    return most_time_first(VIEW.of(columns))
+    return VIEW.empty() if clocked is None else clock_table(VIEW, clocked, op=clocked.texts("op"))

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.views import View
-from chopper.analyzers.views._clocks import (
-    AT_REFERENCE,
-    COLUMNS,
-    NO_CLOCKS,
-    clock_columns,
-    most_time_first,
-)
+from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
 from chopper.tables import column
 
 if TYPE_CHECKING:
@@ -42,12 +35,4 @@ def clock_by_phase(clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_PHASE, most time first."""
     if clocked is None:
         return VIEW.empty()
-    events = clocked.events
-    rank, phase = events.rank[clocked.rows], events.phase[0][clocked.rows]
-    groups = Groups([rank, phase])
-    columns = {
-        "rank": rank[groups.first],
-        "phase": text_rows(events.phase, clocked.rows[groups.first]),
-        **clock_columns(clocked, groups),
-    }
-    return most_time_first(VIEW.of(columns))
+    return clock_table(VIEW, clocked, rank=True, phase=clocked.texts("phase"))

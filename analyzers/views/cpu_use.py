@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.samples import table_beside
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chopper.analyzers.attributed import Attributed
+
+    Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
+    """Step, phase, starts, ends."""
 
 _COVERED_RATIO = 0.5
 """Least share of a span that samples must cover before they speak for it."""
@@ -68,23 +73,16 @@ VIEW = View(
 class _Sampled:
     """A quantity that holds from each sample back to the one before, integrated over time."""
 
-    zero_ns: int
-    time_ns: np.ndarray
-    integral: np.ndarray
-    covered: np.ndarray
+    integral: Counter
+    covered: Counter
     period_ns: float
 
     def mean(self, start_ns: np.ndarray, end_ns: np.ndarray) -> float | None:
-        """Mean over the union of disjoint spans; None where samples cover less than half."""
-        known = self._over(self.covered, start_ns, end_ns)
+        """Return the mean over disjoint spans; None where samples cover less than half."""
+        known = float(self.covered.growth(start_ns, end_ns).sum())
         if known < _COVERED_RATIO * float((end_ns - start_ns).sum()) or known <= 0:
             return None
-        return self._over(self.integral, start_ns, end_ns) / known
-
-    def _over(self, total: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
-        low = np.interp(start_ns - self.zero_ns, self.time_ns, total)
-        high = np.interp(end_ns - self.zero_ns, self.time_ns, total)
-        return float((high - low).sum())
+        return float(self.integral.growth(start_ns, end_ns).sum()) / known
 
 
 def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
@@ -93,13 +91,12 @@ def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
     if not known.any():
         return None
     span = np.diff(time_ns).astype(np.float64)
-    return _Sampled(
-        int(time_ns[0]),
-        (time_ns - time_ns[0]).astype(np.float64),
-        np.concatenate([[0.0], np.cumsum(np.where(known, value[1:], 0.0) * span)]),
-        np.concatenate([[0.0], np.cumsum(np.where(known, span, 0.0))]),
-        float(np.median(span)),
-    )
+
+    def integrated(values: np.ndarray) -> Counter:
+        total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0) * span)])
+        return Counter(time_ns, total, ~known)
+
+    return _Sampled(integrated(value[1:]), integrated(known), float(np.median(span)))
 
 
 def cpu_use(run: Attributed) -> pa.Table:
@@ -133,12 +130,8 @@ def cpu_use(run: Attributed) -> pa.Table:
 
 def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
-    recording = run.recording
-    host = recording.part(rank).hostname
-    beside = (r for r in recording.ranks if host and recording.part(r).hostname == host)
-    tables = (recording.table(r, "cpu_core") for r in (rank, *beside))
-    table = next((t for t in tables if t.num_rows), None)
-    if table is None:
+    table = table_beside(run.recording, rank, "cpu_core")
+    if not table.num_rows:
         return {}
     instants, at = np.unique(ints(table, "time_ns"), return_inverse=True)
 
@@ -173,11 +166,7 @@ def _process(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     return {}
 
 
-_Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
-"""Step, phase, starts, ends."""
-
-
-def _spans(run: Attributed, rank: int) -> Iterator[_Span]:
+def _spans(run: Attributed, rank: int) -> Iterator[Span]:
     """The run, phases by time, steps in order."""
     windows = windows_of(run, rank)
     if not windows.num_rows:
@@ -192,7 +181,7 @@ def _spans(run: Attributed, rank: int) -> Iterator[_Span]:
             yield number, None, start[i : i + 1], end[i : i + 1]
 
 
-def _phases(run: Attributed, rank: int, start_ns: int, end_ns: int) -> list[_Span]:
+def _phases(run: Attributed, rank: int, start_ns: int, end_ns: int) -> list[Span]:
     """Spans of the host's phases: the time until a launch is of the phase of that launch."""
     links = run.links.get(rank)
     if links is None or not links.num_rows:
@@ -209,7 +198,7 @@ def _phases(run: Attributed, rank: int, start_ns: int, end_ns: int) -> list[_Spa
     ends = time[last]
     starts = np.concatenate([[start_ns], ends[:-1]])
     of = phase[last]
-    found: list[_Span] = []
+    found: list[Span] = []
     for code in np.unique(of).tolist():
         mine = (of == code) & (ends > starts)
         if mine.any():

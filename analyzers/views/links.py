@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.meter import Counter, counter_of
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import of_rank, table_beside
@@ -24,7 +25,7 @@ from chopper.tables import column, optional
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.storage.run import Run
@@ -61,6 +62,22 @@ _PORT = (
     *("cnp_handled_count", "ecn_marked_count", "out_of_sequence_count", *_RETRANSMITS, *_ERRORS),
 )
 _PRIORITIES = 8
+_TOTALS = {
+    **{name: (name,) for name in _PORT if name not in (*_RETRANSMITS, *_ERRORS)},
+    "both_bytes": ("both_bytes",),
+    "retransmit_count": _RETRANSMITS,
+    "error_count": (*_ERRORS, *_DEVICE_ERRORS),
+}
+_RATES = {
+    "tx_bytes_per_s": "tx_bytes",
+    "rx_bytes_per_s": "rx_bytes",
+    "both_bytes_per_s": "both_bytes",
+    "cnp_handled_hz": "cnp_handled_count",
+    "cnp_sent_hz": "cnp_sent_count",
+    "ecn_marked_hz": "ecn_marked_count",
+    "tx_wait_hz": "tx_wait_count",
+}
+_PAUSES = {"pause_ratio": "rx_pause_ns", "sent_pause_ratio": "tx_pause_ns"}
 _LEAST_PAUSE = 0.001
 _UNREAD_RATIO = 0.01
 """So much of a span may lie before the first reading or after the last one."""
@@ -120,47 +137,28 @@ class _Link:
     """One link's totals at its readings.
 
     Attributes:
-        kind: port, interface, device link or PCIe.
-        rank: rank whose steps count; ``ranks`` are all that share the link.
+        kind: port, interface, flow control, device link or PCIe.
+        ranks: all that share the link; the first one's steps divide the time.
         time_ns: of the readings, in order.
-        total: column → totals, NaN where not known.
+        counters: column → its total, of those that were read twice.
     """
 
     kind: str
     name: str
-    rank: int
     ranks: tuple[int, ...]
     time_ns: np.ndarray
-    total: dict[str, np.ndarray]
+    counters: dict[str, Counter]
 
-    def grown(self, column: str, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-        """Growth of one total over each span; NaN where it is not known."""
-        total = self.total.get(column)
-        if total is None:
-            return np.full(len(start_ns), np.nan)
-        good = np.isfinite(total)
-        time, values = self.time_ns[good], total[good]
-        if len(time) < 2:
-            return np.full(len(start_ns), np.nan)
-        change = np.diff(values)
-        back = change < 0
-        whole = np.concatenate([[0.0], np.cumsum(np.where(back, 0.0, change))])
-        zero = time[0]
-        found = np.interp(end_ns - zero, time - zero, whole) - np.interp(
-            start_ns - zero, time - zero, whole
-        )
-        last = len(time) - 2
-        first = np.clip(np.searchsorted(time, start_ns, side="right") - 1, 0, last)
-        final = np.clip(np.searchsorted(time, end_ns, side="left") - 1, first, last)
-        bad = np.concatenate([[0], np.cumsum(back)])
-        unread_ns = np.maximum(time[0] - start_ns, 0) + np.maximum(end_ns - time[-1], 0)
-        read = unread_ns <= _UNREAD_RATIO * (end_ns - start_ns)
-        return np.where(read & (bad[final + 1] == bad[first]), found, np.nan)
-
-    @property
-    def period_ns(self) -> float:
-        """Median time between readings."""
-        return float(np.median(np.diff(self.time_ns)))
+    def growth(self, columns: Iterable[str], start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return the growth of each counted column over each span, NaN where it is not known."""
+        rows = [np.full(len(start), np.nan)]
+        for counter in (self.counters[c] for c in columns if c in self.counters):
+            time = counter.time_ns
+            unread_ns = np.maximum(time[0] - start, 0) + np.maximum(end - time[-1], 0)
+            read = unread_ns <= _UNREAD_RATIO * (end - start)
+            known = read & counter.unbroken(start, end)
+            rows.append(np.where(known, counter.growth(start, end), np.nan))
+        return np.stack(rows[1:] or rows)
 
 
 def links(run: Attributed) -> pa.Table:
@@ -171,8 +169,8 @@ def links(run: Attributed) -> pa.Table:
     run_rows: list[dict[str, Any]] = []
     step_rows: list[dict[str, Any]] = []
     for link in _links(run.recording):
-        windows = windows_of(run, link.rank)
-        if len(link.time_ns) < 2 or not windows.num_rows:
+        windows = windows_of(run, link.ranks[0])
+        if not windows.num_rows:
             continue
         steps = windows["number"].to_pylist()
         start, end = ints(windows, "start_ns"), ints(windows, "end_ns")
@@ -181,7 +179,7 @@ def links(run: Attributed) -> pa.Table:
         high = np.array([min(int(end[-1]), int(link.time_ns[-1]))])
         if high[0] > low[0]:
             run_rows += _rows(link, [None], low, high)
-        long = (end - start) >= link.period_ns
+        long = (end - start) >= np.median(np.diff(link.time_ns))
         numbers = [n for n, kept in zip(steps, long.tolist(), strict=True) if kept]
         if len(steps) > 1:
             step_rows += _rows(link, numbers, start[long], end[long])
@@ -210,74 +208,31 @@ def _rows(
     link: _Link, steps: Sequence[int | None], start: np.ndarray, end: np.ndarray
 ) -> list[dict[str, Any]]:
     """One row per span."""
-    seconds = (end - start) / 1e9
-
-    def grown(*columns: str) -> np.ndarray:
-        """Sum of those that the link counts; NaN where none is, or one of them is not known."""
-        counted = [c for c in columns if c in link.total and np.isfinite(link.total[c]).any()]
-        if not counted:
-            return np.full(len(start), np.nan)
-        added: np.ndarray = np.sum([link.grown(c, start, end) for c in counted], axis=0)
-        return added
-
-    tx, rx = grown("tx_bytes"), grown("rx_bytes")
-    pause = [link.grown(f"rx_pause_ns/{p}", start, end) for p in range(_PRIORITIES)]
-    sent = [link.grown(f"tx_pause_ns/{p}", start, end) for p in range(_PRIORITIES)]
-    again = grown("retransmitted_bytes")
-    retransmits = grown(*_RETRANSMITS)
+    span_ns = end - start
+    found = {name: link.growth(totals, start, end).sum(axis=0) for name, totals in _TOTALS.items()}
+    for name, total in _PAUSES.items():
+        # Priorities are paused each by itself: the worst one is the link's.
+        each = link.growth((f"{total}/{p}" for p in range(_PRIORITIES)), start, end)
+        found[name] = np.fmax.reduce(each) / span_ns
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {
-            "tx_bytes_per_s": tx / seconds,
-            "rx_bytes_per_s": rx / seconds,
-            "both_bytes_per_s": grown("both_bytes") / seconds,
-            # Priorities are paused each by itself: the worst one is the link's.
-            "pause_ratio": _most(pause) / (end - start),
-            "sent_pause_ratio": _most(sent) / (end - start),
-            "cnp_handled_hz": grown("cnp_handled_count") / seconds,
-            "cnp_sent_hz": grown("cnp_sent_count") / seconds,
-            "ecn_marked_hz": grown("ecn_marked_count") / seconds,
-            "tx_wait_hz": grown("tx_wait_count") / seconds,
-            "retransmit_ratio": again / tx,
-            "retransmits_per_byte": retransmits / tx,
-            "tx_bytes": tx,
-            "rx_bytes": rx,
-            "retransmit_count": retransmits,
-            "out_of_sequence_count": grown("out_of_sequence_count"),
-            "error_count": grown(*_ERRORS, *_DEVICE_ERRORS),
-        }
+        found |= {name: found[total] / (span_ns / 1e9) for name, total in _RATES.items()}
+        found["retransmit_ratio"] = found["retransmitted_bytes"] / found["tx_bytes"]
+        found["retransmits_per_byte"] = found["retransmit_count"] / found["tx_bytes"]
+    shown = [c for c in VIEW.columns if c.name in found]
     rows = []
     for i, step in enumerate(steps):
-        row: dict[str, Any] = {
-            "link": link.name,
-            "kind": link.kind,
-            "rank": link.rank,
-            "ranks": ranges(link.ranks),
-            "step": step,
-            "span_ns": int(end[i] - start[i]),
+        values = {c.name: (float(found[c.name][i]), c.type) for c in shown}
+        known = {
+            name: round(value) if kind == "int64" else value
+            for name, (value, kind) in values.items()
+            if np.isfinite(value)
         }
-        for name, values in found.items():
-            value = float(values[i])
-            if not np.isfinite(value):
-                row[name] = None
-            elif name.endswith("_count") or name in ("tx_bytes", "rx_bytes"):
-                row[name] = round(value)
-            else:
-                row[name] = value
-        if all(row[name] is None for name in found):
-            continue
-        row["signal"] = _signal(row)
-        rows.append(row)
+        if known:
+            row: dict[str, Any] = dict.fromkeys(values) | known
+            row |= {"link": link.name, "kind": link.kind, "rank": link.ranks[0], "step": step}
+            row |= {"ranks": ranges(link.ranks), "span_ns": int(span_ns[i])}
+            rows.append(row | {"signal": _signal(row)})
     return rows
-
-
-def _most(values: list[np.ndarray]) -> np.ndarray:
-    """Largest of each span, NaN where none is known."""
-    stacked = np.stack(values)
-    known = np.isfinite(stacked)
-    found: np.ndarray = np.where(
-        known.any(axis=0), np.where(known, stacked, -np.inf).max(axis=0), np.nan
-    )
-    return found
 
 
 def _signal(row: dict[str, Any]) -> str | None:
@@ -307,57 +262,59 @@ def _links(recording: Run) -> Iterator[_Link]:
     for ranks in ranks_by_socket(recording):
         yield from _device_links(recording, ranks)
     for ranks in ranks_by_host(recording):
-        yield from _ports(table_beside(recording, ranks[0], "fabric_port"), ranks)
-        nic, pause = (table_beside(recording, ranks[0], name) for name in ("nic", "pause"))
-        yield from _interfaces(nic, pause, ranks)
+        yield from _ports(recording, ranks)
+
+
+def _link(
+    kind: str, name: str, ranks: tuple[int, ...], time_ns: np.ndarray, totals: dict[str, np.ndarray]
+) -> Iterator[_Link]:
+    """The link of some totals, where any of them was read twice."""
+    read = {column: counter_of(time_ns, total) for column, total in totals.items()}
+    counters = {column: counter for column, counter in read.items() if counter is not None}
+    if counters:
+        yield _Link(kind, name, ranks, np.unique(time_ns), counters)
 
 
 def _device_links(recording: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
     """Links of one device; its parts (MIG, CPX) share their totals."""
-    read = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
-    found = next(((rank, table) for rank, table in read if table.num_rows), None)
-    if found is None:
+    tables = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
+    for rank, table in ((rank, table) for rank, table in tables if table.num_rows):
+        limits = of_rank(recording, rank, "device_limit")
+        whole = " of the whole device" if limits.num_rows and limits["mig"][0].as_py() else ""
+        order = (rank, *(other for other in ranks if other != rank))
+        for kind, name, columns in _DEVICE_LINKS:
+            totals = {to: reals(table, column) for to, column in columns.items()}
+            yield from _link(kind, name + whole, order, ints(table, "time_ns"), totals)
         return
-    rank, table = found
-    limits = of_rank(recording, rank, "device_limit")
-    part = limits.num_rows > 0 and limits["mig"][0].as_py()
-    for kind, name, columns in _DEVICE_LINKS:
-        if part:
-            name += " of the whole device"
-        total = {to: reals(table, column) for to, column in columns.items()}
-        if any(np.isfinite(v).any() for v in total.values()):
-            yield _Link(kind, name, rank, ranks, ints(table, "time_ns"), total)
 
 
-def _ports(table: pa.Table, ranks: tuple[int, ...]) -> Iterator[_Link]:
-    codes, devices = strings(table, "device")
-    ports = ints(table, "port_id")
-    for code, device in enumerate(devices):
-        for port in np.unique(ports[codes == code]).tolist():
-            mine = table.filter(pa.array((codes == code) & (ports == port)))
-            total = {name: reals(mine, name) for name in _PORT}
+def _ports(recording: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
+    """Ports and interfaces of a host; bytes and pauses of one have readings of their own."""
+    fabric, nic, pause = (
+        table_beside(recording, ranks[0], name) for name in ("fabric_port", "nic", "pause")
+    )
+    for device, of_device in _by(fabric, "device"):
+        port_ids = ints(of_device, "port_id")
+        for port in np.unique(port_ids).tolist():
+            rows = of_device.filter(pa.array(port_ids == port))
+            totals = {name: reals(rows, name) for name in _PORT}
             for name in ("tx_bytes", "rx_bytes"):
-                total[name] = np.where(total[name] == _STUCK_BYTES, np.nan, total[name])
-            yield _Link("port", f"{device}/{port}", ranks[0], ranks, ints(mine, "time_ns"), total)
+                totals[name][totals[name] == _STUCK_BYTES] = np.nan
+            yield from _link("port", f"{device}/{port}", ranks, ints(rows, "time_ns"), totals)
+    for name, rows in _by(nic, "interface"):
+        totals = {column: reals(rows, column) for column in ("tx_bytes", "rx_bytes")}
+        yield from _link("interface", name, ranks, ints(rows, "time_ns"), totals)
+    for name, rows in _by(pause, "interface"):
+        priority = ints(rows, "priority")
+        totals = {
+            f"{column}/{p}": np.where(priority == p, reals(rows, column), np.nan)
+            for column in _PAUSES.values()
+            for p in range(_PRIORITIES)
+        }
+        yield from _link("flow control", name, ranks, ints(rows, "time_ns"), totals)
 
 
-def _interfaces(nic: pa.Table, pause: pa.Table, ranks: tuple[int, ...]) -> Iterator[_Link]:
-    """Ethernet interfaces: their bytes and their pauses have readings of their own."""
-    for table, columns in ((nic, ("tx_bytes", "rx_bytes")), (pause, ())):
-        codes, names = strings(table, "interface")
-        for code, name in enumerate(names):
-            mine = table.filter(pa.array(codes == code))
-            total = {column: reals(mine, column) for column in columns}
-            time = ints(mine, "time_ns")
-            if table is pause:
-                time, at = np.unique(time, return_inverse=True)
-                priority = ints(mine, "priority")
-                for column in ("rx_pause_ns", "tx_pause_ns"):
-                    values = reals(mine, column)
-                    for number in np.unique(priority).tolist():
-                        own = np.full(len(time), np.nan)
-                        own[at[priority == number]] = values[priority == number]
-                        total[f"{column}/{number}"] = own
-            kind = "interface" if columns else "flow control"
-            if any(np.isfinite(v).any() for v in total.values()):
-                yield _Link(kind, name, ranks[0], ranks, time, total)
+def _by(table: pa.Table, column: str) -> Iterator[tuple[str, pa.Table]]:
+    codes, names = strings(table, column)
+    for code, name in enumerate(names):
+        yield name, table.filter(pa.array(codes == code))

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.meter import counter_of
 from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.samples import table_beside
@@ -19,6 +20,8 @@ from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chopper.analyzers.attributed import Attributed
 
 _LEAST_SPAN_NS = 1_000_000_000
@@ -29,6 +32,12 @@ _EVENTS = (
     *("context_switch_count", "migration_count", "page_fault_count", "major_fault_count"),
     *("cycle_count", "instruction_count", "cache_miss_count"),
 )
+_HELD = {
+    "throttled_ratio": "cgroup_throttled_ns",
+    "pressure_cpu_ratio": "pressure_cpu_some_ns",
+    "pressure_memory_ratio": "pressure_memory_some_ns",
+    "pressure_io_ratio": "pressure_io_some_ns",
+}
 _WORK = frozenset(("cpu_op", "runtime", "driver"))
 
 VIEW = View(
@@ -166,30 +175,20 @@ def _threads(run: Attributed, rank: int, start: int, end: int) -> list[dict[str,
     return found
 
 
-def _growth(table: pa.Table, name: str, start: int, end: int) -> float | None:
-    """Growth of a total between the readings nearest to two moments; None where not known."""
-    total = reals(table, name)
-    good = np.isfinite(total)
-    time, total = ints(table, "time_ns")[good], total[good]
-    if len(time) < 2:
-        return None
-    zero = time[0]
-    low, high = np.interp([start - zero, end - zero], time - zero, total).tolist()
-    return None if high < low or (np.diff(total) < 0).any() else high - low
+def _growth(table: pa.Table, names: Iterable[str], start: int, end: int) -> dict[str, float | None]:
+    """Growth of totals between the readings nearest to two moments; None where not known."""
+    time_ns, span = ints(table, "time_ns"), (np.array([start]), np.array([end]))
+    read = {name: counter_of(time_ns, reals(table, name)) for name in names}
+    return {
+        name: float(one.growth(*span)[0]) if one and not one.broken.any() else None
+        for name, one in read.items()
+    }
 
 
 def _host(run: Attributed, rank: int, start: int, end: int) -> dict[str, float | None]:
     """Steal, throttling and pressure of the rank's host in that time."""
-    host = table_beside(run.recording, rank, "host")
-    found: dict[str, float | None] = {}
-    for name, total in (
-        ("throttled_ratio", "cgroup_throttled_ns"),
-        ("pressure_cpu_ratio", "pressure_cpu_some_ns"),
-        ("pressure_memory_ratio", "pressure_memory_some_ns"),
-        ("pressure_io_ratio", "pressure_io_some_ns"),
-    ):
-        growth = _growth(host, total, start, end)
-        found[name] = None if growth is None else growth / (end - start)
+    growth = _growth(table_beside(run.recording, rank, "host"), _HELD.values(), start, end)
+    found = {name: _ratio(growth[total], end - start) for name, total in _HELD.items()}
     cores = table_beside(run.recording, rank, "cpu_core")
     steal = reals(cores, "steal_ratio")
     at = ints(cores, "time_ns")
@@ -202,11 +201,11 @@ def _events(run: Attributed, rank: int, start: int, end: int) -> dict[str, Any]:
     """Switches, faults and misses of the rank's processes in that time."""
     table = table_beside(run.recording, rank, "process_event")
     table = table.filter(pa.array(ints(table, "rank") == rank))
-    found: dict[str, Any] = {}
-    for name in _EVENTS:
-        growth = _growth(table, name, start, end)
-        found[name] = None if growth is None else round(growth)
-    cycles = found.pop("cycle_count")
-    instructions = found.pop("instruction_count")
-    found["instructions_per_cycle"] = instructions / cycles if instructions and cycles else None
-    return found
+    growth = _growth(table, _EVENTS, start, end)
+    counted = {name: None if value is None else round(value) for name, value in growth.items()}
+    cycles, instructions = counted.pop("cycle_count"), counted.pop("instruction_count")
+    return counted | {"instructions_per_cycle": _ratio(instructions or None, cycles)}
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole

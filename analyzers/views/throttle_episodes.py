@@ -16,13 +16,8 @@ import pyarrow as pa
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
 from chopper.analyzers.causes.factors import set_clock_hz
-from chopper.analyzers.events.groups import (
-    Groups,
-    real_or_null,
-    reals,
-    sum_by,
-    whole_or_null,
-)
+from chopper.analyzers.events.groups import Groups, real_or_null, reals, sum_by, whole_or_null
+from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.samples import of_rank, per_device
 from chopper.analyzers.views import View
@@ -31,7 +26,6 @@ from chopper.tables import TABLES, column, optional
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.clocked import Clocked
-    from chopper.analyzers.events.groups import Texts
 
 _HELD = ["power_cap", "thermal", "application"]
 _COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]
@@ -106,20 +100,35 @@ def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
     for rank in run.recording.ranks:
         clocks = dict(per_device(run.recording, rank, "device_clock"))
         counters = dict(per_device(run.recording, rank, "device_counter"))
+        factors = run.factors.get(rank)
+        set_hz = set_clock_hz(
+            of_rank(run.recording, rank, "device_limit"),
+            np.zeros(0) if factors is None else factors.reference_hz,
+        )
         for number in dict.fromkeys([*clocks, *counters]):
             samples = clocks.get(number, TABLES["device_clock"].empty())
             counted = counters.get(number, TABLES["device_counter"].empty())
-            factors = run.factors.get(rank)
-            set_hz = set_clock_hz(
-                of_rank(run.recording, rank, "device_limit"),
-                np.zeros(0) if factors is None else factors.reference_hz,
-            )
+            time_ns, grown = ints(counted, "time_ns"), _grown(counted)
             episodes = _of_reasons(samples, set_hz)
             if episodes is None:
-                episodes = _of_counters(counted, samples)
+                episodes = _of_counters(time_ns, grown, samples)
             if episodes is not None and len(episodes.reason):
+                size = len(episodes.reason)
                 device = run.recording.part(rank).device_id if number is None else number
-                parts.append(_table(clocked, rank, device, episodes, counted))
+                columns = {
+                    "rank": np.full(size, rank),
+                    "device_id": [device] * size,
+                    "reason": dictionary(episodes.reason, _HELD),
+                    "start_ns": episodes.start_ns,
+                    "dur_ns": episodes.end_ns - episodes.start_ns,
+                    "clock_mean_hz": whole_or_null(episodes.clock_hz),
+                    "clock_low_hz": whole_or_null(episodes.low_hz),
+                    "power_mean_w": real_or_null(episodes.power_w),
+                    "held_ns": whole_or_null(_counted(time_ns, grown, episodes)),
+                    "source": dictionary(np.zeros(size, np.int64), [episodes.source]),
+                    **_hit(clocked, rank, episodes),
+                }
+                parts.append(VIEW.of(columns))
     table = VIEW.joined(parts)
     return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
 
@@ -163,17 +172,13 @@ def _stands_for(time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return np.append(time_ns[:1], begin), np.append(until, time_ns[-1:]), hole
 
 
-def _of_counters(counters: pa.Table, samples: pa.Table) -> _Episodes | None:
+def _of_counters(time: np.ndarray, grown: np.ndarray, samples: pa.Table) -> _Episodes | None:
     """Episodes from totals of throttled time: the readings between which one of them grew."""
-    if counters.num_rows < 2:
-        return None
-    grown = _grown(counters)
     if not np.isfinite(grown).any():
         return None
-    grown = np.nan_to_num(grown)
-    reason = np.where((grown > 0).any(axis=1), (grown > 0).argmax(axis=1), -1)
+    held = np.nan_to_num(grown) > 0
+    reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
     begins = np.flatnonzero(np.concatenate([[True], reason[1:] != reason[:-1]]))
-    time = ints(counters, "time_ns")
     start, end = time[begins], time[np.append(begins[1:], len(time) - 1)]
     kept = np.flatnonzero(reason[begins] >= 0)
     start, end = start[kept], end[kept]
@@ -191,68 +196,32 @@ def _grown(counters: pa.Table) -> np.ndarray:
 
     NaN where nothing counts it.
     """
-    found = np.full((max(counters.num_rows - 1, 0), len(_HELD)), np.nan)
+    grown = np.full((max(counters.num_rows - 1, 0), len(_HELD)), np.nan)
     for i, names in enumerate(_COUNTED):
         for name in names:
             change = np.diff(reals(counters, name))
             # A total that went backwards was reset: nothing is known of that gap.
-            good = change >= 0
-            found[good, i] = np.fmax(found[good, i], change[good])
-    return found
+            grown[:, i] = np.fmax(grown[:, i], np.where(change >= 0, change, np.nan))
+    return grown
 
 
-def _counted(counters: pa.Table, episodes: _Episodes) -> np.ndarray:
-    """Throttled time within each episode by the driver's own count, -1 where it counts none."""
-    none = np.full(len(episodes.reason), -1, dtype=np.int64)
-    if counters.num_rows < 2:
-        return none
-    time, grown = ints(counters, "time_ns"), _grown(counters)
-    zero = time[0]
-    for i in range(len(_HELD)):
-        mine = episodes.reason == i
-        if not mine.any() or not np.isfinite(grown[:, i]).any():
-            continue
+def _counted(time: np.ndarray, grown: np.ndarray, episodes: _Episodes) -> np.ndarray:
+    """Throttled time within each episode by the driver's own count, NaN where it counts none."""
+    found = np.full(len(episodes.reason), np.nan)
+    for i in np.flatnonzero(np.isfinite(grown).any(axis=0)).tolist():
         total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(grown[:, i]))])
-        start, end = episodes.start_ns[mine], episodes.end_ns[mine]
-        within = np.interp(end - zero, time - zero, total) - np.interp(
-            start - zero, time - zero, total
-        )
-        read = (end > time[0]) & (start < time[-1])
-        none[mine] = np.where(read, np.rint(within), -1)
-    return none
-
-
-def _table(
-    found: Clocked | None,
-    rank: int,
-    device: int | None,
-    episodes: _Episodes,
-    counters: pa.Table,
-) -> pa.Table:
-    size = len(episodes.reason)
-    return VIEW.of(
-        {
-            "rank": np.full(size, rank),
-            "device_id": [device] * size,
-            "reason": dictionary(episodes.reason, _HELD),
-            "start_ns": episodes.start_ns,
-            "dur_ns": episodes.end_ns - episodes.start_ns,
-            "clock_mean_hz": whole_or_null(episodes.clock_hz),
-            "clock_low_hz": whole_or_null(episodes.low_hz),
-            "power_mean_w": real_or_null(episodes.power_w),
-            "held_ns": nullable(_counted(counters, episodes)),
-            "source": dictionary(np.zeros(size, np.int64), [episodes.source]),
-            **_hit(found, rank, episodes),
-        }
-    )
+        start, end = episodes.start_ns, episodes.end_ns
+        within = Counter(time, total, np.isnan(grown[:, i])).growth(start, end)
+        mine = (episodes.reason == i) & (end > time[0]) & (start < time[-1])
+        found[mine] = within[mine]
+    return found
 
 
 def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, object]:
     """Cost of the episodes: of the kernels whose middle lies in them."""
     size = len(episodes.reason)
     if found is None:
-        none = pa.nulls(size, pa.int64())
-        zero = np.zeros(size, dtype=np.int64)
+        none, zero = pa.nulls(size, pa.int64()), np.zeros(size, dtype=np.int64)
         texts = {"op": dictionary(zero - 1, []), "kernels": [None] * size}
         return {"loss_ns": none, "time_ns": zero, "kernel_count": zero, "step": none, **texts}
     events = found.events
@@ -262,50 +231,38 @@ def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, obj
     at = np.searchsorted(episodes.start_ns, middle, side="right") - 1
     inside = (at >= 0) & (middle < episodes.end_ns[np.maximum(at, 0)])
     at, mine, rows = at[inside], mine[inside], rows[inside]
-    loss = np.zeros(size, dtype=np.int64)
-    np.add.at(loss, at, found.loss_ns[mine])
-    kernels = np.bincount(at, minlength=size)
+    loss = sum_by(at, found.loss_ns[mine], size)
+    kernel_count = np.bincount(at, minlength=size)
     # Where nothing was lost, what ran longest stands for what was hit.
     weight = np.where(loss[at] > 0, found.loss_ns[mine], found.time_ns[mine])
+    names = events.kernel[1]
+    ops = _largest(at, events.op[0][rows], weight, size)
+    kernels = [
+        [f"{fmt.kernel_name(names[code])} {fmt.ratio(of[code])}" for code in [*of][:_KERNELS_NAMED]]
+        for of in _largest(at, events.kernel[0][rows], weight, size)
+    ]
     step = np.full(size, -1, dtype=np.int64)
     step[at[::-1]] = events.step[rows][::-1]
     return {
-        "loss_ns": pa.array(loss, mask=kernels == 0),
+        "loss_ns": pa.array(loss, mask=kernel_count == 0),
         "time_ns": sum_by(at, found.time_ns[mine], size),
-        "kernel_count": kernels,
-        "op": dictionary(_most(at, events.op[0][rows], weight, size), events.op[1]),
-        "kernels": _named(at, events.kernel, rows, weight, size),
+        "kernel_count": kernel_count,
+        "op": dictionary(np.array([next(iter(of), -1) for of in ops]), events.op[1]),
+        "kernels": ["; ".join(named) or None for named in kernels],
         "step": nullable(step),
     }
 
 
-def _named(
-    episode: np.ndarray, kernel: Texts, rows: np.ndarray, weight: np.ndarray, count: int
-) -> list[str | None]:
-    """The kernels with most weight of each episode and their shares, as text."""
-    texts: list[list[str]] = [[] for _ in range(count)]
+def _largest(
+    episode: np.ndarray, code: np.ndarray, weight: np.ndarray, size: int
+) -> list[dict[int, float]]:
+    """Return the codes of each episode with their shares of its weight, the largest first."""
     some = np.flatnonzero(weight > 0)
-    codes, names = kernel[0][rows[some]], kernel[1]
-    groups = Groups([episode[some], codes])
-    total = np.bincount(groups.of_row, weights=weight[some])
-    of = episode[some][groups.first]
-    whole = np.bincount(of, weights=total, minlength=count)
-    order = np.lexsort((-total, of))
-    place = np.arange(len(order)) - np.searchsorted(of[order], of[order])
-    for i in order[place < _KERNELS_NAMED].tolist():
-        name = fmt.kernel_name(names[codes[groups.first[i]]])
-        texts[of[i]].append(f"{name} {fmt.ratio(total[i] / whole[of[i]])}")
-    return ["; ".join(parts) or None for parts in texts]
-
-
-def _most(episode: np.ndarray, op: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
-    """Operator with most weight in each episode, -1 where none has any."""
-    found = np.full(count, -1, dtype=np.int64)
-    some = np.flatnonzero(weight > 0)
-    groups = Groups([episode[some], op[some]])
-    total = np.bincount(groups.of_row, weights=weight[some])
-    first = some[groups.first]
-    order = np.lexsort((total, episode[first]))
-    # Of several assignments to one place the last one stays: the largest.
-    found[episode[first][order]] = op[first][order]
+    groups = Groups([episode[some], code[some]])
+    total = np.bincount(groups.of_row, weights=weight[some], minlength=len(groups))
+    of, codes = episode[some][groups.first], code[some][groups.first]
+    whole = np.bincount(of, weights=total, minlength=size)
+    found: list[dict[int, float]] = [{} for _ in range(size)]
+    for i in np.argsort(-total, kind="stable").tolist():
+        found[of[i]][int(codes[i])] = total[i] / whole[of[i]]
     return found

@@ -14,14 +14,14 @@ count nothing: the value is a lower bound then, and says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chopper.analyzers.events.tokens import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
-from chopper.analyzers.views._tokens import tokens_of
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.tables import column, optional
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
     from chopper.hardware.ceilings import Ceiling
 
+    Row = dict[str, Any]
+
 CEILINGS = ("theoretical", "achievable")
 _NOT_THE_MODELS = ("recompute", "optimizer")
-_NO_PRODUCT = "no matrix product, convolution or attention was recognised"
 _SAID_RATIO = 0.001
 """Smaller shares of unknown FLOP or peaks are not worth a remark."""
-_UNKNOWN: dict[str, object] = dict.fromkeys(
+_UNKNOWN: Row = dict.fromkeys(
     ("mfu_ratio", "hfu_ratio", "peak_flop_per_s", "model_needs_ns", "hardware_needs_ns")
 )
 
@@ -92,18 +93,25 @@ VIEW = View(
 
 @dataclass(frozen=True)
 class _Math:
-    """FLOP of one rank's products by data type, "" for an unknown type."""
+    """FLOP of one rank's products.
 
-    model: dict[str, float]
-    hardware: dict[str, float]
-    unknown_ratio: float
-    """Share of the products' time whose FLOP are not known."""
+    Attributes:
+        flop: data type, "" for unknown → FLOP that the model needs, and all of them.
+        time_ns: time that they are held against.
+        unknown_ratio: share of the products' time whose FLOP are not known.
+        products_ns: time of the device events whose FLOP are known.
+        reason: why there are no FLOP, where there are none.
+    """
+
+    flop: dict[str, tuple[float, float]]
     time_ns: int
-    """Time that they are held against."""
+    unknown_ratio: float = 0.0
     products_ns: int = 0
-    """Time of the device events whose FLOP are known."""
-    unknown_reason: str = _NO_PRODUCT
-    """Why there are no FLOP, where there are none."""
+    reason: str = "no matrix product, convolution or attention was recognised"
+
+    def sums(self) -> tuple[float, float]:
+        """Return the FLOP of all types together."""
+        return sum(m for m, _ in self.flop.values()), sum(h for _, h in self.flop.values())
 
 
 def utilization(run: Attributed) -> pa.Table:
@@ -113,36 +121,37 @@ def utilization(run: Attributed) -> pa.Table:
     """
     scale = run.step_time().scale
     math = {r.rank: _math(run, r.rank, round(r.observed_ns * scale)) for r in run.ranks}
-    observed = {r.rank: r.observed_ns for r in run.ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for name in CEILINGS:
-        per_rank = {rank: _rows(run, rank, name, math[rank]) for rank in math}
-        for rank, found in per_rank.items():
-            seconds, known = math[rank].time_ns / 1e9, tokens[rank]
-            if known is not None and seconds:
-                found[0]["tokens_per_s"] = known / seconds
-        rows += _of_run(list(per_rank.values()), name)
+        per_rank = []
+        for summary in run.ranks:
+            rank, time_ns = summary.rank, math[summary.rank].time_ns
+            found = _rows(run, rank, name, math[rank])
+            for row in found:
+                row["observed_ns"] = summary.observed_ns
+            known = tokens[rank]
+            if known is not None and time_ns:
+                found[0]["tokens_per_s"] = known / (time_ns / 1e9)
+            per_rank.append(found)
+        rows += _of_run(per_rank, name)
         if len(per_rank) > 1:
-            rows += [found[0] for found in per_rank.values()]
-    for row in rows:
-        of = row["rank"]
-        row["observed_ns"] = sum(observed.values()) if of is None else observed[int(str(of))]
+            rows += [found[0] for found in per_rank]
     return VIEW.of_rows(rows)
 
 
 def _math(run: Attributed, rank: int, time_ns: int) -> _Math:
     work, links = run.work.get(rank), run.links.get(rank)
     if work is None or links is None:
-        return _Math({}, {}, 0.0, time_ns)
+        return _Math({}, time_ns)
     rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
+    if not len(rows):
+        return _Math({}, time_ns)
     flop = work.work_flop[rows]
     known = ~np.isnan(flop)
     dur = ints(run.joined[rank].device_event, "dur_ns")[rows]
-    time = dur.sum()
     phase, phases = strings(links, "phase")
-    present = {phases[code] for code in np.unique(phase) if code >= 0}
-    outside = phases_outside_training(present)
+    outside = phases_outside_training({phases[code] for code in np.unique(phase) if code >= 0})
     trained = ~matching(phase[rows][known], phases, outside.__contains__)
     own = ~matching(phase[rows][known], phases, _NOT_THE_MODELS.__contains__)
     names = [*work.dtypes, ""]
@@ -152,85 +161,74 @@ def _math(run: Attributed, rank: int, time_ns: int) -> _Math:
     # The sum over ranks is a whole number, too.
     if hardware.sum() >= 2**63 / len(run.ranks):
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
-        return _Math({}, {}, 1.0, time_ns, unknown_reason=reason)
-    reason = "the FLOP of no product are known: shapes were not recorded"
+        return _Math({}, time_ns, 1.0, reason=reason)
+    by_type = zip(names, model.tolist(), hardware.tolist(), strict=True)
     return _Math(
-        {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
-        {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
-        float(1 - dur[known].sum() / time if time else 0.0),
+        {name: (of_model, of_all) for name, of_model, of_all in by_type if of_all},
         time_ns,
+        float(1 - dur[known].sum() / dur.sum() if dur.sum() else 0.0),
         int(dur[known].sum()),
-        reason if len(rows) else _NO_PRODUCT,
+        "the FLOP of no product are known: shapes were not recorded",
     )
 
 
-def _rows(run: Attributed, rank: int, name: str, math: _Math) -> list[dict[str, object]]:
+def _rows(run: Attributed, rank: int, name: str, math: _Math) -> list[Row]:
     """One rank against one ceiling: all its FLOP, then by data type."""
     ceilings = run.ceilings.get(rank)
     ceiling: Ceiling | None = getattr(ceilings, name, None)
-    row: dict[str, object] = {
+    sums = math.sums()
+    row: Row = {
         "rank": rank,
         "ceiling": name,
-        "model_flop": round(sum(math.model.values())) if math.hardware else None,
-        "hardware_flop": round(sum(math.hardware.values())) if math.hardware else None,
+        "model_flop": round(sums[0]) if math.flop else None,
+        "hardware_flop": round(sums[1]) if math.flop else None,
         "time_ns": math.time_ns,
         "source": None if ceiling is None else ceiling.source,
     }
     if ceiling is None:
-        row["reason"] = getattr(ceilings, f"{name}_reason", None) or "not known"
-        return [row]
-    if not math.hardware or not math.time_ns:
-        row["reason"] = math.unknown_reason
-        return [row]
-    peaks = {d: ceiling.flop_per_s.get(d) if d else None for d in math.hardware}
-    row |= _against(math.model, math.hardware, peaks, math.time_ns)
-    row["reason"] = _bound(math, peaks)
+        return [row | {"reason": getattr(ceilings, f"{name}_reason", None) or "not known"}]
+    if not math.flop or not math.time_ns:
+        return [row | {"reason": math.reason}]
+    peaks = {dtype: ceiling.flop_per_s.get(dtype) if dtype else None for dtype in math.flop}
+    row |= _against(math.flop, peaks, math.time_ns) | {"reason": _bound(math, peaks)}
     beyond = _beyond(row, math)
     if beyond is not None:
         return [row | {"mfu_ratio": None, "hfu_ratio": None, "reason": beyond}]
-    by_type = []
-    for dtype, flop in sorted(math.hardware.items(), key=lambda kv: -kv[1]):
-        model = math.model.get(dtype, 0.0)
-        by_type.append(
-            {
-                **row,
-                "dtype": dtype or "unknown",
-                "model_flop": round(model),
-                "hardware_flop": round(flop),
-                "reason": None if peaks[dtype] else "no peak is known for this type",
-                **_against({dtype: model}, {dtype: flop}, peaks, math.time_ns),
-            }
-        )
+    by_type = [
+        {
+            **row,
+            "dtype": dtype or "unknown",
+            "model_flop": round(flop[0]),
+            "hardware_flop": round(flop[1]),
+            "reason": None if peaks[dtype] else "no peak is known for this type",
+            **_against({dtype: flop}, peaks, math.time_ns),
+        }
+        for dtype, flop in sorted(math.flop.items(), key=lambda of: -of[1][1])
+    ]
     return [row, *by_type]
 
 
 def _against(
-    model: dict[str, float],
-    hardware: dict[str, float],
-    peaks: dict[str, float | None],
-    time_ns: int,
-) -> dict[str, object]:
+    flop: dict[str, tuple[float, float]], peaks: dict[str, float | None], time_ns: int
+) -> Row:
     """Utilization of one or more data types, None where no peak is known for any."""
-
-    def needed_ns(flop: dict[str, float]) -> float:
-        return sum(f / p * 1e9 for d, f in flop.items() if (p := peaks.get(d)))
-
-    covered = sum(f for d, f in hardware.items() if peaks.get(d))
+    covered = [(*of, peak) for dtype, of in flop.items() if (peak := peaks[dtype])]
     if not covered:
         return _UNKNOWN
+    model_ns = sum(model / peak * 1e9 for model, _, peak in covered)
+    hardware_ns = sum(hardware / peak * 1e9 for _, hardware, peak in covered)
     return {
-        "mfu_ratio": needed_ns(model) / time_ns,
-        "hfu_ratio": needed_ns(hardware) / time_ns,
-        "peak_flop_per_s": covered / needed_ns(hardware) * 1e9,
-        "model_needs_ns": round(needed_ns(model)),
-        "hardware_needs_ns": round(needed_ns(hardware)),
+        "mfu_ratio": model_ns / time_ns,
+        "hfu_ratio": hardware_ns / time_ns,
+        "peak_flop_per_s": sum(hardware for _, hardware, _ in covered) / hardware_ns * 1e9,
+        "model_needs_ns": round(model_ns),
+        "hardware_needs_ns": round(hardware_ns),
     }
 
 
-def _beyond(row: dict[str, object], math: _Math) -> str | None:
+def _beyond(row: Row, math: _Math) -> str | None:
     """Reason to withhold the values: the products ran faster than the ceiling allows."""
-    took_ns = min(math.products_ns, math.time_ns)
-    ratio = _number(row, "hardware_needs_ns") / max(took_ns, 1)
+    ratio = (row["hardware_needs_ns"] or 0) / max(min(math.products_ns, math.time_ns), 1)
     if ratio <= MOST_OF_A_PEAK:
         return None
     remedy = (
@@ -249,75 +247,50 @@ def _bound(math: _Math, peaks: dict[str, float | None]) -> str | None:
     parts = []
     if math.unknown_ratio > _SAID_RATIO:
         parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are not known")
-    total = sum(math.hardware.values())
-    lacking = {d: f for d, f in math.hardware.items() if not peaks[d]}
-    if sum(lacking.values()) > _SAID_RATIO * total:
-        names = ", ".join(sorted(d or "an unknown type" for d in lacking))
-        share = sum(lacking.values()) / total
+    lacking = {dtype: of[1] for dtype, of in math.flop.items() if not peaks[dtype]}
+    share = sum(lacking.values()) / math.sums()[1]
+    if share > _SAID_RATIO:
+        names = ", ".join(sorted(dtype or "an unknown type" for dtype in lacking))
         if share == 1:
             return f"no peak is known for {names}"
         parts.append(f"no peak is known for {names}, {share:.1%} of the FLOP")
     return "a lower bound: " + "; ".join(parts) if parts else None
 
 
-def _of_run(per_rank: list[list[dict[str, object]]], name: str) -> list[dict[str, object]]:
+def _of_run(per_rank: list[list[Row]], name: str) -> list[Row]:
     """All ranks together: their FLOP against their own ceilings, over their time."""
     if len(per_rank) == 1:
         return [{**row, "rank": None} for row in per_rank[0]]
     firsts = [rows[0] for rows in per_rank]
-    reasons = list(dict.fromkeys(str(r["reason"]) for r in firsts if r.get("reason")))
-    sources = list(dict.fromkeys(str(r["source"]) for r in firsts if r.get("source")))
-    time_ns = sum(_number(r, "time_ns") for r in firsts)
-    row: dict[str, object] = {
-        "rank": None,
-        "ceiling": name,
-        "model_flop": _known_sum(firsts, "model_flop"),
-        "hardware_flop": _known_sum(firsts, "hardware_flop"),
-        "time_ns": time_ns,
-        "source": "; ".join(sources) or None,
-        "reason": "; ".join(reasons) or None,
-    }
-    if firsts and time_ns:
-        row |= _summed(firsts, time_ns)
+    row: Row = {"rank": None, "ceiling": name}
+    for text in ("source", "reason"):
+        row[text] = "; ".join(dict.fromkeys(r[text] for r in firsts if r[text])) or None
+    row |= {name: sum(r[name] for r in firsts) for name in ("time_ns", "observed_ns")}
+    for amount in ("model_flop", "hardware_flop"):
+        known = [r[amount] for r in firsts if r[amount] is not None]
+        row[amount] = sum(known) if known else None
+    typed = [r for rows in per_rank for r in rows[1:]]
     by_type = []
-    for dtype in sorted({str(r["dtype"]) for found in per_rank for r in found[1:]}):
-        mine = [r for found in per_rank for r in found[1:] if r["dtype"] == dtype]
-        by_type.append(
-            {
-                **row,
-                "dtype": dtype,
-                "model_flop": sum(_number(r, "model_flop") for r in mine),
-                "hardware_flop": sum(_number(r, "hardware_flop") for r in mine),
-                "reason": mine[0].get("reason"),
-                **_UNKNOWN,
-                **_summed(mine, time_ns),
-            }
-        )
-    return [row, *sorted(by_type, key=lambda r: -_number(r, "hardware_flop"))]
+    for dtype in sorted({r["dtype"] for r in typed}):
+        mine = [r for r in typed if r["dtype"] == dtype]
+        flop = {n: sum(r[n] for r in mine) for n in ("model_flop", "hardware_flop")}
+        of_type = {"dtype": dtype, "reason": mine[0]["reason"], **_summed(mine, row["time_ns"])}
+        by_type.append(row | flop | of_type)
+    whole = row | _summed(firsts, row["time_ns"])
+    return [whole, *sorted(by_type, key=lambda r: -r["hardware_flop"])]
 
 
-def _summed(rows: list[dict[str, object]], time_ns: float) -> dict[str, object]:
-    """Utilization of several rows over a time; nothing where one of them is not known."""
-    if any(r.get("hfu_ratio") is None for r in rows):
-        return {}
-    model = sum(_number(r, "model_needs_ns") for r in rows)
-    hardware = sum(_number(r, "hardware_needs_ns") for r in rows)
-    flop = sum(_number(r, "peak_flop_per_s") * _number(r, "hardware_needs_ns") for r in rows)
+def _summed(rows: list[Row], time_ns: int) -> Row:
+    """Utilization of several rows over a time; null where one of them is not known."""
+    if not time_ns or any(r.get("hfu_ratio") is None for r in rows):
+        return _UNKNOWN
+    model_ns = sum(r["model_needs_ns"] for r in rows)
+    hardware_ns = sum(r["hardware_needs_ns"] for r in rows)
+    flop = sum(r["peak_flop_per_s"] * r["hardware_needs_ns"] for r in rows)
     return {
-        "mfu_ratio": model / time_ns,
-        "hfu_ratio": hardware / time_ns,
-        "peak_flop_per_s": flop / hardware if hardware else None,
-        "model_needs_ns": round(model),
-        "hardware_needs_ns": round(hardware),
+        "mfu_ratio": model_ns / time_ns,
+        "hfu_ratio": hardware_ns / time_ns,
+        "peak_flop_per_s": flop / hardware_ns if hardware_ns else None,
+        "model_needs_ns": model_ns,
+        "hardware_needs_ns": hardware_ns,
     }
-
-
-def _known_sum(rows: list[dict[str, object]], name: str) -> float | None:
-    """Sum over the ranks that know it; None where none does."""
-    known = [_number(r, name) for r in rows if r[name] is not None]
-    return sum(known) if known else None
-
-
-def _number(row: dict[str, object], name: str) -> float:
-    value = row.get(name)
-    return value if isinstance(value, int | float) else 0
