@@ -131,7 +131,8 @@ def test_help_lists_every_view_in_one_line_each() -> None:
     shown = CliRunner().invoke(cli, ["analyze", "--help"]).output
     listed = shown.partition("Views (--view):")[2]
     for one in VIEWS.values():
-        assert re.search(rf"^  {one.name}\s+{re.escape(one.doc.split()[0])}", listed, re.MULTILINE)
+        word = re.escape(one.summary.split()[0])
+        assert re.search(rf"^  {one.name}\s+{word}", listed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
