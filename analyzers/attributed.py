@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 from chopper.attribution import Attribution
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from chopper.analyzers.causes.event_work import EventWork
     from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
     from chopper.storage.run import Run
@@ -35,19 +32,3 @@ class Attributed(Attribution):
     matched: dict[int, Matched]
     work: dict[int, EventWork]
     factors: dict[int, Factors]
-
-    def trace_table(self, rank: int, name: str) -> pa.Table:
-        """Return a table of one rank: of the trace as it was joined, any other as recorded."""
-        joined = self.joined.get(rank)
-        if joined is not None and name in ("device_event", "step"):
-            table: pa.Table = getattr(joined, name)
-            return table
-        return self.recording.table(rank, name)
-
-
-def links_of(run: Attributed, rank: int) -> Links:
-    """Return the joined events of one rank as arrays."""
-    return run.joined[rank].links()
-
-
-__all__ = ["Attributed", "links_of"]

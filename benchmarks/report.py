@@ -49,7 +49,7 @@ def measure(events: int, folder: Path) -> dict[str, Any]:
     """One size: render in a fresh state, load in a fresh browser."""
     attribution = make(shape_for(events))
     counted = sum(
-        attribution.trace_table(rank, name).num_rows
+        getattr(attribution.joined[rank], name).num_rows
         for rank in attribution.recording.ranks
         for name in ("device_event", "host_span")
     )

@@ -8,25 +8,28 @@ Where steps of several kinds were traced, all of it is of the kind that the step
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from chopper.causes import CAUSES, LEAVES, parents
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.causes import CAUSES, CODES, LEVELS, parents
 from chopper.errors import UsageError
+from chopper.statistics import total_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Self
 
-    import numpy as np
     import pandas as pd
-    import pyarrow as pa
 
+    from chopper.causes import Level
     from chopper.claims import Withheld
     from chopper.hardware.ceilings import Ceilings
     from chopper.storage.manifest import Finding
 
-Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
-LEVELS: tuple[Level, ...] = get_args(Level)
 _SLOW_NEARBY = 1.3
 TRAINING = "training"
 FIRST = "first steps"
@@ -107,7 +110,10 @@ class Spread:
         low_ns, high_ns: their quartiles: half of the steps lie between.
         count: steps.
         lengths_ns: each of them, in the order of their numbers.
-        is_uneven: whether their mean is a fifth longer than their median, waits for a core aside.
+        statistic: which of the two is the step time. The median, which hiccups do not move; the
+            mean where it is a fifth longer: steps that come in flights (a batch from each loader's
+            worker, then a wait) have a median that no throughput belongs to. Steps that waited for
+            a core, which other programs took, make no flights.
     """
 
     median_ns: int
@@ -116,17 +122,7 @@ class Spread:
     high_ns: int
     count: int
     lengths_ns: tuple[int, ...]
-    is_uneven: bool
-
-    @property
-    def statistic(self) -> Literal["median", "mean"]:
-        """Name the one of the two that is the step time.
-
-        The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
-        in flights (a batch from each loader's worker, then a wait) have a median that no throughput
-        belongs to. Steps that waited for a core, which other programs took, make no flights.
-        """
-        return "mean" if self.is_uneven else "median"
+    statistic: Literal["median", "mean"]
 
     @property
     def value_ns(self) -> int:
@@ -357,7 +353,7 @@ class Attribution:
 
     def leaves(self) -> list[CauseRow]:
         """Return leaf causes with time in them, largest first; they sum to ``observed_ns``."""
-        rows = [row for row in self.cause_rows if row.id in _LEAF_SET]
+        rows = [row for row in self.cause_rows if row.id in CODES]
         return sorted(rows, key=lambda row: -row.time_ns)
 
     def by(self, level: Level) -> list[Group]:
@@ -381,15 +377,12 @@ class Attribution:
 
     def step_time_ns(self) -> list[int]:
         """Return the observed time of each step: the longest window over ranks, in step order."""
-        longest: dict[int, int] = {}
-        for number, start, end in zip(
-            _window_numbers(self.windows).tolist(),
-            self.windows["start_ns"].to_pylist(),
-            self.windows["end_ns"].to_pylist(),
-            strict=True,
-        ):
-            longest[number] = max(longest.get(number, 0), end - start)
-        return [longest[i] for i in sorted(longest)]
+        length_ns = pc.subtract(self.windows["end_ns"], self.windows["start_ns"])
+        numbers = pc.fill_null(self.windows["number"], -1)
+        table = pa.table({"number": numbers, "length_ns": length_ns})
+        longest = table.group_by("number").aggregate([("length_ns", "max")]).sort_by("number")
+        lengths: list[int] = longest["length_ns_max"].to_pylist()
+        return lengths
 
     def of_kind(self) -> Self:
         """Return the part that the step time is of; itself where no other kind was traced."""
@@ -402,7 +395,40 @@ class Attribution:
         Args:
             numbers: of steps; -1 for windows without a number.
         """
-        return _part(self.whole, numbers)
+        whole = self.whole
+        inside = np.isin(ints(whole.windows, "number"), [*numbers])
+        if inside.all():
+            return whole
+        windows = whole.windows.filter(inside)
+        width = int(ints(whole.windows, "step_index").max()) + 1
+        keys = _window_keys(windows, width)
+        pieces, gaps = (
+            table.filter(np.isin(_window_keys(table, width), keys))
+            for table in (whole.pieces, whole.gaps)
+        )
+        links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
+        by_rank = {r.rank: Group(r.rank, 0, {}) for r in whole.ranks}
+        by_rank |= {int(g.key or 0): g for g in groups_of(pieces, windows, "rank")}
+        counts = windows["rank"].to_pylist()
+        return replace(
+            whole,
+            pieces=pieces,
+            windows=windows,
+            gaps=gaps,
+            links=links,
+            communication=_communication_within(whole, links),
+            cause_rows=cause_rows_of(pieces, windows, whole.bases, whole.withheld),
+            ranks=[
+                replace(
+                    r,
+                    observed_ns=by_rank[r.rank].time_ns,
+                    ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0),
+                    steps=counts.count(r.rank),
+                )
+                for r in whole.ranks
+            ],
+            all_kinds=whole,
+        )
 
     @property
     def table(self) -> pd.DataFrame:
@@ -438,20 +464,22 @@ class Attribution:
 
 def groups_of(pieces: pa.Table, windows: pa.Table, level: str) -> list[Group]:
     """Sum the time of pieces by a level and by leaf cause. PIECE, WINDOW -> groups."""
-    import numpy as np
-
-    cause_codes, cause_names = _codes(pieces, "cause")
-    keys, names = _level_codes(pieces, windows, level)
-    width = max(len(cause_names), 1)
-    flat = _sum_by(keys * width + cause_codes, pieces["time_ns"].to_numpy(), len(names) * width)
-    present = np.bincount(keys, minlength=len(names)) > 0
+    codes: np.ndarray
+    keys: list[Any]
+    if level == "step":
+        codes, keys = _piece_steps(pieces, windows)
+    elif level == "rank":
+        ranks, codes = np.unique(ints(pieces, "rank"), return_inverse=True)
+        keys = ranks.tolist()
+    else:
+        codes, keys = strings(pieces, level)
+        keys = [*keys, None]  # -1, the last one
+        codes = codes % len(keys)
+    time_ns, causes = _by_cause(pieces, codes, len(keys))
+    present = np.bincount(codes, minlength=len(keys)) > 0
     groups = [
-        Group(
-            name,
-            int(row.sum()),
-            {cause_names[i]: int(row[i]) for i in np.flatnonzero(row)},
-        )
-        for name, row, there in zip(names, flat.reshape(len(names), width), present, strict=True)
+        Group(key, int(row.sum()), {causes[i]: int(row[i]) for i in np.flatnonzero(row)})
+        for key, row, there in zip(keys, time_ns, present, strict=True)
         if there
     ]
     if level in ("step", "rank"):
@@ -459,45 +487,34 @@ def groups_of(pieces: pa.Table, windows: pa.Table, level: str) -> list[Group]:
     return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
 
 
-def _level_codes(pieces: pa.Table, windows: pa.Table, level: str) -> tuple[np.ndarray, list[Any]]:
-    """Return the value of each piece at a level, as codes into the values."""
-    import numpy as np
-
-    if level == "step":
-        return _piece_steps(pieces, windows)
-    if level == "rank":
-        values, codes = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
-        return codes.astype(np.int64), [int(v) for v in values]
-    return _codes(pieces, level)
+def _by_cause(pieces: pa.Table, group: np.ndarray, size: int) -> tuple[np.ndarray, list[str]]:
+    """Return the exact time of each group by leaf cause, (groups, causes), and the causes."""
+    codes, causes = strings(pieces, "cause")
+    time_ns = np.zeros(size * len(causes), dtype=np.int64)
+    np.add.at(time_ns, group * len(causes) + codes, ints(pieces, "time_ns"))
+    return time_ns.reshape(size, len(causes)), causes
 
 
 def _piece_steps(pieces: pa.Table, windows: pa.Table) -> tuple[np.ndarray, list[int | None]]:
     """Return the step of each piece: codes in step order, and the steps' numbers.
 
-    Ranks may have recorded different steps: the same number is the same step, whatever its
-    place. Windows without a number (a whole trace) are one step.
+    Ranks may have recorded different steps: the same number is the same step, whatever its index.
+    Windows without a number (a whole trace) are one step.
     """
-    import numpy as np
-
     numbers = windows["number"].to_pylist()
-    known = sorted({n for n in numbers if n is not None})
-    names: list[int | None] = [*known, None] if None in numbers else [*known]
-    code_of = {n: i for i, n in enumerate(names)}
-    if not len(numbers):
+    names = sorted({*numbers}, key=lambda n: (n is None, n))
+    if not numbers:
         return np.zeros(0, np.int64), names
-    width = int(windows["step_index"].to_numpy().max()) + 1
+    width = int(ints(windows, "step_index").max()) + 1
     of_window = _window_keys(windows, width)
     order = np.argsort(of_window)
-    codes = np.array([code_of[n] for n in numbers], dtype=np.int64)[order]
+    codes = np.array([names.index(n) for n in numbers])[order]
     return codes[np.searchsorted(of_window[order], _window_keys(pieces, width))], names
 
 
 def _window_keys(table: pa.Table, width: int) -> np.ndarray:
     """Return a number for the window of each row: of its rank and its step's index."""
-    import numpy as np
-
-    ranks = table["rank"].to_numpy().astype(np.int64)
-    keys: np.ndarray = ranks * width + table["step_index"].to_numpy()
+    keys: np.ndarray = ints(table, "rank") * width + ints(table, "step_index")
     return keys
 
 
@@ -505,29 +522,20 @@ def cause_rows_of(
     pieces: pa.Table, windows: pa.Table, bases: dict[str, Basis], withheld: list[Withheld]
 ) -> list[CauseRow]:
     """Sum the time of pieces by cause, with intervals over steps. PIECE, WINDOW -> causes."""
-    import numpy as np
-
-    from chopper.statistics import total_intervals
-
-    codes, names = _codes(pieces, "cause")
-    step_codes, step_names = _piece_steps(pieces, windows)
-    steps, width = len(step_names), len(names)
-    time_ns = pieces["time_ns"].to_numpy()
-    leaf = _sum_by(step_codes * width + codes, time_ns, steps * width).reshape(steps, width)
+    codes, names = _piece_steps(pieces, windows)
+    leaves_ns, leaves = _by_cause(pieces, codes, len(names))
     per_step: dict[str, np.ndarray] = {}
-    for i, name in enumerate(names):
-        column = leaf[:, i]
-        for node in (name, *parents(name)):
-            per_step[node] = per_step[node] + column if node in per_step else column
-    shown = [c for c in CAUSES if c in per_step and per_step[c].any()]
+    for leaf, time_ns in zip(leaves, leaves_ns.T, strict=True):
+        if time_ns.any():
+            for node in (leaf, *parents(leaf)):
+                per_step[node] = per_step.get(node, 0) + time_ns
+    shown = [c for c in CAUSES if c in per_step]
     intervals = total_intervals(np.stack([per_step[c] for c in shown])) if shown else None
-    observed = int(time_ns.sum())
-    # A parent rests on the leaves with time in them, not on those that could have had some.
-    spent = [name for name in names if per_step[name].any()]
+    observed = int(leaves_ns.sum())
     rows = []
     for i, cause_id in enumerate(shown):
         total = int(per_step[cause_id].sum())
-        basis = _basis(cause_id, spent, bases)
+        basis = _basis(cause_id, shown, bases)
         reason = _withheld_cause(cause_id, withheld)
         rows.append(
             CauseRow(
@@ -553,113 +561,31 @@ def _withheld_cause(cause_id: str, withheld: list[Withheld]) -> str | None:
     return None
 
 
-def _basis(cause_id: str, leaves: list[Any], bases: dict[str, Basis]) -> Basis:
-    """Return what a cause rests on: of a parent, what the leaves below it do."""
+def _basis(cause_id: str, shown: list[str], bases: dict[str, Basis]) -> Basis:
+    """Return what a cause rests on: of a parent, what the leaves below it with time in them do."""
     if cause_id in bases:
         return bases[cause_id]
-    under = [bases[c] for c in leaves if c.startswith(cause_id + ".") and c in bases]
-    if cause_id in _LEAF_SET or not under:
+    under = [bases[c] for c in shown if c.startswith(cause_id + ".") and c in bases]
+    if not under:
         return Basis("recorded times", True)
     return Basis("sum of the causes below it", all(b.measured for b in under))
 
 
-def _part(whole: A, numbers: Collection[int]) -> A:
-    """Return the part of an attribution in some of its steps; itself where it has no others."""
-    import numpy as np
-    import pyarrow as pa
-
-    inside = np.isin(_window_numbers(whole.windows), [*numbers])
-    if inside.all():
-        return whole
-    windows = whole.windows.filter(pa.array(inside))
-    width = int(whole.windows["step_index"].to_numpy().max()) + 1
-
-    def within(table: pa.Table) -> pa.Table:
-        kept = np.isin(_window_keys(table, width), _window_keys(windows, width))
-        return table.filter(pa.array(kept))
-
-    links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
-    pieces = within(whole.pieces)
-    by_rank = {g.key: g for g in groups_of(pieces, windows, "rank")}
-    counts = windows["rank"].to_pylist()
-    return replace(
-        whole,
-        pieces=pieces,
-        windows=windows,
-        gaps=within(whole.gaps),
-        links=links,
-        communication=_communication_within(whole, links),
-        cause_rows=cause_rows_of(pieces, windows, whole.bases, whole.withheld),
-        ranks=[
-            replace(
-                r,
-                observed_ns=by_rank[r.rank].time_ns if r.rank in by_rank else 0,
-                ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0) if r.rank in by_rank else 0,
-                steps=counts.count(r.rank),
-            )
-            for r in whole.ranks
-        ],
-        all_kinds=whole,
-    )
-
-
-A = TypeVar("A", bound=Attribution)
-
-
-_LEAF_SET = frozenset(LEAVES)
-
-
-def _window_numbers(windows: pa.Table) -> np.ndarray:
-    """Step number of each window; -1 for none."""
-    numbers: np.ndarray = windows["number"].fill_null(-1).to_numpy()
-    return numbers
-
-
 def _links_within(links: pa.Table, rank: int, windows: pa.Table) -> pa.Table:
     """Links of a rank's events, without a window where theirs is none of ``windows``."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    place = links.schema.get_field_index("step_index")
+    column = links.schema.get_field_index("step_index")
     mine = windows["step_index"].filter(pc.equal(windows["rank"], rank))
     step = links["step_index"]
-    kept = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
-    return links.set_column(place, links.schema.field(place), kept)
+    inside = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
+    return links.set_column(column, links.schema.field(column), inside)
 
 
 def _communication_within(whole: Attribution, links: dict[int, pa.Table]) -> pa.Table:
     """The communication table without the events of the windows that ``links`` have lost."""
-    import numpy as np
-    import pyarrow as pa
-
-    table = whole.communication
-    rank, row = table["rank"].to_numpy(), table["event_row"].to_numpy()
-    kept = np.ones(len(rank), dtype=bool)
+    rank, row = ints(whole.communication, "rank"), ints(whole.communication, "event_row")
+    inside = np.ones(len(rank), dtype=bool)
     for number, left in links.items():
-        had = whole.links[number]["step_index"].is_valid().to_numpy()
-        lost = had & ~left["step_index"].is_valid().to_numpy()
+        had, has = (t["step_index"].is_valid().to_numpy() for t in (whole.links[number], left))
         mine = np.flatnonzero(rank == number)
-        kept[mine] = ~lost[row[mine]]
-    return table.filter(pa.array(kept))
-
-
-def _codes(table: pa.Table, column: str) -> tuple[np.ndarray, list[Any]]:
-    """Dictionary codes of a string column as int64, nulls as one more value None."""
-    import numpy as np
-
-    array = table[column].unify_dictionaries().combine_chunks()
-    names: list[Any] = array.dictionary.to_pylist()
-    indices = array.indices
-    if indices.null_count:
-        indices = indices.fill_null(len(names))
-        names = [*names, None]
-    return indices.to_numpy(zero_copy_only=False).astype(np.int64), names
-
-
-def _sum_by(keys: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """Exact int64 sums of ``values`` by key (a float accumulator would round)."""
-    import numpy as np
-
-    out = np.zeros(size, dtype=np.int64)
-    np.add.at(out, keys, values)
-    return out
+        inside[mine] = (has | ~had)[row[mine]]
+    return whole.communication.filter(inside)

@@ -16,7 +16,8 @@ from chopper.reports.palette import PHASES, color
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import Group, Level
+    from chopper.attribution import Group
+    from chopper.causes import Level
     from chopper.reports.story import Groupings, Story
 
 LEVELS: tuple[tuple[Level, str], ...] = (

@@ -257,13 +257,11 @@ def _host(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
 def _device(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    from chopper.analyzers.trace.host_device import is_host_timeline
-
     events = _table(run, rank, "device_event")
     links = run.links.get(rank)
     if links is None:
         return
-    on_host = is_host_timeline(events)
+    on_host = run.joined[rank].host_only
     pieces = run.pieces
     mine = np.flatnonzero(pieces["rank"].to_numpy() == rank)
     # Pieces with most time come last, so that each event keeps its largest cause.

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.trace.host_device import is_host_timeline
 from chopper.reports.pack import deflate_text, pack
 
 if TYPE_CHECKING:
@@ -97,6 +96,7 @@ class RankColumns:
     def __init__(self, run: Attributed, trace: JoinedRank, rank: int) -> None:
         self.rank = rank
         self.events = trace.device_event
+        self.host_only = trace.host_only
         self.links = run.links[rank]
         self.start = self.events["start_ns"].to_numpy()
         self.dur = self.events["dur_ns"].to_numpy()
@@ -377,7 +377,7 @@ class Packer:
         device = taken["device_id"].to_numpy()
         stream = taken["stream_id"].to_numpy()
         several = len(np.unique(device)) > 1
-        host = is_host_timeline(rank.events)
+        host = rank.host_only
         thread_names = _thread_names(rank.threads) if host else {}
         for dev, lane in _pairs(device, stream):
             mine = np.flatnonzero((device == dev) & (stream == lane))

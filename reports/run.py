@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow, Level, Recoverable
+    from chopper.attribution import CauseRow, Recoverable
+    from chopper.causes import Level
     from chopper.reports.page import Block, Format
     from chopper.reports.story import TopCause
 

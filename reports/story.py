@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow, Group, Level, StepKind, StepTime
+    from chopper.attribution import CauseRow, Group, StepKind, StepTime
+    from chopper.causes import Level
     from chopper.storage.manifest import Finding
 
 _IDEAL = "compute.ideal"

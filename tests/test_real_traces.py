@@ -18,6 +18,7 @@ from chopper.analyzers.causes.states import exclusive_states
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.trace.windows import Windows
+from chopper.causes import CODES
 from chopper.views import view
 from tests.analyzers.make import joined as joined_tables
 from tests.conftest import find_traces_dir
@@ -99,7 +100,7 @@ def test_timeline_equals_the_published_report(traces_dir: Path, name: str) -> No
     events, work_class = _events(traces_dir / "tracelens" / f"{name}.json.gz")
     # Their computation holds CUDA's memsets, and ROCm's fill kernels.
     theirs = work_class.copy()
-    memset = copy_direction(events) == 3
+    memset = copy_direction(events) == CODES["copy.memset"]
     theirs[memset & (work_class == COPY)] = COMPUTE
     theirs[events.named(lambda n: n.startswith("__amd_rocclr"))] = COMPUTE
     start, end = events.start_ns, events.end_ns

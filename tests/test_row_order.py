@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper.attribution import Level
+from chopper.causes import Level
 from tests.kineto_writer import EPOCH_WHOLE, Trace
 
 _LEVELS: tuple[Level, ...] = ("phase", "layer", "op", "kernel", "step")

@@ -9,16 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.causes.compute import (
-    COMPUTE_CAUSES,
-    MATH_CAUSES,
-    ComputeSplit,
-    split_compute,
-)
+from chopper.analyzers.causes.compute import MATH, ComputeSplit, split_compute
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
 from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.causes.exposed import (
-    EXPOSED_CAUSES,
     Exposed,
     communication_table,
     matched_share,
@@ -26,15 +20,16 @@ from chopper.analyzers.causes.exposed import (
 )
 from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
 from chopper.analyzers.causes.factors import Factors, measure
-from chopper.analyzers.causes.idle import IDLE_CAUSES, Gaps, Grouping, grouping_of, split_idle
+from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
 from chopper.analyzers.causes.quality import check_rank
 from chopper.analyzers.causes.states import States, exclusive_states
 from chopper.analyzers.trace.collectives import link_peaks
-from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable
+from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.windows import Windows
+from chopper.causes import CODES, LEAVES
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -47,12 +42,12 @@ class RankResult:
     """The attribution of one rank, as declared tables.
 
     Attributes:
-        device_event: as given, or made from host spans on a host-only trace.
         observed_ns: length of all windows; ``piece.time_ns`` sums to it exactly.
+        coverage: name → (covered, of how much), to be added up over ranks.
+        work, factors: of each device event; None when there are no windows.
     """
 
     rank: int
-    device_event: pa.Table
     event_link: pa.Table
     communication: pa.Table
     piece: pa.Table
@@ -63,11 +58,8 @@ class RankResult:
     ideal_ns: int
     steps: int
     coverage: dict[str, tuple[float, float]]
-    """name → (covered, of how much), to be added up over ranks."""
     work: EventWork | None = None
-    """Work of each device event; None when there are no windows."""
     factors: Factors | None = None
-    """Measured factors of each device event; None when there are no windows."""
 
 
 def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:
@@ -108,7 +100,6 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     lengths = np.diff(windows.bounds_ns)[windows.recorded]
     return RankResult(
         rank=given.rank,
-        device_event=joined.device_event,
         event_link=joined.event_link,
         communication=_communication(joined, links.events, matched),
         piece=piece,
@@ -119,14 +110,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         observed_ns=int(lengths.sum()),
         ideal_ns=pc.sum(piece["time_ns"].filter(is_ideal)).as_py() or 0,
         steps=len(lengths),
-        coverage=_coverage(
-            links,
-            compute.cause,
-            compute.time_ns,
-            work.math[states.event_row[compute.fragment]],
-            work.known[states.event_row[compute.fragment]],
-        )
-        | {
+        coverage={
+            **_coverage(links, compute, work, states.event_row[compute.fragment]),
             "collectives_matched_ratio": matched_share(joined.communication, matched),
             "clock_ratio": clock_coverage(links, factors),
         },
@@ -144,39 +129,42 @@ def _pieces(
     gaps: Gaps,
 ) -> pa.Table:
     """Return the `piece` table of one rank: computing, exposed communication and copies, idle."""
-    columns = _Columns(links, joined.given.rank)
-    computing, preparing = _without_a_core(joined, states, compute, gaps)
-    pieces = pa.concat_tables(
+    fragment = np.concatenate([compute.fragment, exposed.fragment])
+    ran = states.event_row[fragment]
+    window = np.concatenate([states.window[fragment], gaps.window])
+    event = np.concatenate([ran, gaps.event_row])
+    kernel = np.concatenate([ran, np.where(gaps.of_event, gaps.event_row, -1)])
+    cause = np.concatenate([compute.cause, exposed.cause, gaps.cause])
+    time_ns = np.concatenate([compute.time_ns, exposed.time_ns, gaps.end_ns - gaps.start_ns])
+    of_gaps = (gaps.phase, gaps.layer, gaps.op)
+    phase, layer, op = (
+        np.concatenate(pair) for pair in zip(grouping_of(links, ran), of_gaps, strict=True)
+    )
+    waited = _without_a_core(joined, window, cause, time_ns)
+    if waited is not None:
+        # What waiting takes out of a piece is a piece of its own.
+        left, took = np.flatnonzero(time_ns > waited), np.flatnonzero(waited)
+        rows = np.concatenate([left, took])
+        waits = np.where(_COMPUTES[cause[took]], _COMPUTING_WAIT, _PREPARING_WAIT)
+        cause = np.concatenate([cause[left], waits])
+        time_ns = np.concatenate([(time_ns - waited)[left], waited[took]])
+        window, event, kernel = window[rows], event[rows], kernel[rows]
+        phase, layer, op = phase[rows], layer[rows], op[rows]
+    codes, kernels = links.events.names
+    pieces = pa.Table.from_arrays(
         [
-            columns.pieces(
-                states.window[compute.fragment],
-                compute.cause,
-                COMPUTE_CAUSES,
-                states.event_row[compute.fragment],
-                compute.time_ns,
-                computing,
-                "compute.core_wait",
-            ),
-            columns.pieces(
-                states.window[exposed.fragment],
-                exposed.cause,
-                EXPOSED_CAUSES,
-                states.event_row[exposed.fragment],
-                exposed.time_ns,
-            ),
-            columns.pieces(
-                gaps.window,
-                gaps.cause,
-                IDLE_CAUSES,
-                gaps.event_row,
-                gaps.end_ns - gaps.start_ns,
-                preparing,
-                "idle.preparation.core_wait",
-                grouping=Grouping(gaps.phase, gaps.layer, gaps.op),
-                named=gaps.of_event,
-            ),
-        ]
-    ).unify_dictionaries()
+            pa.array(np.full(len(event), joined.given.rank, dtype=np.int32)),
+            pa.array(window.astype(np.int32)),
+            dictionary(cause, LEAVES),
+            nullable(event),
+            dictionary(phase, links.phases),
+            dictionary(layer, links.layers[1]),
+            dictionary(op, links.op_names[1]),
+            dictionary(np.where(kernel >= 0, codes[kernel], -1), kernels),
+            pa.array(time_ns),
+        ],
+        schema=TABLES["piece"].arrow,
+    )
     return TABLES["piece"].validate(pieces)
 
 
@@ -214,7 +202,6 @@ def _empty(joined: JoinedRank) -> RankResult:
     links = joined.links()
     return RankResult(
         rank=joined.given.rank,
-        device_event=joined.device_event,
         event_link=joined.event_link,
         communication=_communication(joined, links.events, None),
         piece=TABLES["piece"].empty(),
@@ -256,102 +243,46 @@ def _states(links: Links, windows: Windows, matched: Matched | None) -> tuple[St
 
 
 def _without_a_core(
-    joined: JoinedRank, states: States, compute: ComputeSplit, gaps: Gaps
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return the nanoseconds of each piece of computing and of idle time that waited for a core.
+    joined: JoinedRank, window: np.ndarray, cause: np.ndarray, time_ns: np.ndarray
+) -> np.ndarray | None:
+    """Return the nanoseconds of each piece that waited for a core.
 
     Only without a device: beside one, the host may run ahead, and its waits need not matter.
     """
-    wait, sleep = wait_of_steps(joined.given.core_wait, joined.windows.numbers)
+    numbers = joined.windows.numbers
+    wait, sleep = wait_of_steps(joined.given.core_wait, numbers)
     if not joined.host_only or not wait.any():
-        return None, None
-    window = np.concatenate([states.window[compute.fragment], gaps.window])
-    time_ns = np.concatenate([compute.time_ns, gaps.end_ns - gaps.start_ns])
-    may_sleep = np.concatenate([np.zeros(len(compute.cause), bool), _MAY_SLEEP[gaps.cause]])
-    # The rest of a window is communication that nothing hides.
-    exposed = np.diff(joined.windows.bounds_ns) - np.bincount(window, time_ns, len(wait))
-    may_wait = np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]])
-    held = awake(window, time_ns, may_sleep, exposed, sleep)
-    held = np.where(may_wait, held, 0)
-    count = len(compute.cause)
-    computing = computing_of_steps(joined.given.core_wait, joined.windows.numbers)
-    if computing is not None:
-        return (
-            taken(window[:count], held[:count], computing),
-            taken(window[count:], held[count:], wait - computing),
-        )
-    found = taken(window, held, wait)
-    return found[:count], found[count:]
+        return None
+    hidden = _EXPOSED[cause]
+    exposed = np.bincount(window[hidden], time_ns[hidden], len(wait))
+    held = awake(window, time_ns, _MAY_SLEEP[cause], exposed, sleep)
+    held = np.where(_MAY_WAIT[cause], held, 0)
+    computing = computing_of_steps(joined.given.core_wait, numbers)
+    if computing is None:
+        return taken(window, held, wait)
+    waited = np.zeros(len(window), dtype=np.int64)
+    computes = _COMPUTES[cause]
+    for mine, part in ((computes, computing), (~computes, wait - computing)):
+        waited[mine] = taken(window[mine], held[mine], part)
+    return waited
 
 
-_MAY_WAIT_COMPUTING = np.array(
-    [not c.endswith(("compute.ideal", ".roofline")) for c in COMPUTE_CAUSES]
+_COMPUTING_WAIT, _PREPARING_WAIT = CODES["compute.core_wait"], CODES["idle.preparation.core_wait"]
+_COMPUTES = np.array([c.startswith("compute.") for c in LEAVES])
+_EXPOSED = np.array([c.startswith(("communication.", "copy.")) for c in LEAVES])
+_MAY_WAIT = np.array(
+    [
+        c.startswith(("compute.", "idle.preparation."))
+        # What the hardware takes at its peak is not waiting; who waits for another rank does not
+        # ask for a core.
+        and not c.endswith(("compute.ideal", ".roofline", ".collective_wait"))
+        for c in LEAVES
+    ]
 )
-"""What the hardware takes at its peak is not waiting."""
-_MAY_WAIT_IDLE = np.array(
-    [c.startswith("idle.preparation.") and not c.endswith(".collective_wait") for c in IDLE_CAUSES]
-)
-"""Who waits for another rank does not ask for a core."""
 _MAY_SLEEP = np.array(
-    [c.endswith((".data", ".synchronization", ".collective_wait")) for c in IDLE_CAUSES]
+    [c.endswith((".data", ".synchronization", ".collective_wait")) for c in LEAVES]
 )
 """Waiting for somebody else, if it is not working for itself."""
-
-
-class _Columns:
-    """Makes `piece` tables from codes."""
-
-    def __init__(self, links: Links, rank: int) -> None:
-        self.links = links
-        self.rank = rank
-
-    def pieces(
-        self,
-        window: np.ndarray,
-        cause: np.ndarray,
-        causes: list[str],
-        event: np.ndarray,
-        time_ns: np.ndarray,
-        taken_ns: np.ndarray | None = None,
-        taken_by: str = "",
-        *,
-        grouping: Grouping | None = None,
-        named: np.ndarray | None = None,
-    ) -> pa.Table:
-        """Pieces, and out of each what another cause takes of it as a piece of its own.
-
-        Args:
-            grouping: of each piece; its event's where it is None.
-            named: mask of the pieces that belong to the event's kernel; None for all.
-        """
-        links = self.links
-        if grouping is None:
-            grouping = grouping_of(links, event)
-        kernel = event if named is None else np.where(named, event, -1)
-        if taken_ns is not None:
-            kept, took = np.flatnonzero(time_ns > taken_ns), np.flatnonzero(taken_ns)
-            rows = np.concatenate([kept, took])
-            causes = [*causes, taken_by]
-            cause = np.concatenate([cause[kept], np.full(len(took), len(causes) - 1)])
-            time_ns = np.concatenate([(time_ns - taken_ns)[kept], taken_ns[took]])
-            window, event, kernel = window[rows], event[rows], kernel[rows]
-            grouping = Grouping(*(column[rows] for column in grouping))
-        codes, kernels = links.events.names
-        name = np.where(kernel >= 0, codes[kernel], -1) if len(codes) else kernel
-        return pa.Table.from_arrays(
-            [
-                pa.array(np.full(len(event), self.rank, dtype=np.int32)),
-                pa.array(window.astype(np.int32)),
-                dictionary(cause, causes),
-                nullable(event),
-                dictionary(grouping.phase, links.phases),
-                dictionary(grouping.layer, links.layers[1]),
-                dictionary(grouping.op, links.op_names[1]),
-                dictionary(name, kernels),
-                pa.array(time_ns.astype(np.int64)),
-            ],
-            schema=TABLES["piece"].arrow,
-        )
 
 
 def _window_table(rank: int, windows: Windows) -> pa.Table:
@@ -375,7 +306,7 @@ def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
             pa.array(gaps.window.astype(np.int32)),
             pa.array(gaps.start_ns),
             pa.array(gaps.end_ns),
-            dictionary(gaps.cause, IDLE_CAUSES),
+            dictionary(gaps.cause, LEAVES),
             nullable(gaps.event_row),
         ],
         schema=TABLES["gap"].arrow,
@@ -383,24 +314,23 @@ def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
 
 
 def _coverage(
-    links: Links,
-    cause: np.ndarray,
-    time_ns: np.ndarray,
-    math_work: np.ndarray,
-    known_work: np.ndarray,
+    links: Links, compute: ComputeSplit, work: EventWork, event: np.ndarray
 ) -> dict[str, tuple[float, float]]:
-    compute = float(time_ns.sum())
-    unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
-    split = [COMPUTE_CAUSES.index(c) for c in MATH_CAUSES]
-    math = float(time_ns[np.isin(cause, split) & math_work].sum())
-    no_peak = float(time_ns[cause == COMPUTE_CAUSES.index("compute.no_peak")].sum())
+    """Return what is covered of computing, whose pieces are of ``event``, and of all events."""
     events = float(len(links.events))
-    layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)
+
+    def time_of(mask: np.ndarray) -> float:
+        return float(compute.time_ns[mask].sum())
+
+    whole = float(compute.time_ns.sum())
+    math = time_of(np.isin(compute.cause, MATH) & work.math[event])
+    no_peak = time_of(compute.cause == CODES["compute.no_peak"])
+    unmodelled = time_of(compute.cause == CODES["compute.unmodelled"])
     return {
-        "compute_modelled_ratio": (compute - unmodelled, compute),
-        "work_known_ratio": (float(time_ns[known_work].sum()), compute),
+        "compute_modelled_ratio": (whole - unmodelled, whole),
+        "work_known_ratio": (time_of(work.known[event]), whole),
         "math_with_peak_ratio": (math, math + no_peak),
         "launch_known_ratio": (float(links.has_launch.sum()), events),
         "operator_known_ratio": (float((links.op_row >= 0).sum()), events),
-        "layer_known_ratio": (float(layered.sum()), events),
+        "layer_known_ratio": (float((links.layers[0] >= 0).sum()), events),
     }

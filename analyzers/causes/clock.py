@@ -8,9 +8,9 @@ the integral over it divided by its duration, exact for any placing of kernels a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -85,15 +85,9 @@ def join_clocks(
         set_hz: clock that the device was set to, where that is known.
     """
     count = len(events)
-    if not samples.num_rows or not count:
-        unknown = np.broadcast_to(np.nan, count)
-        return EventClocks(unknown, unknown, np.full(count, NO_SAMPLES, dtype=np.int8), {})
-    found = EventClocks(
-        np.full(count, np.nan),
-        np.full(count, np.nan),
-        np.full(count, NO_SAMPLES, dtype=np.int8),
-        {},
-    )
+    clock_hz, error_hz = np.full((2, count), np.nan)
+    state = np.full(count, NO_SAMPLES, dtype=np.int8)
+    readers: dict[int, ClockSeries] = {}
     sample_device = ints(samples, "device_id")
     devices = np.unique(events.device_id[events.device_id >= 0])
     one = len(devices) == 1 and len(np.unique(sample_device)) == 1
@@ -108,17 +102,17 @@ def join_clocks(
             int(start.min()), int(end.max())
         )
         if series is None:
-            found.state[rows] = NO_OVERLAP
+            state[rows] = NO_OVERLAP
             continue
         at = series.place(start, end)
-        found.readers[int(device)] = series
-        found.state[rows] = np.where(
-            ~at.inside, NO_OVERLAP, np.where(series.trusted_within(at), KNOWN, SPARSE)
-        )
-        good = found.state[rows] == KNOWN
-        found.clock_hz[rows] = np.where(good, series.mean(series.clock_hz, at), np.nan)
-        found.error_hz[rows] = np.where(good, series.mean_error(at), np.nan)
-    return found
+        readers[int(device)] = series
+        bad = np.concatenate([[0], np.cumsum(~series.trusted)])
+        trusted = bad[at.last + 1] == bad[at.first]
+        state[rows] = np.where(~at.inside, NO_OVERLAP, np.where(trusted, KNOWN, SPARSE))
+        known = at.inside & trusted
+        clock_hz[rows] = np.where(known, series.mean(series.clock_hz, at), np.nan)
+        error_hz[rows] = np.where(known, series.mean_error(at), np.nan)
+    return EventClocks(clock_hz, error_hz, state, readers)
 
 
 def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -130,8 +124,7 @@ def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarra
     return latest[idle], start_ns[1:][idle]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Position of intervals among samples: gap of the start and of the end, and how deep in it."""
 
     inside: np.ndarray
@@ -217,8 +210,7 @@ class ClockSeries:
             first_top = np.full(len(low), np.iinfo(np.int64).max)
             np.minimum.at(first_top, last[at_top], time[at_top])
             ramping = below & (time < first_top[last])
-        reasons = np.where(open_ & ramping, _IDLE_BIT, self.reasons)
-        return ClockSeries(time, self.span_ns, clock, self.power_w, reasons)
+        return replace(self, reasons=np.where(open_ & ramping, _IDLE_BIT, self.reasons))
 
     def around(self, start_ns: int, end_ns: int) -> ClockSeries | None:
         """The readings of a time and one beyond it on either side; None when there are not two.
@@ -239,17 +231,11 @@ class ClockSeries:
         index = np.arange(low, high)
         if hold:
             index = np.concatenate([[low], index, [high - 1]])
-        time = self.time_ns[index]
+        readings = ClockSeries(*(getattr(self, f.name)[index] for f in fields(self)))
         if hold:
-            time[0] -= hold
-            time[-1] += hold
-        return ClockSeries(
-            time,
-            self.span_ns[index],
-            self.clock_hz[index],
-            self.power_w[index],
-            self.reasons[index],
-        )
+            readings.time_ns[0] -= hold
+            readings.time_ns[-1] += hold
+        return readings
 
     @cached_property
     def gap_ns(self) -> np.ndarray:
@@ -292,18 +278,12 @@ class ClockSeries:
             (end_ns - self.time_ns[last]).astype(np.float64),
         )
 
-    def trusted_within(self, at: Place) -> np.ndarray:
-        """Mask of the intervals that touch trusted gaps only."""
-        bad = np.concatenate([[0], np.cumsum(~self.trusted)])
-        mask: np.ndarray = bad[at.last + 1] == bad[at.first]
-        return mask
-
     def mean(self, values: np.ndarray, at: Place) -> np.ndarray:
         """Mean over each interval of a series that is linear between its values."""
         gap = self.gap_ns.astype(np.float64)
         slope = np.diff(values) / gap
         # In one gap, the mean of a line is its middle: nothing large is subtracted.
-        found = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
+        mean = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
         rows = np.flatnonzero(at.first < at.last)
         if len(rows):
             first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
@@ -313,8 +293,8 @@ class ClockSeries:
             tail = tail_ns * (values[last] + slope[last] * tail_ns / 2)
             between = (self.time_ns[last] - self.time_ns[first + 1]).astype(np.float64)
             length = left + between + tail_ns
-            found[rows] = (head + whole[last] - whole[first + 1] + tail) / length
-        return found
+            mean[rows] = (head + whole[last] - whole[first + 1] + tail) / length
+        return mean
 
     def mean_power(self, at: Place) -> np.ndarray:
         """Mean board power over each interval; NaN where a reading that it needs has none."""
@@ -326,7 +306,7 @@ class ClockSeries:
     def mean_error(self, at: Place) -> np.ndarray:
         """Bound of the error of the mean clock: half of the change over each gap, time-weighted."""
         half = np.abs(np.diff(self.clock_hz)) / 2
-        found = half[at.first]
+        error = half[at.first]
         rows = np.flatnonzero(at.first < at.last)
         if len(rows):
             first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
@@ -334,22 +314,21 @@ class ClockSeries:
             left = self.gap_ns[first] - at.head_ns[rows]
             between = self.time_ns[last] - self.time_ns[first + 1]
             area = left * half[first] + whole[last] - whole[first + 1] + tail_ns * half[last]
-            found[rows] = area / (left + between + tail_ns)
-        return found
+            error[rows] = area / (left + between + tail_ns)
+        return error
 
     @cached_property
     def labels(self) -> np.ndarray:
         """(readings, labels): what held the clock at each reading, shares that sum to 1."""
         reasons = self.reasons
-        found = np.zeros((len(reasons), len(CLOCK_LABELS)))
+        held = np.zeros((len(reasons), len(CLOCK_LABELS)))
         known = reasons >= 0
         for label, bits in _BITS.items():
-            found[:, label] = known & ((reasons & bits) != 0)
-        held = found.sum(axis=1) > 0
-        found[:, _IDLE] = known & ~held & ((reasons & _IDLE_BIT) != 0)
-        found[:, _HOST] = known & (reasons == 0)
-        found[found.sum(axis=1) == 0, _UNLABELLED] = 1
-        return found / found.sum(axis=1, keepdims=True)
+            held[:, label] = known & ((reasons & bits) != 0)
+        idle = known & ~held.any(axis=1) & ((reasons & _IDLE_BIT) != 0)
+        held[:, _IDLE], held[:, _HOST] = idle, known & (reasons == 0)
+        held[~held.any(axis=1), _UNLABELLED] = 1
+        return held / held.sum(axis=1, keepdims=True)
 
     def blame(self, at: Place, reference_hz: np.ndarray) -> np.ndarray:
         """(intervals, labels): how far below the reference each label held the clock.
@@ -358,17 +337,17 @@ class ClockSeries:
         throttled has its whole clock loss under that throttle. Where no reading near it lies
         below the reference, the loss is unlabelled.
         """
-        found = np.zeros((len(reference_hz), len(CLOCK_LABELS)))
+        blame = np.zeros((len(reference_hz), len(CLOCK_LABELS)))
         for reference in np.unique(reference_hz):
             rows = np.flatnonzero(reference_hz == reference)
-            part = Place(*(getattr(at, name)[rows] for name in Place.__slots__))
+            part = Place(*(column[rows] for column in at))
             deficit = np.maximum(reference - self.clock_hz, 0.0)
             for label in range(len(CLOCK_LABELS)):
                 weight = self.labels[:, label] * deficit
                 if weight.any():
-                    found[rows, label] = np.maximum(self.mean(weight, part), 0.0)
-        found[found.sum(axis=1) <= 0, _UNLABELLED] = 1
-        return found
+                    blame[rows, label] = np.maximum(self.mean(weight, part), 0.0)
+        blame[blame.sum(axis=1) <= 0, _UNLABELLED] = 1
+        return blame
 
     def label_time(self, at: Place) -> tuple[np.ndarray, np.ndarray]:
         """Share of each interval in which each label held, and in which reasons were read at all.

@@ -70,11 +70,14 @@ def estimate(
     x = np.log(clock_hz[sure])
     y = np.log(duration_ns[sure])
     of = group[sure]
-    slope, error, spread, used = _fit(x, y, of, count)
-    kept = (
-        np.abs(_residuals(x, y, of, slope, count)) <= _OUTLIER * _noise(x, y, of, slope, count)[of]
-    )
-    slope, error, spread, used = _fit(x[kept], y[kept], of[kept], count)
+    *_, residual = _fit(x, y, of, count)
+    # For a normal distribution the standard deviation is √(π/2) times the mean absolute value, in
+    # which outliers weigh less than in squares.
+    size = np.maximum(np.bincount(of, minlength=count), 1)
+    spread = np.bincount(of, weights=np.abs(residual), minlength=count) / size
+    noise = np.maximum(spread * np.sqrt(np.pi / 2), _LEAST_NOISE)
+    kept = np.abs(residual) <= _OUTLIER * noise[of]
+    slope, error, spread, used, _ = _fit(x[kept], y[kept], of[kept], count)
     fitted = (used >= MIN_INSTANCES) & (spread >= MIN_SPREAD)
     slope = np.where(fitted, -slope, np.nan)
     error = np.where(fitted, error, np.nan)
@@ -104,8 +107,11 @@ def estimate(
 
 def _fit(
     x: np.ndarray, y: np.ndarray, group: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Per group: slope of y on x, its standard error, standard deviation of x, and how many."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Per group: slope of y on x, its standard error, standard deviation of x, and how many.
+
+    Last, the residual of each row.
+    """
     used = np.bincount(group, minlength=count)
     dx, dy = _centred(x, group, count), _centred(y, group, count)
     sxx = np.bincount(group, weights=dx * dx, minlength=count)
@@ -115,7 +121,7 @@ def _fit(
     left = np.bincount(group, weights=residual**2, minlength=count)
     noise = np.maximum(left / np.maximum(used - 2, 1), _LEAST_NOISE**2)
     error = np.sqrt(np.divide(noise, sxx, out=np.full(count, np.inf), where=sxx > 0))
-    return slope, error, np.sqrt(sxx / np.maximum(used, 1)), used
+    return slope, error, np.sqrt(sxx / np.maximum(used, 1)), used, residual
 
 
 def _centred(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
@@ -123,22 +129,3 @@ def _centred(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     mean = np.bincount(group, weights=values, minlength=count) / size
     centred: np.ndarray = values - mean[group]
     return centred
-
-
-def _residuals(
-    x: np.ndarray, y: np.ndarray, group: np.ndarray, slope: np.ndarray, count: int
-) -> np.ndarray:
-    return _centred(y, group, count) - slope[group] * _centred(x, group, count)
-
-
-def _noise(
-    x: np.ndarray, y: np.ndarray, group: np.ndarray, slope: np.ndarray, count: int
-) -> np.ndarray:
-    """Standard deviation of the residuals of each group, by their mean absolute value.
-
-    For a normal distribution it is √(π/2) times that, and outliers weigh less than in squares.
-    """
-    size = np.maximum(np.bincount(group, minlength=count), 1)
-    residual = np.abs(_residuals(x, y, group, slope, count))
-    spread = np.bincount(group, weights=residual, minlength=count) / size
-    return np.maximum(spread * np.sqrt(np.pi / 2), _LEAST_NOISE)

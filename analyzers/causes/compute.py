@@ -14,57 +14,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.causes.event_work import WORK_CAUSES, EventWork, main_cause
+from chopper.analyzers.causes.event_work import EventWork, main_cause
 from chopper.analyzers.causes.shares import apportion, fit
 from chopper.analyzers.trace.join import COMPUTE
+from chopper.causes import CODES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
 
-MATH_CAUSES = [
-    "compute.ideal",
-    "compute.roofline",
-    "compute.clock.power_cap",
-    "compute.clock.thermal",
-    "compute.clock.application",
-    "compute.clock.idle_ramp",
-    "compute.clock.host_limited",
-    "compute.clock.unlabelled",
-    "compute.contention",
-    "compute.efficiency.wave_quantization",
-    "compute.efficiency.instructions",
-    "compute.efficiency.tensor_core",
-    "compute.efficiency.rest",
-]
+_IDEAL = CODES["compute.ideal"]
+_ROOFLINE = CODES["compute.roofline"]
+_REST = CODES["compute.efficiency.rest"]
+_CONTENTION = CODES["compute.contention"]
+_WAVES = CODES["compute.efficiency.wave_quantization"]
+_INSTRUCTIONS = CODES["compute.efficiency.instructions"]
+_TENSOR = CODES["compute.efficiency.tensor_core"]
+_CLOCK = [CODES[f"compute.clock.{label}"] for label in CLOCK_LABELS]
+_NO_REASON = CODES["compute.clock.unlabelled"]
+_VECTOR_ROOFLINE = CODES["compute.vector.roofline"]
+_VECTOR_EXCESS = CODES["compute.vector.excess"]
+MATH = [_IDEAL, _ROOFLINE, *_CLOCK, _CONTENTION, _WAVES, _INSTRUCTIONS, _TENSOR, _REST]
 """What model math with a known peak is split into."""
-COMPUTE_CAUSES = [
-    *MATH_CAUSES,
-    "compute.no_peak",
-    "compute.recompute",
-    "compute.optimizer",
-    "compute.outside_training",
-    "compute.fsdp_copy",
-    "compute.vector.roofline",
-    "compute.vector.excess",
-    "compute.vector.no_bytes",
-    "compute.unmodelled",
-]
-_IDEAL = COMPUTE_CAUSES.index("compute.ideal")
-_ROOFLINE = COMPUTE_CAUSES.index("compute.roofline")
-_REST = COMPUTE_CAUSES.index("compute.efficiency.rest")
-_CONTENTION = COMPUTE_CAUSES.index("compute.contention")
-_WAVES = COMPUTE_CAUSES.index("compute.efficiency.wave_quantization")
-_INSTRUCTIONS = COMPUTE_CAUSES.index("compute.efficiency.instructions")
-_TENSOR = COMPUTE_CAUSES.index("compute.efficiency.tensor_core")
-_CLOCK = [COMPUTE_CAUSES.index(f"compute.clock.{label}") for label in CLOCK_LABELS]
-_NO_REASON = _CLOCK[CLOCK_LABELS.index("unlabelled")]
-_VECTOR_ROOFLINE = COMPUTE_CAUSES.index("compute.vector.roofline")
-_VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
 _SCALE_SAID = 0.98
 """Factors scaled by less are rounding and noise."""
-_OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +47,7 @@ class ComputeSplit:
 
     Attributes:
         fragment: index into the fragments of `States`.
-        cause: code into COMPUTE_CAUSES.
-        time_ns: time.
+        cause: code of the leaf.
         too_fast: fragments of kernels that beat their ideal time, which no peak allows.
         of_peak_ratio: what all products need at the peak, over the time that they took.
         scaled: fragments whose measured factors explain more than was observed.
@@ -95,7 +68,7 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
     computing = np.flatnonzero(links.work_class[states.event_row] == COMPUTE)
     event = states.event_row[computing]
     share = states.share_ns[computing]
-    cause = _OF_WORK[main_cause(links, work)][event]
+    cause = main_cause(links, work)[event]
     plain = ~np.isin(cause, [_IDEAL, _VECTOR_ROOFLINE])
     rows = np.flatnonzero(~plain)
     fragment, event, share = computing[rows], event[rows], share[rows]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chopper.analyzers.trace.columns import run_starts
 from chopper.analyzers.trace.signatures import grouped_median
 
 MIN_ALONE = 3
@@ -112,7 +113,6 @@ def contend(
     # Noise makes half of the instances slower than they are and half of them faster: clipped at 0
     # one by one they would sum to more than the mean. Scaled, they sum to it.
     positive = np.where(compared, np.maximum(slower, 0.0), 0.0)
-    positive = np.nan_to_num(positive)
     high, _ = _mean(positive[compared], group[compared], count)
     scale = np.divide(mean, high, out=np.zeros(count), where=claimed & (high > 0))
     factor = np.where(compared, positive * np.minimum(scale, 1.0)[group], 0.0)
@@ -148,13 +148,11 @@ def _least(
 ) -> np.ndarray:
     """Time (ns per event) beyond the instance that overlapped least, where no baseline is known."""
     rows = np.flatnonzero(beside & np.isnan(baseline)[group])
-    found = np.zeros(count)
     if not len(rows):
-        return found
+        return np.zeros(count)
     order = rows[np.lexsort((length_ns[rows], shared_ratio[rows], group[rows]))]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = group[order][1:] != group[order][:-1]
+    first = order[run_starts(group[order])]
     least = np.full(count, np.nan)
-    least[group[order[first]]] = length_ns[order[first]]
+    least[group[first]] = length_ns[first]
     beyond = np.maximum(length_ns[rows] - least[group[rows]], 0.0)
     return np.bincount(group[rows], weights=beyond, minlength=count)

@@ -12,29 +12,29 @@ metrics reference (``pct_of_peak_sustained_elapsed``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, matching, row_set, strings
 from chopper.kernel_names import base_name, plain
 from chopper.storage.manifest import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import pyarrow as pa
 
-    from chopper.storage.manifest import Severity
-
 _MATRIX_OPERATIONS = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_(?:F16|BF16|F32|F64|F8|BF8|XF32|F6F4)$")
 _PER_MATRIX_OPERATION = 512
-_VECTOR = re.compile(r"SQ_INSTS_VALU_(ADD|MUL|FMA|TRANS)_(F16|F32|F64)$")
+_VECTOR = re.compile(r"SQ_INSTS_VALU_(?P<kind>ADD|MUL|FMA|TRANS)_(?P<type>F16|F32|F64)$")
 _LANES = 64
 _TENSOR_OPERATIONS = re.compile(r"sm__ops_path_tensor_src_[a-z0-9_]+\.sum$")
 _SPARSITY = re.compile(r"_sparsity_(?:on|off)")
-_SCALAR = re.compile(r"smsp?__sass_thread_inst_executed_op_([hfd])(add|mul|fma)_pred_on\.sum$")
+_SCALAR = re.compile(
+    r"smsp?__sass_thread_inst_executed_op_(?P<type>[hfd])(?P<kind>add|mul|fma)_pred_on\.sum$"
+)
 _BUSY_PERCENT = (
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed",
@@ -59,36 +59,19 @@ class EventCounters:
         tensor_busy_ratio: share of the kernel's time in which the matrix units were busy, all of
             them; idle units (a last wave that is not full) count as not busy.
         matched: whether any counter was joined to the event.
-        findings: what was matched and what was not.
+        findings: what was matched and what was not; of no rank.
     """
 
     performed_flop: np.ndarray
     tensor_busy_ratio: np.ndarray
     matched: np.ndarray
-    findings: list[Finding] = field(default_factory=list)
-
-    def inst_factor(self, flop: np.ndarray) -> np.ndarray:
-        """Return the FLOP that each kernel did as a multiple of its operator's.
-
-        Args:
-            flop: FLOP of the operator's model for each device event; NaN or 0 where not known.
-
-        Returns:
-            Performed over needed FLOP, NaN where either is unknown. Below 1 where the algorithm
-            needs fewer than the model counts (Winograd, structured sparsity).
-        """
-        needed = np.asarray(flop, dtype=np.float64)
-        known = np.isfinite(needed) & (needed > 0) & (self.performed_flop > 0)
-        out = np.full(len(needed), np.nan)
-        out[known] = self.performed_flop[known] / needed[known]
-        return out
+    findings: list[Finding]
 
 
 def join_counters(
     events: pa.Table,
     counters: pa.Table,
     *,
-    rank: int | None = None,
     unit_count: int | None = None,
     die_count: int | None = None,
 ) -> EventCounters:
@@ -100,30 +83,21 @@ def join_counters(
 
     Args:
         events: table `device_event`.
-        counters: table `kernel_counter`.
-        rank: named in the findings.
+        counters: table `kernel_counter`, not empty.
         unit_count: compute units of the device, for counters in cycles of AMD's.
         die_count: dies (XCD) whose cycles GRBM_GUI_ACTIVE adds up.
     """
-    nothing = np.full(events.num_rows, np.nan)
-    if not counters.num_rows:
-        return EventCounters(nothing, nothing.copy(), np.zeros(events.num_rows, dtype=bool))
-    row, findings = _match(events, counters, rank)
+    row, findings = _match(events, counters)
     values = _Values(counters, row, events.num_rows)
     busy = _tensor_busy(values, unit_count, die_count)
-    return EventCounters(_performed(values), busy, values.any, findings)
+    return EventCounters(_performed(values), busy, row_set(row, events.num_rows), findings)
 
 
-def _match(
-    events: pa.Table, counters: pa.Table, rank: int | None
-) -> tuple[np.ndarray, list[Finding]]:
+def _match(events: pa.Table, counters: pa.Table) -> tuple[np.ndarray, list[Finding]]:
     """Row of the device event that each counter row is of, -1 where none; and what to say."""
     row = np.full(counters.num_rows, -1, dtype=np.int64)
-    kind_codes, kinds = strings(events, "kind")
     name_codes, names = strings(events, "name")
-    kernels = np.flatnonzero(
-        np.isin(kind_codes, [i for i, kind in enumerate(kinds) if kind == "kernel"])
-    )
+    kernels = np.flatnonzero(matching(*strings(events, "kind"), lambda kind: kind == "kernel"))
     source, sources = strings(counters, "source")
     kernel, kernel_names = strings(counters, "kernel")
     device, devices = strings(counters, "device")
@@ -134,21 +108,20 @@ def _match(
         several = np.unique(device[mine])
         if len(several) > 1:
             findings.append(
-                _finding(
-                    "counters.several_devices",
-                    f"{sources[file]}: holds kernels of {len(several)} devices "
+                Finding(
+                    code="counters.several_devices",
+                    severity="warning",
+                    message=f"{sources[file]}: holds kernels of {len(several)} devices "
                     f"({', '.join(str(devices[d]) for d in several[:4] if d >= 0)}); not used: "
                     "give each rank a file of its own",
-                    rank,
                 )
             )
             continue
         ids, first = np.unique(dispatch[mine], return_index=True)
         theirs = kernel[mine][first]
-        found = _pair(names, name_codes[kernels], kernel_names, theirs)
-        at = np.where(found >= 0, kernels[np.maximum(found, 0)] if len(kernels) else -1, -1)
-        row[mine] = at[np.searchsorted(ids, dispatch[mine])]
-        findings += _say(sources[file], found, theirs, kernel_names, len(kernels), rank)
+        pair = _pair(names, name_codes[kernels], kernel_names, theirs)
+        row[mine] = np.append(kernels, -1)[pair][np.searchsorted(ids, dispatch[mine])]
+        findings += _say(sources[file], pair, theirs, kernel_names, len(kernels))
     return row, findings
 
 
@@ -156,23 +129,17 @@ def _pair(
     names: list[str], ours: np.ndarray, their_names: list[str], theirs: np.ndarray
 ) -> np.ndarray:
     """For each kernel of a file the place among ours that it is, -1 where nobody can tell."""
-    found = np.full(len(theirs), -1, dtype=np.int64)
-    taken = np.zeros(len(ours), dtype=bool)
+    pair = np.full(len(theirs), -1, dtype=np.int64)
     for form in (plain, base_name):
-        left, right = np.flatnonzero(~taken), np.flatnonzero(found < 0)
-        codes: dict[str, int] = {}
-        a = _recode(names, ours[left], form, codes)
-        b = _recode(their_names, theirs[right], form, codes)
-        size = len(codes)
-        same = np.bincount(a, minlength=size) == np.bincount(b, minlength=size)
+        left, right = np.flatnonzero(~row_set(pair, len(ours))), np.flatnonzero(pair < 0)
+        forms: dict[str, int] = {}
+        a = _recode(names, ours[left], form, forms)
+        b = _recode(their_names, theirs[right], form, forms)
+        same = np.bincount(a, minlength=len(forms)) == np.bincount(b, minlength=len(forms))
         # Stable sorting keeps the order of each name's kernels.
-        a_rows = left[np.argsort(a, kind="stable")]
-        b_rows = right[np.argsort(b, kind="stable")]
-        a_rows = a_rows[same[np.sort(a)]]
-        b_rows = b_rows[same[np.sort(b)]]
-        found[b_rows] = a_rows
-        taken[a_rows] = True
-    return found
+        a_order, b_order = (np.argsort(codes, kind="stable") for codes in (a, b))
+        pair[right[b_order[same[b[b_order]]]]] = left[a_order[same[a[a_order]]]]
+    return pair
 
 
 def _recode(
@@ -187,55 +154,34 @@ def _recode(
 
 
 def _say(
-    source: str,
-    found: np.ndarray,
-    theirs: np.ndarray,
-    their_names: list[str],
-    kernels: int,
-    rank: int | None,
+    source: str, pair: np.ndarray, theirs: np.ndarray, their_names: list[str], kernels: int
 ) -> list[Finding]:
-    left = np.flatnonzero(found < 0)
-    if not len(left):
-        missing = kernels - len(found)
-        if not missing:
-            return []
+    left = np.flatnonzero(pair < 0)
+    if len(left):
+        codes, counts = np.unique(theirs[left], return_counts=True)
+        worst = base_name(their_names[codes[np.argmax(counts)]])[:60]
         return [
-            _finding(
-                "counters.partial",
-                f"{source}: counters of {len(found)} of {kernels} kernels; those of other names "
-                "have none",
-                rank,
-                missing,
-                severity="info",
+            Finding(
+                code="counters.not_matched",
+                severity="warning",
+                message=f"{source}: {len(left)} of {len(pair)} kernels are of names that the trace "
+                f"does not have as often ({worst} most of all), so that nobody can tell which is "
+                "which: not used; record the same steps in both",
+                count=len(left),
+                withholds=("compute.counters",) if len(left) == len(pair) else (),
             )
         ]
-    codes, counts = np.unique(theirs[left], return_counts=True)
-    worst = their_names[codes[np.argmax(counts)]]
-    return [
-        _finding(
-            "counters.not_matched",
-            f"{source}: {len(left)} of {len(found)} kernels are of names that the trace does not "
-            f"have as often ({base_name(worst)[:60]} most of all), so that nobody can tell which "
-            "is which: not used; record the same steps in both",
-            rank,
-            len(left),
-            withholds=("compute.counters",) if len(left) == len(found) else (),
-        )
-    ]
-
-
-def _finding(
-    code: str,
-    message: str,
-    rank: int | None,
-    count: int | None = None,
-    *,
-    severity: Severity = "warning",
-    withholds: tuple[str, ...] = (),
-) -> Finding:
-    return Finding(
-        code=code, severity=severity, message=message, rank=rank, count=count, withholds=withholds
-    )
+    if kernels > len(pair):
+        return [
+            Finding(
+                code="counters.partial",
+                severity="info",
+                message=f"{source}: counters of {len(pair)} of {kernels} kernels; those of other "
+                "names have none",
+                count=kernels - len(pair),
+            )
+        ]
+    return []
 
 
 class _Values:
@@ -245,60 +191,41 @@ class _Values:
         self._codes, self.names = strings(counters, "counter")
         self._value = counters["value"].to_numpy(zero_copy_only=False).astype(np.float64)
         self._row = row
-        self._count = count
-        self.any = np.zeros(count, dtype=bool)
-        self.any[row[row >= 0]] = True
+        self.unknown = np.full(count, np.nan)
 
     def of(self, name: str) -> np.ndarray:
         """One counter, NaN where it was not measured."""
-        out = np.full(self._count, np.nan)
+        out = self.unknown.copy()
         if name in self.names:
             mine = (self._codes == self.names.index(name)) & (self._row >= 0)
             out[self._row[mine]] = self._value[mine]
         return out
 
-    def total(self, weights: Iterable[tuple[str, float]]) -> np.ndarray:
-        """Weighted sum of counters, NaN where one of them was not measured."""
-        out = np.zeros(self._count)
-        some = False
-        for name, weight in weights:
-            out += weight * self.of(name)
-            some = True
-        return out if some else np.full(self._count, np.nan)
-
 
 def _performed(values: _Values) -> np.ndarray:
-    names = values.names
-    matrix = _measured_sum(
-        values, [(n, _PER_MATRIX_OPERATION) for n in names if _MATRIX_OPERATIONS.match(n)]
-    )
-    matrix = _first(
-        matrix,
-        _measured_sum(
-            values,
-            [(n, 1.0) for n in names if _TENSOR_OPERATIONS.match(n) and not _SPARSITY.search(n)],
-        ),
-    )
-    vector = np.full(len(matrix), np.nan)
-    for dtype in ("F16", "F32", "F64"):
-        parts = [(n, m[1]) for n in names if (m := _VECTOR.match(n)) and m[2] == dtype]
-        if {"ADD", "MUL", "FMA"} <= {kind for _, kind in parts}:
-            weights = [(n, _LANES * (2.0 if kind == "FMA" else 1.0)) for n, kind in parts]
-            vector = _plus(vector, values.total(weights))
-    for letter in "hfd":
-        parts = [(n, m[2]) for n in names if (m := _SCALAR.match(n)) and m[1] == letter]
-        if {"add", "mul", "fma"} <= {kind for _, kind in parts}:
-            weights = [(n, 2.0 if kind == "fma" else 1.0) for n, kind in parts]
-            vector = _plus(vector, values.total(weights))
+    # A type of matrix operation that was not measured is taken for unused.
+    operations, tensor = values.unknown, values.unknown
+    for name in values.names:
+        if _MATRIX_OPERATIONS.match(name):
+            operations = _plus(operations, _PER_MATRIX_OPERATION * values.of(name))
+        elif _TENSOR_OPERATIONS.match(name) and not _SPARSITY.search(name):
+            tensor = _plus(tensor, values.of(name))
+    matrix = _first(operations, tensor)
+    # Of vector units, all of a type's additions, products and both in one must be.
+    vector = values.unknown
+    for pattern, lanes in ((_VECTOR, _LANES), (_SCALAR, 1)):
+        kinds: dict[str, dict[str, str]] = {}
+        for name in values.names:
+            if match := pattern.match(name):
+                kinds.setdefault(match["type"], {})[match["kind"].lower()] = name
+        for counted in kinds.values():
+            if {"add", "mul", "fma"} <= {*counted}:
+                weighted = [
+                    lanes * (2.0 if kind == "fma" else 1.0) * values.of(name)
+                    for kind, name in counted.items()
+                ]
+                vector = _plus(vector, np.sum(weighted, axis=0))
     return np.where(matrix > 0, matrix, np.where(vector > 0, vector, np.nan))
-
-
-def _measured_sum(values: _Values, weights: list[tuple[str, float]]) -> np.ndarray:
-    """Weighted sum of the counters that were measured: a type that was not is taken for unused."""
-    out = np.full(len(values.any), np.nan)
-    for name, weight in weights:
-        out = _plus(out, weight * values.of(name))
-    return out
 
 
 def _plus(one: np.ndarray, other: np.ndarray) -> np.ndarray:

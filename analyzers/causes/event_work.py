@@ -16,6 +16,7 @@ from chopper.analyzers.trace.phases import PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.analyzers.work.libraries import FUNCTIONS
+from chopper.causes import CODES
 
 if TYPE_CHECKING:
     from chopper.analyzers.trace.join import Links
@@ -23,28 +24,6 @@ if TYPE_CHECKING:
     from chopper.analyzers.work.record import Shape
     from chopper.hardware.ceilings import Ceiling
 
-WORK_CAUSES = [
-    "compute.ideal",
-    "compute.no_peak",
-    "compute.recompute",
-    "compute.optimizer",
-    "compute.outside_training",
-    "compute.fsdp_copy",
-    "compute.vector.roofline",
-    "compute.vector.no_bytes",
-    "compute.unmodelled",
-]
-(
-    _IDEAL,
-    _NO_PEAK,
-    _RECOMPUTE,
-    _OPTIMIZER,
-    _OUTSIDE,
-    _FSDP_COPY,
-    _VECTOR_ROOFLINE,
-    _VECTOR_NO_BYTES,
-    _UNMODELLED,
-) = range(len(WORK_CAUSES))
 _LEVELS_UP = 3
 """How far above the innermost operator a better recorded one is looked for."""
 
@@ -113,21 +92,13 @@ class OperatorWork:
 def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     """Join FLOP, bytes and ideal times to the device events of one rank."""
     count = len(links.events)
+    ideal_ns, roofline_ns, work_flop, work_bytes = np.full((4, count), np.nan)
+    math, vector = np.zeros((2, count), dtype=bool)
+    like_row, dtype, code = np.full((3, count), -1, dtype=np.int64)
     found = EventWork(
-        np.full(count, np.nan),
-        np.full(count, np.nan),
-        np.zeros(count, dtype=bool),
-        np.zeros(count, dtype=bool),
-        np.full(count, -1, dtype=np.int64),
-        np.full(count, np.nan),
-        np.full(count, np.nan),
-        np.full(count, -1, dtype=np.int64),
-        [],
+        ideal_ns, roofline_ns, math, vector, like_row, work_flop, work_bytes, dtype, []
     )
-    if not count:
-        return found
     computing = links.work_class == COMPUTE
-    code = np.full(count, -1, dtype=np.int64)
     if len(links.host):
         _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
     _by_likeness(links, computing, found, code)
@@ -158,21 +129,16 @@ def _by_operator(
     signature = operators.signature[modelled]
     pairs, pair = compact(signature.astype(np.int64) * len(name_values) + longest[modelled])
     width = len(name_values)
-    told = [
-        (
-            refined(
-                operators.calls[k // width], operators.works[k // width], name_values[k % width]
-            ),
-            name_values[k % width],
-        )
-        for k in pairs
+    kernels = [name_values[k % width] for k in pairs]
+    works = [
+        refined(operators.calls[k // width], operators.works[k // width], kernel)
+        for k, kernel in zip(pairs, kernels, strict=True)
     ]
-    numbers = np.array([(*_ideal(w, kernel, ceiling), *_size(w)) for w, kernel in told])
-    found.ideal_ns[events] = numbers[pair, 0] * part
-    found.roofline_ns[events] = numbers[pair, 1] * part
-    found.work_flop[events] = numbers[pair, 2] * part
-    found.work_bytes[events] = numbers[pair, 3] * part
-    types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in told]
+    types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in zip(works, kernels, strict=True)]
+    amounts = np.array([_amounts(w, t, ceiling) for w, t in zip(works, types, strict=True)])
+    columns = (found.ideal_ns, found.roofline_ns, found.work_flop, found.work_bytes)
+    for column, amount in zip(columns, amounts.T, strict=True):
+        column[events] = amount[pair] * part
     found.dtypes.extend(sorted({t for t in types if t}))
     number = {t: i for i, t in enumerate(found.dtypes)}
     found.dtype[events] = np.array([number.get(t, -1) for t in types])[pair]
@@ -194,13 +160,11 @@ def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np
     That are kernels whose launch the trace lacks, and those that a graph replays: their operator
     is whatever replayed the graph.
     """
-    op_row = links.op_row
-    without = op_row < 0
+    without = links.op_row < 0
     if len(links.host):
-        wrapper = links.host.named(names.is_wrapper)
-        replay = links.host.named(names.is_graph_launch)
-        without |= wrapper[op_row]
-        without |= links.has_launch & replay[links.launch_row]
+        without |= links.host.named(names.is_wrapper)[links.op_row]
+        replays = links.host.named(names.is_graph_launch)
+        without |= links.has_launch & replays[links.launch_row]
     wanted = computing & without & (code < 0)
     like = match_instances(links.events, code, wanted)
     rows = np.flatnonzero(like >= 0)
@@ -228,31 +192,18 @@ def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
     found.vector[open_] = is_vector[name_codes[open_]]
 
 
-def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float]:
-    """(ideal ns, roofline ns) of a whole operator; NaN for what is unknown."""
-    nan = float("nan")
-    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
-    memory_ns = nan
-    if ceiling is not None and ceiling.memory_bytes_per_s and work.bytes_count is not None:
-        memory_ns = work.bytes_count / ceiling.memory_bytes_per_s * 1e9
+def _amounts(work: Work, dtype: str, ceiling: Ceiling | None) -> tuple[float, float, float, float]:
+    """Ideal and roofline time (ns), needed FLOP and bytes of a whole operator; NaN for unknown."""
+    flop_count = work.flop_count if work.useful_flop_count is None else work.useful_flop_count
+    flop, size_bytes = (np.nan if n is None else float(n) for n in (flop_count, work.bytes_count))
+    bandwidth = ceiling.memory_bytes_per_s if ceiling is not None else None
+    memory_ns = size_bytes / bandwidth * 1e9 if bandwidth else np.nan
     if work.family not in MATH_FAMILIES:
-        return 0.0, memory_ns
-    dtype = matmul_dtype(work.dtype, kernel)
-    peak = ceiling.flop_per_s.get(dtype) if ceiling is not None and dtype is not None else None
-    if flop is None or not peak:
-        return nan, nan
-    ideal_ns = flop / peak * 1e9
-    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns
-
-
-def _size(work: Work) -> tuple[float, float]:
-    """(FLOP that the mathematics needs, bytes) of a whole operator; NaN for what is unknown."""
-    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
-    nan = float("nan")
-    return (
-        nan if flop is None else float(flop),
-        nan if work.bytes_count is None else float(work.bytes_count),
-    )
+        return 0.0, memory_ns, flop, size_bytes
+    peak = ceiling.flop_per_s.get(dtype) if ceiling is not None else None
+    ideal_ns = flop / peak * 1e9 if peak else np.nan
+    roofline_ns = np.nan if np.isnan(ideal_ns) else float(np.fmax(ideal_ns, memory_ns))
+    return ideal_ns, roofline_ns, flop, size_bytes
 
 
 def refined(call: Call, work: Work, kernel: str) -> Work:
@@ -332,18 +283,18 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
 
 
 def main_cause(links: Links, work: EventWork) -> np.ndarray:
-    """For each event: its own cause, as a code into WORK_CAUSES.
+    """Code of the leaf of each event.
 
     ``compute.ideal`` and ``compute.vector.roofline`` stand for what is split further.
     """
-    cause = np.full(len(links.events), _UNMODELLED, dtype=np.int64)
-    cause[work.vector] = np.where(
-        np.isnan(work.roofline_ns[work.vector]), _VECTOR_NO_BYTES, _VECTOR_ROOFLINE
-    )
-    cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
-    cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
+    cause = np.full(len(links.events), CODES["compute.unmodelled"], dtype=np.int64)
+    cause[work.vector] = CODES["compute.vector.roofline"]
+    cause[work.vector & np.isnan(work.roofline_ns)] = CODES["compute.vector.no_bytes"]
+    cause[work.math] = CODES["compute.ideal"]
+    cause[work.math & np.isnan(work.ideal_ns)] = CODES["compute.no_peak"]
+    cause[links.phase == PHASES.index("recompute")] = CODES["compute.recompute"]
     # Parameters are gathered for the backward pass whether or not it computes the forward again.
-    cause[links.sharding_copy] = _FSDP_COPY
-    cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
-    cause[links.outside_training] = _OUTSIDE
+    cause[links.sharding_copy] = CODES["compute.fsdp_copy"]
+    cause[links.phase == PHASES.index("optimizer")] = CODES["compute.optimizer"]
+    cause[links.outside_training] = CODES["compute.outside_training"]
     return cause

@@ -6,6 +6,7 @@ far as its bytes need that long, below peak for the rest.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,16 @@ import pyarrow as pa
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
-from chopper.analyzers.trace.columns import dictionary, nullable
+from chopper.analyzers.trace.columns import nullable
 from chopper.analyzers.trace.join import COMMUNICATION, COPY
+from chopper.analyzers.work.name_search import NameSearch
+from chopper.arrow import to_arrow
+from chopper.causes import CODES
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.collectives import Communication
     from chopper.analyzers.trace.join import Links
@@ -26,25 +32,13 @@ if TYPE_CHECKING:
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.tables import DeviceEvents
 
-_COPY_CAUSES = [
-    "copy.host_to_device",
-    "copy.device_to_host",
-    "copy.device_to_device",
-    "copy.memset",
-    "copy.other",
-]
-_H2D, _D2H, _D2D, _MEMSET, _OTHER_COPY = range(len(_COPY_CAUSES))
-EXPOSED_CAUSES = [
-    *_COPY_CAUSES,
-    "communication.wait",
-    "communication.unseparated",
-    "communication.transfer.no_peak",
-    "communication.transfer.at_peak",
-    "communication.transfer.below_peak",
-]
-_WAIT, _UNSEPARATED, _NO_LINK_PEAK, _AT_LINK_PEAK, _BELOW_LINK_PEAK = range(
-    len(_COPY_CAUSES), len(EXPOSED_CAUSES)
-)
+_DIRECTIONS = {
+    "copy.device_to_device": NameSearch(re.compile("DtoD|PtoP|DeviceToDevice")),
+    "copy.device_to_host": NameSearch(re.compile("DtoH|DeviceToHost")),
+    "copy.host_to_device": NameSearch(re.compile("HtoD|HostToDevice")),
+    "copy.memset": names.is_fill,
+}
+"""Names of copies; the last one that fits counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +47,8 @@ class Exposed:
 
     Attributes:
         fragment: index into the fragments of `States`.
-        cause: code into EXPOSED_CAUSES.
-        time_ns: time, more than 0.
+        cause: code of the leaf.
+        time_ns: more than 0.
     """
 
     fragment: np.ndarray
@@ -91,11 +85,11 @@ def split_exposed(
     at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
     parts = [
         (copies, copy_cause, states.share_ns[copies]),
-        (waits, _WAIT, states.share_ns[waits]),
-        (alone, _UNSEPARATED, states.share_ns[alone]),
-        (transfers[~known], _NO_LINK_PEAK, share[~known]),
-        (transfers[known], _AT_LINK_PEAK, at_peak[known]),
-        (transfers[known], _BELOW_LINK_PEAK, (share - at_peak)[known]),
+        (waits, CODES["communication.wait"], states.share_ns[waits]),
+        (alone, CODES["communication.unseparated"], states.share_ns[alone]),
+        (transfers[~known], CODES["communication.transfer.no_peak"], share[~known]),
+        (transfers[known], CODES["communication.transfer.at_peak"], at_peak[known]),
+        (transfers[known], CODES["communication.transfer.below_peak"], (share - at_peak)[known]),
     ]
     fragment = np.concatenate([f for f, _, _ in parts])
     cause = np.concatenate([np.broadcast_to(c, len(f)) for f, c, _ in parts])
@@ -139,22 +133,12 @@ def matched_share(communication: Communication, matched: Matched | None) -> tupl
 
 
 def copy_direction(events: DeviceEvents) -> np.ndarray:
-    """Direction of each event as a copy, by its name."""
-    name_codes, values = events.names
-
-    def direction(name: str) -> int:
-        if names.is_fill(name):
-            return _MEMSET
-        if "HtoD" in name or "HostToDevice" in name:
-            return _H2D
-        if "DtoH" in name or "DeviceToHost" in name:
-            return _D2H
-        if "DtoD" in name or "PtoP" in name or "DeviceToDevice" in name:
-            return _D2D
-        return _OTHER_COPY
-
-    table = np.array([direction(v) for v in values] + [_OTHER_COPY], dtype=np.int64)
-    return np.where(events.of("memset"), _MEMSET, table[name_codes])
+    """Return the leaf of each event as a copy, by its name, as a code."""
+    leaf = np.full(len(events), CODES["copy.other"], dtype=np.int64)
+    for cause, search in _DIRECTIONS.items():
+        leaf[events.named(search)] = CODES[cause]
+    leaf[events.of("memset")] = CODES["copy.memset"]
+    return leaf
 
 
 def communication_table(
@@ -170,45 +154,33 @@ def communication_table(
         link_bytes_per_s: link peak of each of the ``kinds``.
     """
     rows = communication.event_row
-    count = len(rows)
     kinds = communication.kinds
-    none = np.full(count, -1, dtype=np.int64)
-    offset = 0 if matched is None else matched.offset_ns
-    instance = none if matched is None else matched.instance[rows]
-    ready = none if matched is None else matched.ready_ns[rows]
-    ready = np.where(instance >= 0, ready - offset, -1)
+    offset, instance = 0, np.full(len(rows), -1, dtype=np.int64)
+    ready = instance
+    if matched is not None:
+        offset, instance = matched.offset_ns, matched.instance[rows]
+        ready = np.where(instance >= 0, matched.ready_ns[rows] - offset, -1)
 
-    def texts(values: list[str | None]) -> pa.Array:
-        distinct = sorted({v for v in values if v is not None})
-        number = {v: i for i, v in enumerate(distinct)}
-        codes = np.array([-1 if v is None else number[v] for v in values] + [-1])
-        return dictionary(codes[communication.kind], distinct)
+    def of_kinds(values: Sequence[str | float | None], kind: pa.DataType) -> pa.Array:
+        return to_arrow(values, kind).take(pa.array(communication.kind))
 
-    def floats(values: list[float | None]) -> pa.Array:
-        table = np.array([np.nan if v is None else v for v in values] + [np.nan], dtype=np.float64)
-        found = table[communication.kind]
-        return pa.array(found, mask=np.isnan(found))
-
-    def counts(values: list[int | None]) -> pa.Array:
-        table = np.array([-1 if v is None else v for v in values] + [-1], dtype=np.int64)
-        return nullable(table[communication.kind])
-
+    text = pa.dictionary(pa.int32(), pa.string())
     return pa.Table.from_arrays(
         [
-            pa.array(np.full(count, rank, dtype=np.int32)),
+            pa.array(np.full(len(rows), rank, dtype=np.int32)),
             pa.array(rows),
-            texts([k.what for k in kinds]),
-            texts([k.group for k in kinds]),
-            texts([_ranges(k.members) if k.members else None for k in kinds]),
-            counts([k.size for k in kinds]),
+            of_kinds([k.what for k in kinds], text),
+            of_kinds([k.group for k in kinds], text),
+            of_kinds([_ranges(k.members) if k.members else None for k in kinds], text),
+            of_kinds([k.size for k in kinds], pa.int64()),
             nullable(communication.sequence),
             nullable(instance),
             pa.array(events.start_ns[rows] - offset),
             pa.array(events.end_ns[rows] - offset),
             nullable(ready),
-            counts([k.message_bytes for k in kinds]),
-            floats([k.bus_ratio for k in kinds]),
-            floats(link_bytes_per_s),
+            of_kinds([k.message_bytes for k in kinds], pa.int64()),
+            of_kinds([k.bus_ratio for k in kinds], pa.float64()),
+            of_kinds(link_bytes_per_s, pa.float64()),
         ],
         schema=TABLES["communication"].arrow,
     )

@@ -59,7 +59,6 @@ class Factors:
         sensitivity, sensitivity_error: dependence on the SM clock; NaN where nothing tells.
         boost_ln: ln(reference ÷ clock) where the clock was above the reference, else 0: how much
             faster than its peak a product may be.
-        shared_ns: time in which something else ran on the device.
         signature: number of the distinct work, -1 where the event was not compared.
         by_signature: sensitivity of each signature.
         contention: slowdowns by signature, of the events with one.
@@ -77,7 +76,6 @@ class Factors:
     sensitivity: np.ndarray
     sensitivity_error: np.ndarray
     boost_ln: np.ndarray
-    shared_ns: np.ndarray
     signature: np.ndarray
     by_signature: Sensitivity
     contention: Contention
@@ -86,14 +84,14 @@ class Factors:
 
     def blame(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """(rows, CLOCK_LABELS): weights by which the clock loss of some events is labelled."""
-        found = np.zeros((len(rows), len(CLOCK_LABELS)))
+        weights = np.zeros((len(rows), len(CLOCK_LABELS)))
         events = links.events
         for device, series in self.clocks.readers.items():
             at = np.flatnonzero(events.device_id[rows] == device)
             of = rows[at]
             place = series.place(events.start_ns[of], events.end_ns[of])
-            found[at] = series.blame(place, self.reference_hz[of])
-        return found
+            weights[at] = series.blame(place, self.reference_hz[of])
+        return weights
 
 
 def measure(
@@ -101,17 +99,11 @@ def measure(
     states: States,
     work: EventWork,
     ceiling: Ceiling | None,
-    samples: pa.Table | None = None,
-    counters: pa.Table | None = None,
-    limits: pa.Table | None = None,
+    samples: pa.Table | None,
+    counters: pa.Table | None,
+    limits: pa.Table | None,
 ) -> Factors:
-    """The factors of one rank's device events.
-
-    Args:
-        samples: the table `device_clock` of its device.
-        counters: the table `kernel_counter` of its kernels.
-        limits: the table `device_limit` of its device.
-    """
+    """The factors of one rank's device events. DEVICE_CLOCK, KERNEL_COUNTER, DEVICE_LIMIT."""
     count = len(links.events)
     duration = links.events.dur_ns.astype(np.float64)
     reference = _reference(work, ceiling, count)
@@ -167,7 +159,6 @@ def measure(
         sensitivity=sensitivity,
         sensitivity_error=sensitivity_error,
         boost_ln=np.minimum(np.nan_to_num(slower), 0.0),
-        shared_ns=shared,
         signature=signature,
         by_signature=by_signature,
         contention=contention,
@@ -245,13 +236,12 @@ def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks)
 
 def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarray:
     """Clock at which the peak of each event's arithmetic is quoted, NaN where not known."""
-    found = np.full(count, np.nan)
     if ceiling is None:
-        return found
+        return np.full(count, np.nan)
     clocks = [ceiling.reference_clock_hz.get(dtype) for dtype in (*work.dtypes, VECTOR_DTYPE)]
-    table = np.array([np.nan if clock is None else clock for clock in clocks] + [np.nan])
-    code = np.where(work.math, work.dtype, len(work.dtypes) + 1)
-    code = np.where(code < 0, len(work.dtypes) + 1, code)
+    # None becomes NaN; code -1 is the last one.
+    table = np.array([*clocks, None], dtype=np.float64)
+    code = np.where(work.math, work.dtype, -1)
     code[work.vector] = len(work.dtypes)
     by_code: np.ndarray = table[code]
     return by_code
@@ -267,11 +257,11 @@ def _compute_bound(work: EventWork, rows: np.ndarray) -> np.ndarray:
 def _shared(links: Links) -> np.ndarray:
     """Part of each event in which another one ran on its device."""
     events = links.events
-    shared = np.zeros(len(events), dtype=np.int64)
+    shared_ns = np.zeros(len(events), dtype=np.int64)
     for device in np.unique(events.device_id):
         rows = np.flatnonzero(events.device_id == device)
-        shared[rows] = shared_time(events.start_ns[rows], events.end_ns[rows])
-    return shared
+        shared_ns[rows] = shared_time(events.start_ns[rows], events.end_ns[rows])
+    return shared_ns
 
 
 def _divided(states: States, count: int) -> np.ndarray:
@@ -313,20 +303,20 @@ def _waves(
     is the longer of both, and what the roofline has already is not counted again.
     """
     events = links.events
-    found = np.zeros(len(events))
+    wave_ln = np.zeros(len(events))
     if ceiling is None or ceiling.units_count is None:
-        return found, "the device's number of units is not known"
+        return wave_ln, "the device's number of units is not known"
     codes, grids = strings(events.table, "grid")
     # ROCm's grid counts blocks or threads, by the call that launched: only CUDA's traces, which
     # also record registers, mean blocks.
     counted = (ints(events.table, "registers_count") >= 0) & (codes >= 0) & work.math
     math = rows[counted[rows]]
     if not len(math):
-        return found, "grids in blocks were not recorded"
+        return wave_ln, "grids in blocks were not recorded"
     blocks = np.array([last_wave.extent(grid) or 0 for grid in grids], dtype=np.float64)
     loss = np.log(last_wave.loss_ratio(blocks[codes[math]], ceiling.units_count))
-    found[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
-    return found, None
+    wave_ln[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
+    return wave_ln, None
 
 
 def _memory_ln(work: EventWork) -> np.ndarray:
@@ -334,8 +324,7 @@ def _memory_ln(work: EventWork) -> np.ndarray:
     ratio = np.divide(
         work.roofline_ns, work.ideal_ns, out=np.ones(len(work.ideal_ns)), where=work.ideal_ns > 0
     )
-    found: np.ndarray = np.nan_to_num(np.log(ratio))
-    return found
+    return np.nan_to_num(np.log(ratio))
 
 
 def _counters(
@@ -360,7 +349,9 @@ def _counters(
         unit_count=None if ceiling is None else ceiling.units_count,
         die_count=None if ceiling is None else ceiling.dies_count,
     )
-    performed = np.log(joined.inst_factor(work.work_flop))
+    needed = np.where(work.work_flop > 0, work.work_flop, np.nan)
+    # Below 1 where the algorithm needs fewer than the model counts (Winograd, sparsity).
+    performed = np.log(joined.performed_flop / needed)
     busy = joined.tensor_busy_ratio
     idle = -np.log(np.where(busy > 0, busy, np.nan))
     # A kernel that needs fewer FLOP than the model counts gains what its units lose.

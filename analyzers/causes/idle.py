@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import run_starts
 from chopper.analyzers.trace.nesting import activity, cut
 from chopper.analyzers.trace.phases import PHASES
+from chopper.causes import CODES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.states import States
@@ -23,42 +25,22 @@ if TYPE_CHECKING:
     from chopper.analyzers.trace.nesting import Activity
     from chopper.analyzers.trace.tables import HostSpans
 
-IDLE_CAUSES = [
-    "idle.dependency",
-    "idle.launch_latency",
-    "idle.call",
-    "idle.unlaunched",
-    "idle.no_step",
-    "idle.preparation.unobserved",
-    "idle.preparation.python",
-    "idle.preparation.dispatch",
-    "idle.preparation.runtime",
-    "idle.preparation.profiler",
-    "idle.preparation.data",
-    "idle.preparation.synchronization",
-    "idle.preparation.allocator",
-    "idle.preparation.collective_wait",
-    "idle.preparation.gc",
-    "idle.preparation.compile",
-]
-(
-    _DEPENDENCY,
-    _LATENCY,
-    _CALL,
-    _UNLAUNCHED,
-    _NO_STEP,
-    _UNOBSERVED,
-    _PYTHON,
-    _DISPATCH,
-    _RUNTIME,
-    _PROFILER,
-    _DATA,
-    _SYNC,
-    _ALLOCATOR,
-    _COLLECTIVE,
-    _GC,
-    _COMPILE,
-) = range(len(IDLE_CAUSES))
+_DEPENDENCY = CODES["idle.dependency"]
+_LATENCY = CODES["idle.launch_latency"]
+_CALL = CODES["idle.call"]
+_UNLAUNCHED = CODES["idle.unlaunched"]
+_NO_STEP = CODES["idle.no_step"]
+_UNOBSERVED = CODES["idle.preparation.unobserved"]
+_PYTHON = CODES["idle.preparation.python"]
+_DISPATCH = CODES["idle.preparation.dispatch"]
+_RUNTIME = CODES["idle.preparation.runtime"]
+_PROFILER = CODES["idle.preparation.profiler"]
+_DATA = CODES["idle.preparation.data"]
+_SYNC = CODES["idle.preparation.synchronization"]
+_ALLOCATOR = CODES["idle.preparation.allocator"]
+_COLLECTIVE = CODES["idle.preparation.collective_wait"]
+_GC = CODES["idle.preparation.gc"]
+_COMPILE = CODES["idle.preparation.compile"]
 _CALLS = ("runtime", "driver")
 
 
@@ -69,7 +51,7 @@ class Gaps:
     Attributes:
         start_ns, end_ns: the parts.
         window: window of each part.
-        cause: code into IDLE_CAUSES.
+        cause: code of the leaf.
         event_row: device event that ended the gap, -1 for none.
         of_event: mask of the parts that its launch, or what held it up, explains.
         phase, layer, op: codes of that event's, where it explains the part; elsewhere of what the
@@ -159,11 +141,8 @@ def _joined(parts: Parts, grouping: Grouping) -> tuple[Parts, Grouping]:
     """Make neighbouring parts of one gap one, where cause, phase, layer and operator are equal."""
     if not len(parts.owner):
         return parts, grouping
-    new = np.ones(len(parts.owner), dtype=bool)
-    same = [column[1:] == column[:-1] for column in (parts.owner, parts.cause, *grouping)]
-    new[1:] = ~np.logical_and.reduce(same)
-    first = np.flatnonzero(new)
-    last = np.append(first[1:] - 1, len(new) - 1)
+    first = np.flatnonzero(run_starts(parts.owner, parts.cause, *grouping))
+    last = np.append(first[1:], len(parts.owner)) - 1
     joined = Parts(*(column[first] for column in parts))
     return joined._replace(end_ns=parts.end_ns[last]), Grouping(*(c[first] for c in grouping))
 
@@ -187,19 +166,17 @@ def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndar
     events = links.events
     if not len(events):
         return np.zeros(len(event), dtype=bool)
-    place = events.stream_key
+    stream = events.stream_key
     order = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[order]
     low = np.searchsorted(ends, gap_start, side="left")
-    high = np.searchsorted(ends, gap_start, side="right")
-    mine = place[event]
     # Usually one event ends where the gap begins; look at all that do.
-    count = high - low
+    count = np.searchsorted(ends, gap_start, side="right") - low
     gap = np.repeat(np.arange(len(event)), count)
     at = low[gap] + np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count)
-    found = count == 0
-    found[gap[place[order[at]] == mine[gap]]] = True
-    return found
+    same = count == 0
+    same[gap[stream[order[at]] == stream[event[gap]]]] = True
+    return same
 
 
 def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
@@ -213,18 +190,17 @@ def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
     waits = host.of("runtime", "driver") & host.named(names.is_event_wait)
     if not waits.any() or not len(event):
         return np.ones(len(event), dtype=bool)
-    place = events.stream_key
-    order = np.argsort(place, kind="stable")
+    order = np.argsort(events.stream_key, kind="stable")
+    again = np.flatnonzero(~run_starts(events.stream_key[order]))
     previous = np.full(len(events), -1, dtype=np.int64)
-    together = place[order[1:]] == place[order[:-1]]
-    previous[order[1:][together]] = order[:-1][together]
+    previous[order[again]] = order[again - 1]
     before = previous[event]
-    told = (before >= 0) & links.has_launch[before]
-    told &= links.launch_row[before] != links.launch_row[event]
-    asked = host.start_ns[waits]
-    low = np.searchsorted(asked, links.launch_ns[before])
-    high = np.searchsorted(asked, links.launch_ns[event])
-    return ~told | (high > low)
+    known = (before >= 0) & links.has_launch[before]
+    known &= links.launch_row[before] != links.launch_row[event]
+    wait_ns = host.start_ns[waits]
+    low = np.searchsorted(wait_ns, links.launch_ns[before])
+    high = np.searchsorted(wait_ns, links.launch_ns[event])
+    return ~known | (high > low)
 
 
 class Parts(NamedTuple):
@@ -233,7 +209,7 @@ class Parts(NamedTuple):
     Attributes:
         owner: index of the interval.
         start_ns, end_ns: the part.
-        cause: code into IDLE_CAUSES.
+        cause: code of the leaf.
         span: innermost host span, -1 where none is open.
     """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.trace.columns import run_starts
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def _distinct_times(start: np.ndarray, end: np.ndarray, bounds: np.ndarray) -> n
     times = np.concatenate([start, end, bounds])
     # Stable is the fast kind here: the parts are sorted, or nearly so.
     times.sort(kind="stable")
-    new = np.ones(len(times), dtype=bool)
-    np.not_equal(times[1:], times[:-1], out=new[1:])
-    return times[new]
+    return times[run_starts(times)]
 
 
 def _fragments(

@@ -15,7 +15,7 @@ of each are kinds of their own ("training (optimizer 2)").
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -317,7 +317,8 @@ def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
     mean = round(float(lengths.mean()))
     uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own))
     each = tuple(np.rint(lengths).astype(int).tolist())
-    return Spread(median, mean, low, high, len(lengths), each, uneven)
+    statistic: Literal["median", "mean"] = "mean" if uneven else "median"
+    return Spread(median, mean, low, high, len(lengths), each, statistic)
 
 
 def _headline_kind(kinds: tuple[StepKind, ...]) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.attributed import links_of
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.phases import PHASES
@@ -88,7 +87,7 @@ def memory_events(run: Attributed, rank: int) -> list[MemoryEvents]:
     phases = PHASES
     columns["phase"] = np.full(len(rows), PHASES.index("other"), dtype=np.int64)
     if linked:
-        links = links_of(run, rank)
+        links = run.joined[rank].links()
         phases, columns["phase"] = links.phases, phase_at(links, time_ns, tid)
     kind, device = columns.pop("device_type"), columns.pop("device_id")
     found = []

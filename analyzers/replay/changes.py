@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.exposed import EXPOSED_CAUSES, copy_direction
-from chopper.analyzers.causes.idle import IDLE_CAUSES
+from chopper.analyzers.causes.exposed import copy_direction
 from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
 from chopper.analyzers.replay.scenario import Freed
@@ -24,7 +23,7 @@ from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 from chopper.analyzers.trace.phases import PHASES
 from chopper.analyzers.work import family
 from chopper.analyzers.work.kernels import kernel_families
-from chopper.causes import LEAVES
+from chopper.causes import CODES, LEAVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +48,7 @@ _FACTORS = ("compute.roofline", "compute.clock.", "compute.contention", "compute
 FAMILIES = ("gemm", "conv", "sdpa", "moe", "vector", "communication", "copy")
 """Kinds of kernels that can be made faster by name."""
 _OF_LAUNCHING = [
-    IDLE_CAUSES.index(f"idle.{cause}")
+    CODES[f"idle.{cause}"]
     for cause in (
         "call",
         "preparation.dispatch",
@@ -59,7 +58,7 @@ _OF_LAUNCHING = [
         "preparation.profiler",
     )
 ]
-_BETWEEN = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("python", "unobserved")]
+_BETWEEN = [CODES[f"idle.preparation.{c}"] for c in ("python", "unobserved")]
 _SPREAD = 1.5
 """Sizes of messages must differ by this much to tell a link's latency from its bandwidth."""
 
@@ -164,13 +163,12 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
     """Causes, with all below them, take no time."""
     asked = set(causes)
     leaves = {leaf for cause in asked for leaf in leaves_of(cause)}
-    host = {c for c in leaves if c in IDLE_CAUSES}
     scenario.calls |= "idle.call" in leaves
     scenario.latency |= "idle.launch_latency" in leaves
     scenario.dependency |= "idle.dependency" in leaves
-    scenario.synchronization |= IDLE_CAUSES[SYNCHRONIZATION] in leaves
+    scenario.synchronization |= LEAVES[SYNCHRONIZATION] in leaves
     scenario.uncoupled |= "communication.wait" in leaves
-    wanted = [IDLE_CAUSES.index(c) for c in host]
+    wanted = [CODES[c] for c in leaves if c.startswith("idle.")]
     for place, fact in enumerate(facts):
         node = fact.node
         parts = node.program.parts
@@ -249,7 +247,7 @@ def _remove_communication(
 
 
 def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[str]) -> None:
-    chosen = [i for i, c in enumerate(EXPOSED_CAUSES) if c.startswith("copy.") and c in leaves]
+    chosen = [CODES[c] for c in leaves if c.startswith("copy.")]
     if not chosen:
         return
     links = node.links

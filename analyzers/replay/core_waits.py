@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import COMPUTING, awake, wait_of_steps
-from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.analyzers.trace.columns import ints
+from chopper.causes import CODES
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.graph import RankNodes
     from chopper.analyzers.replay.scenario import Outcome
 
-_ASLEEP = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("data", "collective_wait")]
+_ASLEEP = [CODES[f"idle.preparation.{c}"] for c in ("data", "collective_wait")]
 """Work of the host that may be sleep."""
 
 

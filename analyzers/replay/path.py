@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.solve import critical_path
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
-from chopper.causes import LEAVES
+from chopper.causes import CODES, LEAVES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.idle import Parts
@@ -253,10 +252,10 @@ def _preparing(
     time = (parts.end_ns - parts.start_ns)[kept]
     total = np.bincount(owner, weights=time, minlength=len(program))
     part = time * on_path[owner] / np.maximum(total[owner], 1)
-    for of, value in enumerate(np.bincount(cause, weights=part, minlength=len(IDLE_CAUSES))):
+    for of, value in enumerate(np.bincount(cause, weights=part, minlength=len(LEAVES))):
         if value > 0:
             name = "launching calls" if of == CALL else "host"
-            found[IDLE_CAUSES[of], name] += float(value)
+            found[LEAVES[of], name] += float(value)
     rest = np.where(total > 0, 0.0, on_path)
     code, names = _names(fact, event)
     for kind in (g.PROGRAM, *_AWAKE, LAG):
@@ -302,17 +301,14 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
     event_names, values = _names(fact, path.event[mine])
     span_codes, span_values = node.links.host.names
     names = [*values, *span_values, "host"]
-    causes = [*LEAVES]
-    code = {leaf: i for i, leaf in enumerate(causes)}
     kind = path.kind[mine]
     runs = np.isin(kind, [g.RUN, g.TRANSFER]) & (path.event[mine] >= 0)
-    waits = {of: code[cause] for of, cause in _WAITING.items()}
-    cause = np.array([waits.get(k, code[LATENCY]) for k in range(LAG + 1)])[kind]
-    cause[runs] = _main_cause(fact, code)[path.event[mine][runs]]
+    waits = {of: CODES[cause] for of, cause in _WAITING.items()}
+    cause = np.array([waits.get(k, CODES[LATENCY]) for k in range(LAG + 1)])[kind]
+    cause[runs] = _main_cause(fact)[path.event[mine][runs]]
     on_host = path.interval[mine] >= 0
     owner, start, end, part = _along(node.program.parts, path, mine[on_host], node.offset_ns)
     span = node.program.parts.span[part]
-    of_idle = np.array([code[c] for c in IDLE_CAUSES])
     if len(span_values):
         span_name = np.where(span >= 0, len(values) + span_codes[span], len(names) - 1)
     else:
@@ -324,7 +320,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
         for pair in (
             (path.start_ns[mine[other]] + node.offset_ns, start),
             (path.end_ns[mine[other]] + node.offset_ns, end),
-            (cause[other], of_idle[node.program.parts.cause[part]]),
+            (cause[other], node.program.parts.cause[part]),
             (event_names[other], span_name),
             (path.event[mine[other]], nothing),
             (np.full(len(other), -1), span),
@@ -342,7 +338,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
         start,
         end,
         cause,
-        causes,
+        [*LEAVES],
         name,
         names,
         event,
@@ -354,14 +350,14 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
     )
 
 
-def _main_cause(fact: RankFacts, code: dict[str, int]) -> np.ndarray:
+def _main_cause(fact: RankFacts) -> np.ndarray:
     """Code of the leaf in which each device event spends most; what runs hidden is unmodelled."""
     links = fact.node.links
-    found = np.full(len(fact.node.start), code["compute.unmodelled"])
-    found[links.work_class == COMMUNICATION] = code["communication.unseparated"]
-    found[links.work_class == COPY] = code["copy.other"]
+    found = np.full(len(fact.node.start), CODES["compute.unmodelled"])
+    found[links.work_class == COMMUNICATION] = CODES["communication.unseparated"]
+    found[links.work_class == COPY] = CODES["copy.other"]
     most = np.zeros(len(found))
-    for leaf, number in code.items():
+    for leaf, number in CODES.items():
         time = None if leaf.startswith("idle.") else fact.of_events(leaf)
         if time is not None:
             found[time > most] = number

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.idle import IDLE_CAUSES, Parts, blocking_copies, host_parts
+from chopper.analyzers.causes.idle import Parts, blocking_copies, host_parts
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import row_set
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.nesting import innermost_at
+from chopper.causes import CODES
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.recorded import Recorded
 
 STEP, SYNC_END, LAUNCH, SYNC_BEGIN, ISSUE, OP_START, OP_END = range(7)
 """Kinds of moments of a program."""
-CALL = IDLE_CAUSES.index("idle.call")
-SYNCHRONIZATION = IDLE_CAUSES.index("idle.preparation.synchronization")
+CALL = CODES["idle.call"]
+SYNCHRONIZATION = CODES["idle.preparation.synchronization"]
 _UNTOLD = -2
 _WAKE_NS = 500_000
 """A host that goes on so soon after a collective has ended had waited for it,"""

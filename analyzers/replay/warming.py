@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_END, OP_START
 from chopper.analyzers.trace.columns import distinct_rows
+from chopper.causes import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ _SEEN = 5
 _WAITS = 8
 """Fewer waits tell nothing."""
 _COVERED_RATIO = 0.5
-_WAITED = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("data", "collective_wait")]
+_WAITED = [CODES[f"idle.preparation.{c}"] for c in ("data", "collective_wait")]
 
 
 @dataclass(frozen=True)

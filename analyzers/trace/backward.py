@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import row_set
 from chopper.analyzers.trace.tables import HostSpans
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMakers:
-    """Backward nodes, and the forward operators that recorded them.
-
-    Attributes:
-        node, operator: rows of `host_span`, in pairs.
-    """
+class NodeMakers(NamedTuple):
+    """Backward nodes, and the forward operators that recorded them: rows of `host_span`."""
 
     node: np.ndarray
     operator: np.ndarray
@@ -44,12 +40,9 @@ def numbered_in_backward(host: HostSpans) -> np.ndarray:
 
     Grad mode was on for them.
     """
-    found = host.where(lambda category, name: category == "cpu_op" and not names.is_backward(name))
-    found &= host.sequence_id >= 0
-    found &= host.forward_tid <= 0
-    if found.any():
-        found &= host.nesting.within(host.named(names.is_backward))
-    return found
+    backward = host.named(names.is_backward)
+    numbered = host.of("cpu_op") & ~backward & (host.sequence_id >= 0) & (host.forward_tid <= 0)
+    return numbered & host.nesting.within(backward) if numbered.any() else numbered
 
 
 def double_backward(host: HostSpans, numbered: np.ndarray) -> np.ndarray:
@@ -78,10 +71,8 @@ def double_backward(host: HostSpans, numbered: np.ndarray) -> np.ndarray:
         & ((above < 0) | (nesting.depth[above] < nesting.depth[node]))
         & ~host.named(names.is_factory)
     )
-    computes_without = np.zeros(len(host), dtype=bool)
-    computes_without[node[top & (host.sequence_id < 0)]] = True
-    again = host.named(lambda n: n.startswith("chopper::recompute::"))
-    computes_without[node[again & (node >= 0)]] = True
+    again = host.named(names.is_recomputation)
+    computes_without = row_set(node[(top & (host.sequence_id < 0)) | again], len(host))
     computes_without |= host.named(lambda n: "Checkpoint" in n)
     return numbered & ~computes_without[node]
 
@@ -93,20 +84,18 @@ def main_thread(host: HostSpans, in_backward: np.ndarray) -> int:
         host: the spans of one rank.
         in_backward: mask of the spans whose phase is backward.
     """
-    if not len(host):
-        return -1
     steps = host.named(lambda n: n.startswith("ProfilerStep"))
-    if steps.any():
-        return int(np.bincount(host.nesting.thread[steps]).argmax())
     working = host.of("cpu_op", "python", "runtime") & ~in_backward
-    if not working.any():
-        working = np.ones(len(host), dtype=bool)
-    return int(np.bincount(host.nesting.thread[working]).argmax())
+    anything = np.ones(len(host), dtype=bool)
+    return next((_busiest(host, m) for m in (steps, working, anything) if m.any()), -1)
 
 
 def backward_thread(host: HostSpans, main: int) -> int:
     """Return the thread number of the autograd engine, -1 when backward runs on the main thread."""
-    nodes = host.named(names.is_backward) & (host.nesting.thread != main) if len(host) else None
-    if nodes is None or not nodes.any():
-        return -1
-    return int(np.bincount(host.nesting.thread[nodes]).argmax())
+    nodes = host.named(names.is_backward) & (host.nesting.thread != main)
+    return _busiest(host, nodes) if nodes.any() else -1
+
+
+def _busiest(host: HostSpans, marked: np.ndarray) -> int:
+    """Return the thread with most of the marked spans."""
+    return int(np.bincount(host.nesting.thread[marked]).argmax())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,28 +48,14 @@ _ELEMENTS_MAX = 1 << 60
 LEFT_EARLY_NS = 50_000
 """A rank that left so long before the last one came did not wait for it, whatever clocks err by."""
 _ELEMENT_BYTES = {
-    "double": 8,
-    "float": 4,
-    "float32": 4,
-    "float64": 8,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "c10::half": 2,
-    "c10::bfloat16": 2,
-    "long": 8,
-    "long int": 8,
-    "int64": 8,
-    "int": 4,
-    "int32": 4,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
+    **dict.fromkeys(("double", "float64", "long", "long int", "int64"), 8),
+    **dict.fromkeys(("float", "float32", "int", "int32"), 4),
+    **dict.fromkeys(("half", "float16", "bfloat16", "c10::half", "c10::bfloat16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
 }
+Group = tuple[tuple[int, ...], int, str]
+"""A process group: its members as far as they are recorded, how many there are, its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +75,11 @@ class Key:
     group: str
     what: str
     elements: int
+
+    @property
+    def process_group(self) -> Group:
+        """The group that it is of."""
+        return self.members, self.size, self.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,17 +193,18 @@ def describe(
         output_first = of_c10d[operator] & (operator >= 0)
         columns.append(output_first.astype(np.int64))
     first, kind = distinct_rows(columns)
-    told = _Told(rank, world_size, groups)
+    describing = _Describing(rank, world_size, groups)
     kinds = []
     for row in first:
         called = called_names[name[row]]
         if peer[row] >= 0:  # as NCCL's own spans say it
             called = f"{called} {rank}->{peer[row]}"
         if entry[row] >= 0:
-            kinds.append(told.by_metadata(recorded.fields[recorded.alike[entry[row]]], called))
+            fields = recorded.fields[recorded.alike[entry[row]]]
+            kinds.append(describing.by_metadata(fields, called))
         else:
-            given = _first_input(links, int(operator[row]))
-            kinds.append(told.by_names(called, *given, output_first=bool(output_first[row])))
+            size = _first_input(links, int(operator[row]))
+            kinds.append(describing.by_names(called, *size, output_first=bool(output_first[row])))
     sequence = recorded.sequence[entry]
     unnumbered = sequence < 0
     sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
@@ -234,29 +226,27 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         Rank of the peer within the group, -1 where unknown; Unix time, of any other event its
         start.
     """
-    found = np.full(len(rows), -1, dtype=np.int64)
+    peer = np.full(len(rows), -1, dtype=np.int64)
     entered_ns = links.events.start_ns[rows]
-    host, at = links.host, links.launch_row[rows]
-    mine = np.flatnonzero(at >= 0)
-    if len(mine):
-        mine = mine[host.named(names.is_unscoped_span)[at[mine]]]
-    if not len(mine):
-        return found, entered_ns
+    host, launch = links.host, links.launch_row[rows]
+    transfers = np.flatnonzero(launch >= 0)
+    if len(transfers):
+        transfers = transfers[host.named(names.is_unscoped_span)[launch[transfers]]]
+    if not len(transfers):
+        return peer, entered_ns
     operators = np.flatnonzero(host.named(lambda n: n in ("c10d::send", "c10d::recv_")))
     tid = ints(host.table, "tid")
     codes, values = host.concrete_inputs
-    for thread in np.unique(tid[at[mine]]).tolist():
+    for thread in np.unique(tid[operators]).tolist():
         begun = operators[tid[operators] == thread]
-        asked = mine[tid[at[mine]] == thread]
-        start = host.start_ns[at[asked]]
-        place = np.searchsorted(host.start_ns[begun], start, side="right") - 1
-        operator = begun[np.maximum(place, 0)] if len(begun) else begun
-        inside = place >= 0
-        if len(begun):
-            inside &= host.ends(operator) >= start
-            found[asked[inside]] = [_third(values, int(codes[r])) for r in operator[inside]]
-            entered_ns[asked[inside]] = host.start_ns[operator[inside]]
-    return found, entered_ns
+        mine = transfers[tid[launch[transfers]] == thread]
+        start = host.start_ns[launch[mine]]
+        last = np.searchsorted(host.start_ns[begun], start, side="right") - 1
+        operator = begun[last]
+        inside = (last >= 0) & (host.ends(operator) >= start)
+        peer[mine[inside]] = [_third(values, int(codes[r])) for r in operator[inside]]
+        entered_ns[mine[inside]] = host.start_ns[operator[inside]]
+    return peer, entered_ns
 
 
 def _third(values: list[str], code: int) -> int:
@@ -274,31 +264,30 @@ def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -
     As metadata (``Seq``), or, before PyTorch recorded that, as the first number among its inputs,
     which come before or after the tensors: ``RECORD_PARAM_COMMS`` in ParamCommsUtils.hpp.
     """
-    found = recorded.sequence[recorded.of_operators(links, rows)]
+    sequence = recorded.sequence[recorded.of_operators(links, rows)]
     host, operator = links.host, links.op_row[rows]
     if not len(host):
-        return found
-    ask = (operator >= 0) & (found < 0)
-    ask[ask] = host.named(lambda n: n == "record_param_comms")[operator[ask]]
-    asked = operator[ask]
-    if not len(asked):
-        return found
-    (kinds, types), (values, given) = host.input_types, host.concrete_inputs
-    first, alike = distinct_rows([kinds[asked], values[asked]])
-    told = np.array(
-        [_first_number(types, given, int(kinds[r]), int(values[r])) for r in asked[first]],
-        dtype=np.int64,
-    )
-    found[ask] = told[alike]
-    return found
+        return sequence
+    lacking = (operator >= 0) & (sequence < 0)
+    lacking[lacking] = host.named(lambda n: n == "record_param_comms")[operator[lacking]]
+    asked = operator[lacking]
+    if len(asked):
+        (kinds, types), (codes, inputs) = host.input_types, host.concrete_inputs
+        first, alike = distinct_rows([kinds[asked], codes[asked]])
+        numbers = [
+            _first_number(types[kinds[r]], inputs[codes[r]])
+            if kinds[r] >= 0 and codes[r] >= 0
+            else -1
+            for r in asked[first]
+        ]
+        sequence[lacking] = np.array(numbers, dtype=np.int64)[alike]
+    return sequence
 
 
-def _first_number(types: list[str], given: list[str], kind: int, value: int) -> int:
+def _first_number(types: str, inputs: str) -> int:
     """The scalar that leads the inputs, or follows the tensors; -1 where it is not recorded."""
-    if kind < 0 or value < 0:
-        return -1
     try:
-        kinds, values = msgspec.json.decode(types[kind]), msgspec.json.decode(given[value])
+        kinds, values = msgspec.json.decode(types), msgspec.json.decode(inputs)
         at = 1 if kinds[0] == "TensorList" else 0
         return int(values[at]) if kinds[at] == "Scalar" else -1
     except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
@@ -345,20 +334,9 @@ class _Recorded:
         sequence: per entry, -1 where there is none and at the end.
     """
 
-    _TEXTS = ("collective", "dtype", "group_name", "group_ranks")
-    _INTS = (
-        "in_elements_count",
-        "out_elements_count",
-        "group_size_count",
-        "first_rank_id",
-        "rank_stride_count",
-        "source_rank_id",
-        "target_rank_id",
-    )
-
     def __init__(self, table: pa.Table) -> None:
-        texts = [strings(table, name) for name in self._TEXTS]
-        numbers = [ints(table, name) for name in self._INTS]
+        texts = [strings(table, name) for name in _Fields.__slots__[:4]]
+        numbers = [ints(table, name) for name in _Fields.__slots__[4:]]
         first, alike = distinct_rows([*(codes for codes, _ in texts), *numbers])
         self.alike = np.append(alike, -1)
         self.fields = [
@@ -376,7 +354,7 @@ class _Recorded:
     def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event: its own, or its operator's; -1 for none."""
         own = self._entries(self._of_device, rows)
-        return np.asarray(np.where(own >= 0, own, self.of_operators(links, rows)))
+        return np.where(own >= 0, own, self.of_operators(links, rows))
 
     def of_operators(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event's operator; -1 for none."""
@@ -389,86 +367,80 @@ class _Recorded:
         entries = entries[np.argsort(self._row[entries], kind="stable")]
         keys = self._row[entries]
         at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.asarray(np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1))
+        return np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """One entry of the `collective` table: first texts, then numbers."""
+    """Columns of one entry of the `collective` table: first four texts, then numbers."""
 
-    collective: str | None
-    dtype: str | None
-    group_name: str | None
-    group_ranks: str | None
-    in_elements_count: int | None
-    out_elements_count: int | None
-    group_size_count: int | None
-    first_rank_id: int | None
-    rank_stride_count: int | None
-    source_rank_id: int | None
-    target_rank_id: int | None
+    collective: str | None = None
+    dtype: str | None = None
+    group_name: str | None = None
+    group_ranks: str | None = None
+    in_elements_count: int | None = None
+    out_elements_count: int | None = None
+    group_size_count: int | None = None
+    first_rank_id: int | None = None
+    rank_stride_count: int | None = None
+    source_rank_id: int | None = None
+    target_rank_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Makes kinds from what a rank's trace tells."""
+class _Describing:
+    """What a rank's trace knows of its groups, for kinds made from it."""
 
     rank: int
     world_size: int | None
     groups: Mapping[str, tuple[int, ...]]
 
-    def by_metadata(self, found: _Fields, name: str) -> Kind:
+    def by_metadata(self, entry: _Fields, name: str) -> Kind:
         """Kind of events whose collective was recorded."""
-        what = _normalized(found.collective or name)
-        group, count = found.group_name, found.group_size_count
-        members = self._members(found)
-        size = len(members) or count
-        width = _ELEMENT_BYTES.get((found.dtype or "").lower())
-        given, taken = found.in_elements_count or 0, found.out_elements_count or 0
-        elements = max(given, taken)
+        what = _normalized(entry.collective or name)
+        group, members = entry.group_name, self._members(entry)
+        size = len(members) or entry.group_size_count
+        width = _ELEMENT_BYTES.get((entry.dtype or "").lower())
+        sent, received = entry.in_elements_count or 0, entry.out_elements_count or 0
+        elements = max(sent, received)
         # More than fits an address space is a damaged record.
         elements = elements if elements < _ELEMENTS_MAX else 0
         message = elements * width if width and elements else None
         if what == _POINT_TO_POINT:
-            return self._pair(found, name, group, members, message)
-        if what in _SHARED and given == taken and size != 1:
+            return self._pair(entry, name, group, members, message)
+        if what in _SHARED and sent == received and size != 1:
             message = None
-        known = _listed_or_counted(members, size)
-        if not known or (members and self.rank not in members) or not size:
+        if size is None or size < 2 or (members and self.rank not in members):
             return Kind(what, group, size, members, message, None, None)
         numbered = Key(members, size, group or "", what, -1)
-        unnumbered = (
-            Key(members, size, group or "", what, -1 if what in _UNEVEN else elements)
-            if members
-            else None
-        )
-        return Kind(what, group, size, members, message, unnumbered, numbered)
+        unnumbered = replace(numbered, elements=-1 if what in _UNEVEN else elements)
+        return Kind(what, group, size, members, message, unnumbered if members else None, numbered)
 
-    def _members(self, found: _Fields) -> tuple[int, ...]:
-        """Global ranks of a group, empty when they are not told."""
-        count = found.group_size_count
-        members = _listed(found.group_ranks)
+    def _members(self, entry: _Fields) -> tuple[int, ...]:
+        """Global ranks of a group, empty when they are not known."""
+        count = entry.group_size_count
+        members = _listed(entry.group_ranks)
         if count is None or len(members) == count:
             return members
-        members = self.groups.get(found.group_name or "", ())
+        members = self.groups.get(entry.group_name or "", ())
         if len(members) == count:
             return members
-        first, stride = found.first_rank_id, found.rank_stride_count
+        first, stride = entry.first_rank_id, entry.rank_stride_count
         if first is not None and stride is not None and stride > 0 and count > 0:
             return tuple(range(first, first + count * stride, stride))
         return tuple(range(count)) if count == self.world_size else ()
 
     def _pair(
         self,
-        found: _Fields,
+        entry: _Fields,
         name: str,
         group: str | None,
         members: tuple[int, ...],
         message: int | None,
     ) -> Kind:
-        """A send or a receive whose peer is told by the metadata, or by the backend's span."""
-        source, target = found.source_rank_id, found.target_rank_id
-        for called in (found.collective or "", name):
+        """A send or a receive whose peer the metadata has, or the backend's span."""
+        source, target = entry.source_rank_id, entry.target_rank_id
+        for called in (entry.collective or "", name):
             direction = _PEER.search(called)
             if direction is None:
                 continue
@@ -482,16 +454,15 @@ class _Told:
                 other = members[int(peer)]
                 source = other if source is None else source
                 target = other if target is None else target
-        if source is None or target is None or source == target:
-            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
-        if self.rank not in (source, target):
+        ends = (source, target)
+        if source is None or target is None or source == target or self.rank not in ends:
             return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
         pair = (min(source, target), max(source, target))
         key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
         return Kind(_POINT_TO_POINT, group, 2, pair, message, key, None)
 
     def by_names(
-        self, name: str, elements: int, first_bytes: int | None, *, output_first: bool = False
+        self, name: str, elements: int, first_bytes: int | None, *, output_first: bool
     ) -> Kind:
         """Kind of events whose record has names only and, at best, the operator's first argument.
 
@@ -505,17 +476,12 @@ class _Told:
             return Kind(what, None, None, (), None, None, None)
         members = tuple(range(world))
         if what == _POINT_TO_POINT:
-            nothing = _Fields(*[None] * 11)
-            return self._pair(nothing, name, None, members, first_bytes)
+            return self._pair(_Fields(), name, None, members, first_bytes)
         # What goes into an all-gather, and what comes out of a scatter, is one rank's part.
         is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
         size = first_bytes * world if first_bytes is not None and is_part else first_bytes
         key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
         return Kind(what, None, world, members, size, key, None)
-
-
-def _listed_or_counted(members: tuple[int, ...], size: int | None) -> bool:
-    return len(members) > 1 or (not members and size is not None and size > 1)
 
 
 def _listed(ranks: str | None) -> tuple[int, ...]:

@@ -34,16 +34,13 @@ def _numbers(chunks: list[pa.Array], null: int, dtype: np.dtype[Any]) -> np.ndar
     """The values of all chunks: not copied where one of this type has no nulls, else once."""
     if len(chunks) == 1 and not chunks[0].null_count:
         return chunks[0].to_numpy().astype(dtype, copy=False)
-    found = np.empty(sum(map(len, chunks)), dtype=dtype)
+    values = np.empty(sum(map(len, chunks)), dtype=dtype)
     at = 0
     for chunk in chunks:
-        place = found[at : at + len(chunk)]
-        if chunk.null_count == len(chunk):
-            place[:] = null
-        else:
-            place[:] = (chunk.fill_null(null) if chunk.null_count else chunk).to_numpy()
+        filled = chunk.fill_null(null) if chunk.null_count else chunk
+        values[at : at + len(chunk)] = filled.to_numpy()
         at += len(chunk)
-    return found
+    return values
 
 
 def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
@@ -55,7 +52,7 @@ def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], An
     return passes.look_up(codes, table)
 
 
-def dictionary(codes: np.ndarray, values: list[str]) -> pa.DictionaryArray:
+def dictionary(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:
     """Codes (-1 is null) and distinct values → a dictionary array as tables declare it."""
     mask = codes < 0
     return pa.DictionaryArray.from_arrays(
@@ -80,11 +77,11 @@ def compact(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         number[distinct] = np.arange(len(distinct))
         return distinct + low, number[places]
     encoded = pa.array(values).dictionary_encode()
-    found = encoded.dictionary.to_numpy()
-    order = np.argsort(found)
+    distinct = encoded.dictionary.to_numpy()
+    order = np.argsort(distinct)
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    return found[order], rank[encoded.indices.to_numpy()]
+    return distinct[order], rank[encoded.indices.to_numpy()]
 
 
 def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,6 +125,15 @@ def row_set(rows: np.ndarray, count: int) -> np.ndarray:
     return mask
 
 
-def nullable(values: np.ndarray, *, null: int = -1) -> pa.Array:
-    """An int64 array in which ``null`` stands for null."""
-    return pa.array(values.astype(np.int64), mask=values == null)
+def nullable(values: np.ndarray) -> pa.Array:
+    """An int64 array in which -1 stands for null."""
+    return pa.array(values.astype(np.int64), mask=values == -1)
+
+
+def run_starts(*columns: np.ndarray) -> np.ndarray:
+    """Mask of the rows that differ in some column from the row before; the first one does."""
+    new = np.ones(len(columns[0]), dtype=bool)
+    new[1:] = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        new[1:] |= column[1:] != column[:-1]
+    return new

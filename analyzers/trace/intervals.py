@@ -42,9 +42,7 @@ def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Union:
         nothing = np.zeros(0, np.int64)
         return Union(nothing, nothing, nothing)
     start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = start[1:] > reach[:-1]
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(np.append(True, start[1:] > reach[:-1]))
     last = np.append(first[1:], len(order)) - 1
     begin, end = start[first], reach[last]
     length = end - begin

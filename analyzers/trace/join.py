@@ -19,7 +19,7 @@ from chopper.analyzers.trace.phases import (
     span_phases,
 )
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import Steps, Windows, step_of_events
+from chopper.analyzers.trace.windows import Steps, Windows
 from chopper.tables import TABLES
 
 WORK_CLASSES = ["compute", "communication", "copy"]
@@ -29,18 +29,37 @@ _LAUNCH_TOLERANCE_NS = 100_000
 
 
 @dataclass(frozen=True)
-class Launches:
-    """Launch and operator of each device event: rows of `host_span`, -1 where there is none.
+class Links:
+    """The joined device events of one rank as arrays, one element per event.
 
     Attributes:
-        launch_row: launching call.
-        op_row: innermost operator around the launch.
+        host, events: the rank's spans and device events.
+        launch_row: launching call, a row of `host_span`; -1 for none.
+        op_row: innermost operator around the launch; -1 for none.
+        steps: that the trace covers.
+        step: index of its step, -1 before the first, ``len(steps)`` after the last.
+        work_class: code into WORK_CLASSES.
+        phase: code into ``phases``.
+        layers: layer as codes (-1 for none) into names.
+        sharding_copy: launched by a copying operator inside hooks of data parallelism.
+        span_phase, span_layer: of each host span, -1 where nothing tells.
     """
 
+    host: HostSpans
+    events: DeviceEvents
     launch_row: np.ndarray
     op_row: np.ndarray
+    steps: Steps
+    step: np.ndarray
+    work_class: np.ndarray
+    phase: np.ndarray
+    phases: list[str]
+    layers: tuple[np.ndarray, list[str]]
+    sharding_copy: np.ndarray
+    span_phase: np.ndarray
+    span_layer: np.ndarray
 
-    @property
+    @cached_property
     def has_launch(self) -> np.ndarray:
         """Mask of the events whose launch is in the trace."""
         known: np.ndarray = self.launch_row >= 0
@@ -48,66 +67,13 @@ class Launches:
 
     @property
     def span(self) -> np.ndarray:
-        """Launch of each event, or else its operator."""
-        return np.where(self.launch_row >= 0, self.launch_row, self.op_row)
-
-    def launch_ns(self, host: HostSpans, events: DeviceEvents) -> np.ndarray:
-        """Return the start of each launch, or of the event itself where there is none."""
-        if not len(host):
-            return events.start_ns.copy()
-        return np.where(self.has_launch, host.start_ns[self.launch_row], events.start_ns)
-
-
-@dataclass(frozen=True)
-class Links:
-    """The joined device events of one rank as arrays, one element per event.
-
-    Attributes:
-        host, events: the rank's spans and device events.
-        steps: that the trace covers.
-        launches: launch and operator of each event.
-        step: index of its step, -1 before the first, ``len(steps)`` after the last.
-        work_class: code into WORK_CLASSES.
-        phase: code into ``phases``.
-        layer: code into ``layer_names``, -1 for none.
-        sharding_copy: launched by a copying operator inside hooks of data parallelism.
-        span_phase: phase of each host span, -1 where nothing tells.
-        span_layer: layer of each host span, -1 for none.
-    """
-
-    host: HostSpans
-    events: DeviceEvents
-    steps: Steps
-    launches: Launches
-    step: np.ndarray
-    work_class: np.ndarray
-    phase: np.ndarray
-    phases: list[str]
-    layer: np.ndarray
-    layer_names: list[str]
-    sharding_copy: np.ndarray
-    span_phase: np.ndarray
-    span_layer: np.ndarray
-
-    @property
-    def launch_row(self) -> np.ndarray:
-        """Launching call of each event, -1 for none."""
-        return self.launches.launch_row
-
-    @property
-    def op_row(self) -> np.ndarray:
-        """Innermost operator around the launch of each event, -1 for none."""
-        return self.launches.op_row
-
-    @cached_property
-    def has_launch(self) -> np.ndarray:
-        """Mask of the events whose launch is in the trace."""
-        return self.launches.has_launch
+        """Launch of each event, or else its operator; -1 for neither."""
+        return np.where(self.has_launch, self.launch_row, self.op_row)
 
     @cached_property
     def launch_ns(self) -> np.ndarray:
         """Start of the launch, or of the event itself."""
-        return self.launches.launch_ns(self.host, self.events)
+        return launch_times(self.host, self.events, self.launch_row)
 
     @cached_property
     def returned_ns(self) -> np.ndarray:
@@ -129,7 +95,7 @@ class Links:
     @property
     def program(self) -> Phases:
         """The phases of the program at any moment."""
-        return Phases(self.host, self.steps.start_ns, self.phases, self.span_phase)
+        return Phases(self.host, self.steps.start_ns, self.span_phase)
 
     @cached_property
     def outside_training(self) -> np.ndarray:
@@ -138,18 +104,10 @@ class Links:
         outside = phases_outside_training(present)
         return np.array([name in outside for name in self.phases])[self.phase]
 
-    @property
-    def layers(self) -> tuple[np.ndarray, list[str]]:
-        """Layer of each event as codes into names."""
-        return self.layer, self.layer_names
-
     @cached_property
     def op_names(self) -> tuple[np.ndarray, list[str]]:
         """Name of the operator of each event as codes into names."""
-        if not len(self.host):
-            return np.full(len(self.events), -1, dtype=np.int64), []
-        codes, values = self.host.names
-        return np.where(self.op_row >= 0, codes[self.op_row], -1), values
+        return self.host.names_of(self.op_row)
 
     @cached_property
     def main_thread(self) -> int:
@@ -162,27 +120,20 @@ class Links:
         return backward_thread(self.host, self.main_thread)
 
 
-def launches_of(
-    host: HostSpans, events: DeviceEvents, host_rows: np.ndarray | None = None
-) -> Launches:
-    """Find the launch and the operator of each device event. HOST_SPAN, DEVICE_EVENT -> rows.
-
-    Args:
-        host: spans of the rank.
-        events: device events of the rank.
-        host_rows: on a host-only trace, the span that each event was made from.
-    """
-    if host_rows is not None:
-        return Launches(host_rows, host_rows)
-    launch = _launches(host, events)
-    return Launches(launch, _operators(host, events, launch))
+def launch_times(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
+    """Return the start of each launch, or of the event itself where there is none."""
+    if not len(host):
+        return events.start_ns.copy()
+    return np.where(launch_row >= 0, host.start_ns[launch_row], events.start_ns)
 
 
 def link(
     host: HostSpans,
     events: DeviceEvents,
-    launches: Launches,
+    launch_row: np.ndarray,
+    op_row: np.ndarray,
     steps: Steps,
+    step: np.ndarray,
     collectives: pa.Table,
 ) -> tuple[Links, int]:
     """Join device events to what the host did. HOST_SPAN, DEVICE_EVENT, COLLECTIVE -> Links.
@@ -193,62 +144,50 @@ def link(
     makers = node_makers(host)
     phases = span_phases(host, makers)
     span_layer, layer_names = span_layers(host, makers)
-    launch_ns = launches.launch_ns(host, events)
-    program = Phases(host, steps.start_ns, phases.names, phases.of_span)
-    span = launches.span
+    launch_ns = launch_times(host, events, launch_row)
+    program = Phases(host, steps.start_ns, phases.of_span)
+    span = np.where(launch_row >= 0, launch_row, op_row)
     layer = np.full(len(events), -1, dtype=np.int64)
     if len(host):
         layer = np.where(span >= 0, span_layer[span], -1)
     links = Links(
         host,
         events,
+        launch_row,
+        op_row,
         steps,
-        launches,
-        step_of_events(events, steps, launch_ns, launches.has_launch),
+        step,
         _work_class(events, collectives),
         program.of_events(span, launch_ns, events.of("host_collective")),
         phases.names,
-        layer,
-        layer_names,
-        _sharding_copy(host, launches.op_row),
+        (layer, layer_names),
+        _sharding_copy(host, op_row),
         phases.of_span,
         span_layer,
     )
     return links, phases.double_backward_count
 
 
-def annotation_rows(host: HostSpans, launches: Launches) -> np.ndarray:
+def annotation_rows(links: Links) -> np.ndarray:
     """Return the innermost annotation of the user's around each launch, -1 for none."""
+    host, span = links.host, links.span
     if not len(host):
-        return np.full(len(launches.launch_row), -1, dtype=np.int64)
-    users = host.of("annotation") & ~host.named(
-        lambda n: n.startswith(("ProfilerStep", "chopper::"))
-    )
-    nearest = host.nesting.nearest(users)
-    span = launches.span
+        return span
+    own = host.named(lambda n: n.startswith(("ProfilerStep", "chopper::")))
+    nearest = host.nesting.nearest(host.of("annotation") & ~own)
     return np.where(span >= 0, nearest[span], -1)
 
 
 def event_link_table(links: Links, annotation_row: np.ndarray, windows: Windows) -> pa.Table:
-    """Return the declared `event_link` table, whose steps are windows.
-
-    Args:
-        links: the joined events.
-        annotation_row: of each event, from :func:`annotation_rows`.
-        windows: of the rank.
-    """
+    """Return the declared `event_link` table, whose steps are windows."""
     steps = len(links.steps)
     step = np.where((links.step < 0) | ((links.step >= steps) & (steps > 0)), -1, links.step)
-    codes, values = links.host.names
-    marks = annotation_row
-    if len(links.host):
-        marks = np.where(annotation_row >= 0, codes[annotation_row], -1)
     return pa.Table.from_arrays(
         [
             nullable(links.launch_row),
             nullable(links.op_row),
             dictionary(*links.op_names),
-            dictionary(marks, values if len(links.host) else []),
+            dictionary(*links.host.names_of(annotation_row)),
             dictionary(*links.layers),
             dictionary(links.phase, links.phases),
             nullable(windows.of_steps(step)).cast(pa.int32()),
@@ -273,26 +212,20 @@ def _work_class(events: DeviceEvents, collectives: pa.Table) -> np.ndarray:
 
 def _sharding_copy(host: HostSpans, op_row: np.ndarray) -> np.ndarray:
     """Return a mask of the events whose operator copies inside hooks of data parallelism."""
-    copies = np.zeros(len(op_row), dtype=bool)
-    regions = host.named(names.is_sharding_region) if len(host) else copies
+    regions = host.named(names.is_sharding_region)
     if not regions.any():
-        return copies
+        return np.zeros(len(op_row), dtype=bool)
     copying = host.named(names.is_sharding_copy) & host.nesting.within(regions)
-    has = op_row >= 0
-    copies[has] = copying[op_row[has]]
-    return copies
+    return np.append(copying, False)[op_row]
 
 
-def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
+def launches_of(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     """Row of the launching call: same correlation id, the latest one before the event."""
-    found = np.full(len(events), -1, dtype=np.int64)
-    if not len(host) or not len(events):
-        return found
     correlation = ints(host.table, "correlation_id")
     # Id 0 is what recorders write where they know none.
     calls = np.flatnonzero((correlation > 0) & host.of("runtime", "driver"))
     if not len(calls):
-        return found
+        return np.full(len(events), -1, dtype=np.int64)
     # Sorted by id, then time (rows are in time order already, the sort is stable).
     calls = calls[np.argsort(correlation[calls], kind="stable")]
     keys = correlation[calls]
@@ -309,9 +242,7 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
         )
     row = calls[pick]
     causal = host.start_ns[row] <= events.start_ns + _LAUNCH_TOLERANCE_NS
-    ok = has & causal
-    found[ok] = row[ok]
-    return found
+    return np.where(has & causal, row, -1)
 
 
 def latest_before(
@@ -322,38 +253,33 @@ def latest_before(
     Args:
         keys, times: sorted by key, then time.
     """
-    merged_key = np.concatenate([keys, wanted])
-    merged_time = np.concatenate([times, at])
-    asks = np.concatenate([np.zeros(len(keys), np.int8), np.ones(len(wanted), np.int8)])
-    order = np.lexsort((asks, merged_time, merged_key))
-    position = np.where(asks[order] == 0, order, -1)
-    latest = np.maximum.accumulate(position)
-    found = np.empty(len(wanted), dtype=np.int64)
-    asking = asks[order] == 1
-    found[order[asking] - len(keys)] = latest[asking]
-    return found
+    asks = np.repeat([False, True], [len(keys), len(wanted)])
+    order = np.lexsort((asks, np.concatenate([times, at]), np.concatenate([keys, wanted])))
+    asking = asks[order]
+    latest = np.maximum.accumulate(np.where(asking, -1, order))
+    position = np.empty(len(wanted), dtype=np.int64)
+    position[order[asking] - len(keys)] = latest[asking]
+    return position
 
 
-def _operators(host: HostSpans, events: DeviceEvents, launch: np.ndarray) -> np.ndarray:
+def operators_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
     """Innermost operator around each launch; by the recorded id where there is no launch."""
-    found = np.full(len(events), -1, dtype=np.int64)
+    op_row = np.full(len(events), -1, dtype=np.int64)
     if not len(host):
-        return found
+        return op_row
     operators = host.of("cpu_op") & ~host.named(lambda n: n.startswith("chopper::"))
-    has = launch >= 0
-    found[has] = host.nesting.nearest(operators)[launch[has]]
+    has = launch_row >= 0
+    op_row[has] = host.nesting.nearest(operators)[launch_row[has]]
     external = ints(events.table, "external_id")
-    open_ = np.flatnonzero(~has & (external > 0))
     # Where runtime rows count their own ids as external ids, the numbers mean no operator.
-    correlation = ints(events.table, "correlation_id")
-    open_ = open_[external[open_] != correlation[open_]]
-    if len(open_):
+    own = external == ints(events.table, "correlation_id")
+    lacking = np.flatnonzero(~has & (external > 0) & ~own)
+    if len(lacking):
         ids = ints(host.table, "external_id")
         rows = np.flatnonzero(operators & (ids > 0))
         rows = rows[np.argsort(ids[rows], kind="stable")]
-        at = np.searchsorted(ids[rows], external[open_])
-        safe = np.minimum(at, max(len(rows) - 1, 0))
-        hit = (at < len(rows)) & (ids[rows[safe]] == external[open_]) if len(rows) else None
-        if hit is not None:
-            found[open_[hit]] = rows[safe[hit]]
-    return found
+        # A row beyond the last one, of no id.
+        at = np.searchsorted(ids[rows], external[lacking])
+        hit = np.append(ids[rows], -1)[at] == external[lacking]
+        op_row[lacking[hit]] = rows[at[hit]]
+    return op_row

@@ -7,23 +7,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from chopper.analyzers.trace.collectives import Communication, describe
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.host_device import host_as_device
 from chopper.analyzers.trace.join import (
-    WORK_CLASSES,
-    Launches,
     Links,
     annotation_rows,
     event_link_table,
+    launch_times,
     launches_of,
     link,
+    operators_of,
 )
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
 from chopper.analyzers.trace.windows import (
-    Steps,
     Windows,
     cut_windows,
     step_of_events,
@@ -82,8 +80,7 @@ class JoinedRank:
         event_link: the declared table, row by row with ``device_event``.
         event_step: index of each event's step, -1 before the first, their number after the last.
         sharding_copy: mask of the events that data parallelism copies with.
-        span_phase, span_layer: of each host span, codes into ``phases`` and ``layer_names``; -1
-            for none.
+        span_phase, span_layer: of each host span, codes as in ``event_link``; -1 for none.
         double_backward_count: operators of a backward that is differentiated itself.
         windows: step windows.
         communication: of the communication events.
@@ -96,9 +93,7 @@ class JoinedRank:
     event_step: np.ndarray
     sharding_copy: np.ndarray
     span_phase: np.ndarray
-    phases: list[str]
     span_layer: np.ndarray
-    layer_names: list[str]
     double_backward_count: int
     windows: Windows
     communication: Communication
@@ -126,19 +121,16 @@ class JoinedRank:
     def links(self) -> Links:
         """Return the joined events as arrays, which last as long as the caller keeps them."""
         table = self.event_link
-        work_class, classes = strings(table, "work_class")
-        layer, _ = strings(table, "layer")
         return Links(
             HostSpans(self.given.host_span),
             DeviceEvents(self.device_event),
+            ints(table, "launch_row"),
+            ints(table, "op_row"),
             traced_steps(self.given.step),
-            Launches(ints(table, "launch_row"), ints(table, "op_row")),
             self.event_step.astype(np.int64),
-            np.array([WORK_CLASSES.index(c) for c in classes] + [-1])[work_class],
-            strings(table, "phase")[0],
-            self.phases,
-            layer,
-            self.layer_names,
+            strings(table, "work_class")[0],
+            *strings(table, "phase"),
+            strings(table, "layer"),
             self.sharding_copy,
             self.span_phase,
             self.span_layer,
@@ -149,32 +141,38 @@ def join_rank(given: RankInput) -> JoinedRank:
     """Join one rank's device events. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
     host = HostSpans(given.host_span)
     host_only = given.device_event.num_rows == 0
-    host_rows = None
-    device_event = given.device_event
     if host_only:
-        device_event, host_rows = host_as_device(host)
-    events = DeviceEvents(device_event)
-    launches = launches_of(host, events, host_rows)
-    windows = _windows(host, events, launches, traced_steps(given.step))
-    if windows.numbers.size and windows.numbers[0] < 0 and _any_traced(given.step):
+        device_event, launch_row = host_as_device(host)
+        events, op_row = DeviceEvents(device_event), launch_row
+    else:
+        events = DeviceEvents(given.device_event)
+        launch_row = launches_of(host, events)
+        op_row = operators_of(host, events, launch_row)
+    steps = traced_steps(given.step)
+    launch_ns = launch_times(host, events, launch_row)
+    step = step_of_events(events, steps, launch_ns, launch_row >= 0)
+    windows = cut_windows(events, steps, step)
+    if len(steps) and len(windows) and windows.numbers[0] < 0:
         # No step holds work of its own: the trace is one window, and its work belongs to that.
-        given = replace(given, step=_untraced(given.step))
-        windows = _windows(host, events, launches, traced_steps(given.step))
+        untraced = pa.array(np.zeros(given.step.num_rows, dtype=bool))
+        at = given.step.schema.get_field_index("traced")
+        given = replace(
+            given, step=given.step.set_column(at, given.step.schema.field(at), untraced)
+        )
+        steps, step = traced_steps(given.step), np.zeros(len(events), dtype=np.int64)
     links, double_backward_count = link(
-        host, events, launches, traced_steps(given.step), given.collective
+        host, events, launch_row, op_row, steps, step, given.collective
     )
-    annotation_row = annotation_rows(host, launches)
+    annotation_row = annotation_rows(links)
     return JoinedRank(
         given,
         host_only,
-        device_event,
+        events.table,
         event_link_table(links, annotation_row, windows),
-        links.step.astype(np.int32),
+        step.astype(np.int32),
         links.sharding_copy,
         links.span_phase,
-        links.phases,
         links.span_layer,
-        links.layer_names,
         double_backward_count,
         windows,
         describe(
@@ -185,23 +183,4 @@ def join_rank(given: RankInput) -> JoinedRank:
             given.world_size,
             given.process_groups,
         ),
-    )
-
-
-def _windows(host: HostSpans, events: DeviceEvents, launches: Launches, steps: Steps) -> Windows:
-    """Cut the windows of steps by the events that were launched in them."""
-    launch_ns = launches.launch_ns(host, events)
-    return cut_windows(events, steps, step_of_events(events, steps, launch_ns, launches.has_launch))
-
-
-def _any_traced(step: pa.Table) -> bool:
-    """Return whether the trace covers any step."""
-    return bool(pc.any(step["traced"]).as_py())
-
-
-def _untraced(step: pa.Table) -> pa.Table:
-    """Return the same steps, none of which the trace covers."""
-    traced = pa.array(np.zeros(step.num_rows, dtype=bool))
-    return step.set_column(
-        step.schema.get_field_index("traced"), step.schema.field("traced"), traced
     )

@@ -1,6 +1,6 @@
 """The forest of spans in numpy, all rows of a level or a round at once.
 
-What ``_walks.py`` computes in C, several times slower and with more memory: for where the package
+What ``walks.py`` computes in C, several times slower and with more memory: for where the package
 was installed without a C compiler, and what the tests compare with.
 """
 

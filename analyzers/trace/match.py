@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
+from chopper.analyzers.trace.columns import row_set, run_starts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from chopper.analyzers.trace.collectives import Communication, Key, Kind
-
-Group = tuple[tuple[int, ...], int, str]
-"""A process group: its members as far as they are told, how many there are, its name."""
+    from chopper.analyzers.trace.collectives import Communication, Group, Key
 
 _SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
 """Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
@@ -89,15 +87,7 @@ class Rows:
     size: np.ndarray
 
     def __getitem__(self, index: np.ndarray) -> Rows:
-        return Rows(
-            self.rank[index],
-            self.event[index],
-            self.start[index],
-            self.end[index],
-            self.key[index],
-            self.sequence[index],
-            self.size[index],
-        )
+        return Rows(*(getattr(self, name)[index] for name in self.__slots__))
 
 
 def match(ranks: Mapping[int, Communication], *, one_clock: bool = False) -> dict[int, Matched]:
@@ -120,31 +110,23 @@ def match(ranks: Mapping[int, Communication], *, one_clock: bool = False) -> dic
         rows = _keyed(ranks.values(), keys, by_time=frozenset(misnumbered))
     sizes = np.array([key.size for key in keys], dtype=np.int64)
     position, instance = _instances(rows, sizes, one_clock=one_clock)
-    found = rows[position]
-    symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
-    offsets, root = (
-        (np.zeros(len(names), dtype=np.int64), np.arange(len(names)))
-        if one_clock
-        else _clock_offsets(found, instance, symmetric, len(names))
-    )
-    last = np.zeros(int(instance.max(initial=-1)) + 1, dtype=np.int64)
-    last[:] = np.iinfo(np.int64).min
-    np.maximum.at(last, instance, found.start - offsets[found.rank])
+    rows = rows[position]
+    offsets, root = np.zeros(len(names), dtype=np.int64), np.arange(len(names))
+    if not one_clock and len(instance):
+        symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
+        _tie_clocks(rows, instance, symmetric[rows.key], offsets, root)
+    last = np.full(int(instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, instance, rows.start - offsets[rows.rank])
     result = {}
     for number, (rank, communication) in enumerate(ranks.items()):
-        mine = found.rank == number
-        ready = np.full(communication.device_event_count, -1, dtype=np.int64)
-        ready[found.event[mine]] = last[instance[mine]] + offsets[number]
-        of = np.full(communication.device_event_count, -1, dtype=np.int64)
-        of[found.event[mine]] = instance[mine]
+        mine = rows.rank == number
+        ready, instances = np.full((2, communication.device_event_count), -1, dtype=np.int64)
+        ready[rows.event[mine]] = last[instance[mine]] + offsets[number]
+        instances[rows.event[mine]] = instance[mine]
         result[rank] = Matched(
-            ready, of, int(offsets[number]), names[root[number]], tuple(misnumbered.values())
+            ready, instances, int(offsets[number]), names[root[number]], tuple(misnumbered.values())
         )
     return result
-
-
-def _group_of(key: Key) -> Group:
-    return key.members, key.size, key.group
 
 
 def _keyed(
@@ -157,41 +139,35 @@ def _keyed(
     Args:
         by_time: groups whose sequence numbers are not used.
     """
-    parts = []
+    parts = [Rows(*[np.zeros(0, np.int64)] * 7)]
     for number, communication in enumerate(ranks):
-        agreed = np.array([_agreed_bytes(k) for k in communication.kinds] + [-1], dtype=np.int64)
-        codes = np.full((2, len(communication.kinds) + 1), -1, dtype=np.int64)
-        for i, kind in enumerate(communication.kinds):
-            for row, key in enumerate((kind.key, kind.numbered_key)):
-                if key is not None and not (row and _group_of(key) in by_time):
-                    codes[row, i] = keys.setdefault(key, len(keys))
-        has_number = (communication.sequence >= 0) & (codes[1][communication.kind] >= 0)
-        key = np.where(has_number, codes[1][communication.kind], codes[0][communication.kind])
-        event = communication.event_row
+        kinds = communication.kinds
+        agreed, unnumbered, numbered = np.full((3, len(kinds) + 1), -1, dtype=np.int64)
+        for i, kind in enumerate(kinds):
+            if kind.what in _AGREED and kind.message_bytes is not None:
+                agreed[i] = kind.message_bytes
+            if kind.key is not None:
+                unnumbered[i] = keys.setdefault(kind.key, len(keys))
+            if kind.numbered_key is not None and kind.numbered_key.process_group not in by_time:
+                numbered[i] = keys.setdefault(kind.numbered_key, len(keys))
+        of = communication.kind
+        has_number = (communication.sequence >= 0) & (numbered[of] >= 0)
+        key = np.where(has_number, numbered[of], unnumbered[of])
         parts.append(
             Rows(
-                np.full(len(event), number, dtype=np.int64),
-                event,
+                np.full(len(of), number, dtype=np.int64),
+                communication.event_row,
                 communication.entered_ns,
                 communication.left_ns,
                 key,
                 np.where(has_number, communication.sequence, -1),
-                agreed[communication.kind],
+                agreed[of],
             )[key >= 0]
         )
-    if not parts:
-        return Rows(*[np.zeros(0, np.int64)] * 7)
     rows = Rows(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__)
     )
     return rows[np.lexsort((rows.start, rows.rank, rows.sequence, rows.key))]
-
-
-def _agreed_bytes(kind: Kind) -> int:
-    """Size of a message that all ranks of a collective must agree in, -1 where they need not."""
-    if kind.what not in _AGREED or kind.message_bytes is None:
-        return -1
-    return kind.message_bytes
 
 
 def _misnumbered(
@@ -208,21 +184,17 @@ def _misnumbered(
         return {}
     groups: dict[Group, int] = {}
     what: dict[str, int] = {}
-    group = np.array([groups.setdefault(_group_of(k), len(groups)) for k in keys])[rows.key]
+    group = np.array([groups.setdefault(k.process_group, len(groups)) for k in keys])[rows.key]
+    order = np.lexsort((rows.rank, rows.sequence, group))
+    rows, group = rows[order], group[order]
     called = np.array([what.setdefault(k.what, len(what)) for k in keys])[rows.key]
     together = np.array([k.what in _SYMMETRIC for k in keys])[rows.key]
-    order = np.lexsort((rows.rank, rows.sequence, group))
-    rows, group, called, together = rows[order], group[order], called[order], together[order]
-    first = np.ones(len(group), dtype=bool)
-    first[1:] = (group[1:] != group[:-1]) | (rows.sequence[1:] != rows.sequence[:-1])
-    place = np.cumsum(first) - 1
-    twice = np.zeros(len(group), dtype=bool)
-    twice[1:] = ~first[1:] & (rows.rank[1:] == rows.rank[:-1])
-    several = np.zeros(int(place[-1]) + 1, dtype=bool)
-    several[place[twice]] = True
-    lowest = np.flatnonzero(first)[place]
-    other = np.flatnonzero(~first & ~several[place])
-    low = lowest[other]
+    first = run_starts(group, rows.sequence)
+    number = np.cumsum(first) - 1
+    twice = ~run_starts(group, rows.sequence, rows.rank)
+    several = row_set(number[twice], len(first))
+    other = np.flatnonzero(~first & ~several[number])
+    low = np.flatnonzero(first)[number][other]
     sized = (rows.size[other] >= 0) & (rows.size[low] >= 0)
     differs = (called[other] != called[low]) | (sized & (rows.size[other] != rows.size[low]))
     count = len(names)
@@ -235,24 +207,19 @@ def _misnumbered(
         # A device's times may be off for a while; numbers that are, are off throughout.
         differs |= apart & (2 * np.bincount(of, apart) > compared)[of]
     differing = np.bincount(of, differs)
-    found: dict[Group, Misnumbered] = {}
+    misnumbered: dict[Group, Misnumbered] = {}
     listed = list(groups)
     for at in np.argsort(-differing, kind="stable"):
         if differing[at] < _LEAST_DIFFERING:
             break
         of_group, both = divmod(int(pairs[at]), count * count)
-        members, size, name = listed[of_group]
-        found.setdefault(
-            (members, size, name),
-            Misnumbered(
-                name,
-                size,
-                (names[both // count], names[both % count]),
-                int(differing[at]),
-                int(compared[at]),
-            ),
+        _, size, name = listed[of_group]
+        ranks = names[both // count], names[both % count]
+        misnumbered.setdefault(
+            listed[of_group],
+            Misnumbered(name, size, ranks, int(differing[at]), int(compared[at])),
         )
-    return found
+    return misnumbered
 
 
 def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -268,58 +235,42 @@ def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.nd
     count = len(rows.key)
     if not count:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    new_group = np.ones(count, dtype=bool)
-    new_group[1:] = (rows.key[1:] != rows.key[:-1]) | (rows.sequence[1:] != rows.sequence[:-1])
-    new_rank = new_group.copy()
-    new_rank[1:] |= rows.rank[1:] != rows.rank[:-1]
+    new_group = run_starts(rows.key, rows.sequence)
     group = np.cumsum(new_group) - 1
-    first = np.flatnonzero(new_rank)
+    first = np.flatnonzero(run_starts(rows.key, rows.sequence, rows.rank))
     each = np.diff(np.append(first, count))
     occurrence = np.arange(count) - np.repeat(first, each)
-    groups = int(group[-1]) + 1
-    group_of_rank = group[first]
-    present = np.bincount(group_of_rank, minlength=groups)
-    most = np.zeros(groups, dtype=np.int64)
-    np.maximum.at(most, group_of_rank, each)
-    least = np.full(groups, count + 1, dtype=np.int64)
-    np.minimum.at(least, group_of_rank, each)
     start_of_group = np.flatnonzero(new_group)
+    of_group = np.flatnonzero(new_group[first])
+    most, least = np.maximum.reduceat(each, of_group), np.minimum.reduceat(each, of_group)
+    present = np.bincount(group[first])
     complete = present == sizes[rows.key[start_of_group]]
-    numbered = rows.sequence[start_of_group] >= 0
     even = complete & (most == least)
     together = np.flatnonzero(even[group])
     together = together[np.lexsort((rows.rank[together], occurrence[together], group[together]))]
-    block = np.ones(len(together), dtype=bool)
-    block[1:] = (group[together][1:] != group[together][:-1]) | (
-        occurrence[together][1:] != occurrence[together][:-1]
-    )
+    block = run_starts(group[together], occurrence[together])
     instance = np.cumsum(block) - 1
+    failed = np.zeros(len(present), dtype=bool)
     if len(together):
         at = np.flatnonzero(block)
-        apart = np.maximum.reduceat(rows.start[together], at) > np.minimum.reduceat(
-            rows.end[together], at
-        )
-        failed = np.zeros(groups, dtype=bool)
+        latest_start = np.maximum.reduceat(rows.start[together], at)
+        apart = latest_start > np.minimum.reduceat(rows.end[together], at)
         failed[group[together][at[apart]]] = True
-        failed &= ~numbered
+        failed &= rows.sequence[start_of_group] < 0
         if not one_clock:
             for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
                 mine = together[group[together] == number]
                 failed[number] = not _shifted(rows[mine], int(present[number]))
-        keep = ~failed[group[together]]
-        together, instance = together[keep], instance[keep]
-        walked = np.flatnonzero(failed | (complete & ~even))
-    else:
-        walked = np.flatnonzero(complete & ~even)
+        kept = ~failed[group[together]]
+        together, instance = together[kept], instance[kept]
     positions, numbers = [together], [instance]
     bounds = np.append(start_of_group, count)
     following = int(instance.max(initial=-1)) + 1
-    for number in walked:
-        low, high = int(bounds[number]), int(bounds[number + 1])
-        found = _walk(rows, low, high)
-        positions.append(found.reshape(-1))
-        numbers.append(following + np.repeat(np.arange(len(found)), found.shape[1]))
-        following += len(found)
+    for number in np.flatnonzero(failed | (complete & ~even)):
+        walked = _walk(rows, int(bounds[number]), int(bounds[number + 1]))
+        positions.append(walked.reshape(-1))
+        numbers.append(following + np.repeat(np.arange(len(walked)), walked.shape[1]))
+        following += len(walked)
     return np.concatenate(positions), np.concatenate(numbers)
 
 
@@ -339,49 +290,36 @@ def _shifted(rows: Rows, ranks: int) -> bool:
     return bool(((start - offset).max(axis=1) <= (end - offset).min(axis=1)).all())
 
 
-def _clock_offsets(
-    rows: Rows, instance: np.ndarray, symmetric: np.ndarray, ranks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lead of each rank's clock over that of the lowest rank that collectives tie it to; and which.
+def _tie_clocks(
+    rows: Rows, instance: np.ndarray, symmetric: np.ndarray, offsets: np.ndarray, root: np.ndarray
+) -> None:
+    """Fill in the lead of each rank's clock over that of the lowest rank tied to it; and which.
 
     The median difference of ends over the collectives that two ranks share; those who share none
     are tied through others.
     """
-    offsets = np.zeros(ranks, dtype=np.int64)
-    root = np.arange(ranks)
-    if not len(instance):
-        return offsets, root
-    telling = symmetric[rows.key]
-    if not telling.any():
-        telling[:] = True
-    at = np.flatnonzero(telling)
+    at = np.flatnonzero(symmetric if symmetric.any() else ~symmetric)
     at = at[np.lexsort((rows.rank[at], instance[at]))]
-    first = np.ones(len(at), dtype=bool)
-    first[1:] = instance[at][1:] != instance[at][:-1]
+    first = run_starts(instance[at])
     reference = at[np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))]
     others = np.flatnonzero(~first)
-    pair = rows.rank[reference[others]] * ranks + rows.rank[at[others]]
+    pair = rows.rank[reference[others]] * len(root) + rows.rank[at[others]]
     lead = rows.end[at[others]] - rows.end[reference[others]]
     order = np.argsort(pair, kind="stable")
     pair, lead = pair[order], lead[order]
-    begins = np.ones(len(pair), dtype=bool)
-    begins[1:] = pair[1:] != pair[:-1]
-    bounds = np.append(np.flatnonzero(begins), len(pair))
     ties: list[tuple[int, int, int, int]] = []
-    for low, high in itertools.pairwise(bounds):
-        one, other = divmod(int(pair[low]), ranks)
+    for low, high in itertools.pairwise(np.append(np.flatnonzero(run_starts(pair)), len(pair))):
+        one, other = divmod(int(pair[low]), len(root))
         ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
-    ties.sort(reverse=True)
-    for _, one, other, ahead in ties:
+    for _, one, other, ahead in sorted(ties, reverse=True):
         if root[one] == root[other]:
             continue
         # Shift the whole part that holds the higher root so that this tie is true.
-        keep, moved = (one, other) if root[one] < root[other] else (other, one)
-        wanted = offsets[keep] + (ahead if moved == other else -ahead)
+        fixed, moved = (one, other) if root[one] < root[other] else (other, one)
+        wanted = offsets[fixed] + (ahead if moved == other else -ahead)
         part = root == root[moved]
         offsets[part] += wanted - offsets[moved]
-        root[part] = root[keep]
-    return offsets, root
+        root[part] = root[fixed]
 
 
 def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
@@ -394,25 +332,24 @@ def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
         Positions in ``rows``, shape (collectives, ranks).
     """
     rank = rows.rank[low:high]
-    heads_at = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
-    stop = np.append(heads_at[1:], len(rank)).tolist()
+    first = np.flatnonzero(run_starts(rank))
+    stop = np.append(first[1:], len(rank)).tolist()
     start, end = rows.start[low:high].tolist(), rows.end[low:high].tolist()
-    at = heads_at.tolist()
-    members = range(len(at))
-    heads = [(end[at[r]], r) for r in members]
-    heapq.heapify(heads)
-    latest = max(start[at[r]] for r in members)
-    found: list[list[int]] = []
+    at = first.tolist()
+    walked: list[list[int]] = []
+    heads: list[tuple[int, int]] = []
     while True:
-        first_end, loser = heads[0]
-        if latest <= first_end:
-            found.append(at.copy())
-            at = [i + 1 for i in at]
+        if not heads:
             if any(i >= s for i, s in zip(at, stop, strict=True)):
                 break
-            heads = [(end[at[r]], r) for r in members]
+            heads = [(end[i], member) for member, i in enumerate(at)]
             heapq.heapify(heads)
-            latest = max(start[at[r]] for r in members)
+            latest = max(start[i] for i in at)
+        first_end, loser = heads[0]
+        if latest <= first_end:
+            walked.append(at)
+            at = [i + 1 for i in at]
+            heads = []
             continue
         # Starts grow along a rank, so the latest of the heads can only be raised by this step.
         at[loser] += 1
@@ -420,4 +357,4 @@ def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
             break
         heapq.heapreplace(heads, (end[at[loser]], loser))
         latest = max(latest, start[at[loser]])
-    return np.array(found, dtype=np.int64).reshape(-1, len(heads_at)) + low
+    return np.array(walked, dtype=np.int64).reshape(-1, len(first)) + low

@@ -27,10 +27,8 @@ PHASES = [
     "checkpoint",
 ]
 """Phases that every run may have; those that a program names follow (`Phases.names`)."""
-_FORWARD, _RECOMPUTE, _BACKWARD, _OPTIMIZER, _DATA, _OTHER, _BETWEEN = range(7)
+_FORWARD, _RECOMPUTE, BACKWARD, _OPTIMIZER, _DATA, _OTHER, _BETWEEN = range(7)
 _EVALUATION, _INFERENCE, _CHECKPOINT = map(PHASES.index, ("evaluation", "inference", "checkpoint"))
-
-BACKWARD = _BACKWARD
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def span_phases(host: HostSpans, makers: NodeMakers) -> SpanPhases:
     forward = host.named(names.is_forward)
     nodes = np.unique(makers.operator)
     enclosing = nesting.inherited(np.where(forward, -1, own))
-    nodes = nodes[~np.isin(enclosing[nodes], (_RECOMPUTE, _BACKWARD))]
+    nodes = nodes[~np.isin(enclosing[nodes], (_RECOMPUTE, BACKWARD))]
     own[nodes] = _FORWARD
     inside = np.zeros(len(host), dtype=bool)
     inside[nodes] = True
@@ -85,13 +83,13 @@ def _phase_of(name: str, code_of: dict[str, int]) -> int:
         return code_of[named]
     if names.is_forward(name):
         return _FORWARD
-    if name.startswith("chopper::recompute::"):
+    if names.is_recomputation(name):
         return _RECOMPUTE
     if names.is_data_loading(name):
         return _DATA
     if names.is_optimizer(name):
         return _OPTIMIZER
-    return _BACKWARD if names.is_backward(name) or names.is_gradient_reduction(name) else -1
+    return BACKWARD if names.is_backward(name) or names.is_gradient_reduction(name) else -1
 
 
 def phases_outside_training(present: set[str]) -> set[str]:
@@ -111,13 +109,11 @@ class Phases:
     Attributes:
         host: its spans.
         steps_start_ns: starts of its steps on the host.
-        names: of the phases.
-        of_span: phase of each span, a code into ``names``; -1 where nothing tells.
+        of_span: phase of each span, -1 where nothing tells.
     """
 
     host: HostSpans
     steps_start_ns: np.ndarray
-    names: list[str]
     of_span: np.ndarray
 
     def of_events(
@@ -131,28 +127,20 @@ class Phases:
             is_host_collective: mask of the collectives of a CPU backend.
         """
         known = span >= 0
-        found = np.full(len(span), -1, dtype=np.int64)
+        phase = np.full(len(span), -1, dtype=np.int64)
         if len(self.host):
-            found[known] = self.of_span[span[known]]
+            phase[known] = self.of_span[span[known]]
             # A CPU backend runs collectives on threads of its own: they are of the phase that
-            # the program was in.
-            foreign = (found < 0) & is_host_collective
-            found[foreign] = self._issuing(launch_ns[foreign])
-        unknown = found < 0
-        found[unknown] = self.unmarked(launch_ns[unknown])
-        found[~known & unknown] = _OTHER
-        return found
-
-    def _issuing(self, time_ns: np.ndarray) -> np.ndarray:
-        """Phase that the program was in when another thread began a collective; -1 for none.
-
-        The last gradients are reduced after the last node of backward.
-        """
-        found = self._at(time_ns)
-        before, behind = self._neighbours(time_ns)
-        last = (found < 0) & (before == _BACKWARD)
-        last &= (behind == _BACKWARD) | (behind == _OPTIMIZER)
-        return np.where(last, _BACKWARD, found)
+            # the program was in. The last gradients are reduced after the last node of backward.
+            foreign = np.flatnonzero((phase < 0) & is_host_collective)
+            phase[foreign] = self._at(launch_ns[foreign])
+            before, behind = self._neighbours(launch_ns[foreign])
+            last = (phase[foreign] < 0) & (before == BACKWARD)
+            phase[foreign[last & np.isin(behind, (BACKWARD, _OPTIMIZER))]] = BACKWARD
+        unknown = phase < 0
+        phase[unknown] = self.unmarked(launch_ns[unknown])
+        phase[~known & unknown] = _OTHER
+        return phase
 
     def unmarked(self, time_ns: np.ndarray) -> np.ndarray:
         """Phase of work at a time for which no span tells it.
@@ -165,7 +153,7 @@ class Phases:
             after = time_ns >= self._backward_end(time_ns)
             return np.where(after, _OTHER, _FORWARD)
         before, behind = self._neighbours(time_ns)
-        in_backward = (before == _BACKWARD) | (before == _RECOMPUTE)
+        in_backward = (before == BACKWARD) | (before == _RECOMPUTE)
         resumes = (behind == _FORWARD) | (behind == _DATA)
         return np.select([before == _FORWARD, in_backward & ~resumes], [_FORWARD, _OTHER], _BETWEEN)
 
@@ -197,20 +185,20 @@ class Phases:
             time_ns: start of the time.
 
         Returns:
-            Codes into ``names``; ``between`` where the host was in none.
+            Codes; ``between`` where the host was in none.
         """
         if not len(self.host):
             return np.full(len(span), _BETWEEN, dtype=np.int64)
-        found = np.where(span >= 0, self.of_span[span], -1).astype(np.int64)
-        rows = np.flatnonzero(found < 0)
-        found[rows] = self._at(time_ns[rows])
-        rows = rows[found[rows] < 0]
+        phase = np.where(span >= 0, self.of_span[span], -1).astype(np.int64)
+        rows = np.flatnonzero(phase < 0)
+        phase[rows] = self._at(time_ns[rows])
+        rows = rows[phase[rows] < 0]
         works = operator[rows] >= 0
-        found[rows[works]] = self.unmarked(time_ns[rows[works]])
+        phase[rows[works]] = self.unmarked(time_ns[rows[works]])
         rows = rows[~works]
         before, behind = self._sides(time_ns[rows])
-        found[rows] = np.where((before == behind) & (before >= 0), before, _BETWEEN)
-        return found
+        phase[rows] = np.where((before == behind) & (before >= 0), before, _BETWEEN)
+        return phase
 
     def _sides(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Phases of what the host did before and after each time; -1 for nothing.
@@ -279,21 +267,10 @@ class Phases:
 
     def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:
         """End of the last backward activity in the step around each time."""
-        never = np.iinfo(np.int64).max
-        steps = len(self.steps_start_ns)
-        ends = np.full(max(steps, 1) + 2, never, dtype=np.int64)
-        if len(self.host):
-            spans = np.flatnonzero(self.host.named(names.is_backward))
-            if len(spans):
-                index = (
-                    np.searchsorted(self.steps_start_ns, self.host.start_ns[spans], side="right")
-                    if steps
-                    else np.ones(len(spans), dtype=np.int64)
-                )
-                latest = np.full(len(ends), -1, dtype=np.int64)
-                np.maximum.at(latest, index, self.host.ends(spans))
-                ends = np.where(latest >= 0, latest, never)
-        if not steps:
-            return np.full(len(time_ns), ends[1], dtype=np.int64)
-        index = np.searchsorted(self.steps_start_ns, time_ns, side="right")
-        return ends[index]
+        steps_ns = self.steps_start_ns
+        spans = np.flatnonzero(self.host.named(names.is_backward))
+        latest = np.full(len(steps_ns) + 1, -1, dtype=np.int64)
+        step = np.searchsorted(steps_ns, self.host.start_ns[spans], side="right")
+        np.maximum.at(latest, step, self.host.ends(spans))
+        latest[latest < 0] = np.iinfo(np.int64).max
+        return latest[np.searchsorted(steps_ns, time_ns, side="right")]

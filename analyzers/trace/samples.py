@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from chopper.storage.clock import in_order
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from chopper.storage.manifest import RankManifest
     from chopper.storage.run import Run
 
@@ -51,8 +52,6 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     A log of several devices that was imported without a trace belongs to none of them more than to
     another; each is told by its ordinal. None stands for the rank's own device.
     """
-    import pyarrow.compute as pc
-
     own = of_rank(run, rank, name)
     part = run.part(rank)
     if own.num_rows:
@@ -86,8 +85,6 @@ def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
 
 def _several(run: Run, rank: int) -> bool:
     """Tell whether a rank's readings are of more than one device."""
-    import pyarrow.compute as pc
-
     tables = (run.table(rank, name) for name in ("device_clock", "device_counter"))
     return any(len(pc.unique(table["device_id"])) > 1 for table in tables)
 
@@ -116,9 +113,6 @@ def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
 
 
 def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     uuids = table["device_uuid"].combine_chunks().cast(pa.string())
     if _named(table, part):
         wanted = canonical_uuid(
@@ -155,9 +149,6 @@ def _slot(pci_address: str) -> tuple[int, ...] | None:
 
 def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Table:
     """Rows of these devices, under the rank's own ordinal."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = table["device_uuid"].combine_chunks().cast(pa.string())
     own = table.filter(pc.is_in(column, value_set=pa.array(uuids, pa.string())))
     at = own.schema.get_field_index("device_id")
@@ -198,8 +189,6 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than
     two.
     """
-    import pyarrow.compute as pc
-
     for source in _ranks_beside(run, rank):
         table = run.table(source, "process")
         within = pc.and_(
@@ -235,9 +224,6 @@ def thread_wait(
     From the growth of ``process_thread.run_delay_ns``; None where none of them was read over a
     second and more.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if end_ns - start_ns < _LEAST_THREAD_SPAN_NS:
         return None
     table = table_beside(run, rank, "process_thread")

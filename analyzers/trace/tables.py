@@ -129,6 +129,11 @@ class HostSpans(_Timed):
         codes, values = self.kinds
         return passes.look_up(codes, np.array([code(*v) for v in values] or [-1], dtype=np.int32))
 
+    def names_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the names of some spans; -1 for row -1."""
+        codes, values = self.names
+        return np.where(rows >= 0, codes[rows], -1) if len(codes) else rows, values
+
     def ends(self, rows: np.ndarray) -> np.ndarray:
         """Ends of some spans, without computing those of all."""
         return self.start_ns[rows] + self.dur_ns[rows]
@@ -165,11 +170,10 @@ class DeviceEvents(_Timed):
         """Devices."""
         return ints(self.table, "device_id")
 
-    @property
+    @cached_property
     def stream_key(self) -> np.ndarray:
         """A number for each stream of each device."""
-        key: np.ndarray = self.device_id * (1 << 40) + self.stream_id
-        return key
+        return self.device_id * (1 << 40) + self.stream_id
 
     @cached_property
     def kinds(self) -> tuple[np.ndarray, list[str]]:

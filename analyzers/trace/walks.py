@@ -1,9 +1,11 @@
-"""The forest of spans in C: what ``_levels.py`` computes, with the same arguments and results.
+"""The forest of spans in C: what ``levels.py`` computes, with the same arguments and results.
 
 It cannot be imported where the package was installed without a C compiler.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from chopper.analyzers import _forest
 def nest(
     tolerance_ns: int, start_ns: np.ndarray, dur_ns: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """As `_levels.nest`."""
+    """As `levels.nest`."""
     start_ns, dur_ns, thread = _whole(start_ns), _whole(dur_ns), _whole(thread)
     parent, start, end = (np.empty(len(thread), dtype=np.int64) for _ in range(3))
     depth = np.empty(len(thread), dtype=np.int32)
@@ -22,43 +24,34 @@ def nest(
     return parent, depth, start, end
 
 
-def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """As `_levels.nearest`."""
-    found = np.empty(len(parent), dtype=np.int64)
-    _forest.nearest(_whole(parent), _whole(marked, bool), found)
-    return found
+def _walk(
+    fill: Callable[[np.ndarray, np.ndarray, np.ndarray], None], dtype: type
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return a function of parents and a mask that a function in C fills in."""
+
+    def walk(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+        out: np.ndarray = np.empty(len(parent), dtype=dtype)
+        fill(_whole(parent), _whole(marked, bool), out)
+        return out
+
+    return walk
 
 
-def topmost(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """As `_levels.topmost`."""
-    found = np.empty(len(parent), dtype=np.int64)
-    _forest.topmost(_whole(parent), _whole(marked, bool), found)
-    return found
-
-
-def containing(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """As `_levels.containing`."""
-    found = np.empty(len(parent), dtype=bool)
-    _forest.containing(_whole(parent), _whole(marked, bool), found)
-    return found
-
-
-def within(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """As `_levels.within`."""
-    found = np.empty(len(parent), dtype=bool)
-    _forest.within(_whole(parent), _whole(marked, bool), found)
-    return found
+nearest = _walk(_forest.nearest, np.int64)
+topmost = _walk(_forest.topmost, np.int64)
+containing = _walk(_forest.containing, bool)
+within = _walk(_forest.within, bool)
 
 
 def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """As `_levels.inherited`."""
+    """As `levels.inherited`."""
     found = np.array(codes, dtype=np.int32)
     _forest.inherit(_whole(parent), found)
     return found
 
 
 def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """As `_levels.look_up`."""
+    """As `levels.look_up`."""
     if codes.dtype != np.int32 or values.dtype not in (bool, np.int32):
         return values[codes]
     found = np.empty(len(codes), dtype=values.dtype)
@@ -70,7 +63,7 @@ def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
 def segments(
     threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `_levels.segments`."""
+    """As `levels.segments`."""
     spans = _whole(start_ns), _whole(end_ns), _whole(parent), _whole(thread)
     first = np.empty(threads + 1, dtype=np.int64)
     _forest.place_segments(*spans, first)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, run_starts
 from chopper.analyzers.trace.tables import DeviceEvents
 
 UNRECORDED = -2
@@ -120,26 +120,16 @@ def _filled_by_stream(
     events: DeviceEvents, by_launch: np.ndarray, has_launch: np.ndarray
 ) -> np.ndarray:
     """Give events without a launch the step of the event before them on their stream."""
-    found = by_launch.copy()
-    place = events.stream_key
-    order = np.argsort(place, kind="stable")
-    known = has_launch[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = place[order][1:] != place[order][:-1]
-    index = np.where(known, np.arange(len(order)), -1)
-    group_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    previous = np.maximum.accumulate(index)
-    previous = np.where(previous >= group_start, previous, -1)
     # Before anything that was launched inside the trace, it was launched before that began.
     # Later, with no launch before it on its stream, only its own time can tell.
-    first = events.start_ns[has_launch].min()
-    filled = np.where(
-        previous >= 0,
-        by_launch[order[np.maximum(previous, 0)]],
-        np.where(events.start_ns[order] < first, -1, by_launch[order]),
-    )
-    found[order] = np.where(known, by_launch[order], filled)
-    return found
+    early = ~has_launch & (events.start_ns < events.start_ns[has_launch].min())
+    step = np.where(early, -1, by_launch)
+    order = np.argsort(events.stream_key, kind="stable")
+    row = np.arange(len(order))
+    stream_start = np.maximum.accumulate(np.where(run_starts(events.stream_key[order]), row, 0))
+    previous = np.maximum.accumulate(np.where(has_launch[order], row, -1))
+    step[order] = step[order[np.where(previous >= stream_start, previous, row)]]
+    return step
 
 
 def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows:
@@ -154,9 +144,10 @@ def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows
         return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     start, end = events.start_ns, events.end_ns
     first_ns, last_ns = int(start.min()), int(end.max())
+    one_window = Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
     inside = (step >= 0) & (step < len(steps))
-    if not len(steps) or not inside.any():
-        return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
+    if not inside.any():
+        return one_window
     latest = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
     np.maximum.at(latest, step[inside], end[inside])
     begin = int(steps.start_ns[0])
@@ -172,13 +163,11 @@ def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
     # A step that ran nothing of its own ends where the one before it did: it owns no time.
     lasting = np.diff(bounds) > 0
-    if not lasting.any():
-        return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
     empty_steps = int((~lasting & (numbers != UNRECORDED)).sum())
     # Nothing is recorded before the first step that holds work, nor after the last one.
     steps_with_work = np.flatnonzero(lasting & (numbers != UNRECORDED))
     if not len(steps_with_work):
-        return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
+        return one_window
     first, last = steps_with_work[0], steps_with_work[-1] + 1
     bounds, numbers, lasting = bounds[first : last + 1], numbers[first:last], lasting[first:last]
     return Windows(

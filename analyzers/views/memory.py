@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import links_of
 from chopper.analyzers.events.allocations import (
     CPU,
     DEVICE,
@@ -151,7 +150,7 @@ def _of_readings(table: pa.Table, rank: int) -> list[dict[str, Any]]:
 
 def _allocator_calls(run: Attributed, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """(phase of each runtime call that allocates or frees, -1 outside of steps; its duration)."""
-    links = links_of(run, rank)
+    links = run.joined[rank].links()
     host = links.host
     rows = np.flatnonzero(host.of("runtime", "driver") & host.named(names.is_allocator_call))
     phase = phase_at(links, host.start_ns[rows], ints(host.table, "tid")[rows])

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.analyzers.attributed import links_of
 from chopper.analyzers.causes.event_work import operator_work, refined
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
@@ -89,7 +88,7 @@ def unmodelled(run: Attributed) -> pa.Table:
 
 def _reasons(run: Attributed, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:
     """Reason code of each event of the rank, -1 for others; adds new reasons to ``texts``."""
-    links = links_of(run, rank)
+    links = run.joined[rank].links()
     work = run.work.get(rank)
     ceilings = run.ceilings.get(rank)
     ceiling = None

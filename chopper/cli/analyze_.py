@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper.attribution import LEVELS
+from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
 from chopper.cli._output import print_json, print_page
 from chopper.errors import UsageError, printable
@@ -16,7 +16,7 @@ from chopper.views import VIEWS, summaries, view
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import Level
+    from chopper.causes import Level
 
 
 _CAUSE_COLUMNS = (

@@ -19,7 +19,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.attributed import Attributed
-from chopper.attribution import LEVELS
+from chopper.causes import LEVELS
 from chopper.errors import InputError
 from tests.golden.fetch import blank, catalogue, fetch
 from tests.golden.numbers import EXPECTED, HEADER, Row, numbers

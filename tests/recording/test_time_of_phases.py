@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 import chopper
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.utilization import utilization
-from chopper.attribution import Level
-from chopper.causes import CAUSES
+from chopper.causes import CAUSES, Level
 from tests.waiting import PATIENCE_S
 
 TRACE_ONLY = ("torch_trace",)

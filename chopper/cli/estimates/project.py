@@ -198,15 +198,8 @@ def _windows_count(attribution: Attributed) -> int:
 
 def _check_device_events(attribution: Attributed, source: str) -> None:
     """Refuse a run whose operators have the host's time only, whatever device it names."""
-    from chopper.analyzers.trace.host_device import is_host_timeline
-
     ranks = [rank.rank for rank in attribution.ranks]
-    without = []
-    for rank in ranks:
-        events = attribution.joined[rank].device_event
-        # Where there is no device, the host's operators stand in for one.
-        if not events.num_rows or is_host_timeline(events):
-            without.append(rank)
+    without = [rank for rank in ranks if attribution.joined[rank].host_only]
     if without:
         where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
         raise UsageError(

@@ -64,8 +64,6 @@ def test_kernels_of_one_name_are_joined_in_order():
     assert known(found.performed_flop) == [512, None, 1024, 2048]
     assert found.matched.tolist() == [True, False, True, True]
     assert [f.code for f in found.findings] == ["counters.partial"]
-    factor = found.inst_factor(np.array([512.0, 1.0, 512.0, np.nan]))
-    assert known(factor) == [1, None, 2, None]
 
 
 def test_names_that_do_not_occur_as_often_are_not_joined():
@@ -81,10 +79,10 @@ def test_names_that_do_not_occur_as_often_are_not_joined():
 
 
 def test_counters_of_another_program_withhold_the_claim():
-    found = join_counters(events("gemm"), counters(("other", 1)), rank=3)
+    found = join_counters(events("gemm"), counters(("other", 1)))
     assert not found.matched.any()
     (finding,) = found.findings
-    assert (finding.rank, finding.withholds) == (3, ("compute.counters",))
+    assert finding.withholds == ("compute.counters",)
 
 
 @pytest.mark.parametrize(

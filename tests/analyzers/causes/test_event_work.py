@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.analyzers.causes.event_work import (
-    WORK_CAUSES,
     EventWork,
     event_work,
     main_cause,
@@ -26,6 +25,7 @@ from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.views.unmodelled import CAUSES
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
+from chopper.causes import LEAVES
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES, lookup
 from chopper.tables import TABLES
@@ -54,7 +54,7 @@ def works(
 
 
 def causes(links: Links, work: EventWork) -> list[str]:
-    return [WORK_CAUSES[code] for code in main_cause(links, work)]
+    return [LEAVES[code] for code in main_cause(links, work)]
 
 
 def op(start: int, end: int, name: str, *dims: list[int], **more: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.graph import EVENT, Graph
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.solve import critical_path, in_python, solve
+from chopper.causes import CODES
 from tests.analyzers import make
 from tests.analyzers.replay.make import base, call, late_second_launch, tables
 
-PYTHON = IDLE_CAUSES.index("idle.preparation.python")
+PYTHON = CODES["idle.preparation.python"]
 
 
 def test_unchanged_gives_the_observed_times_back() -> None:
@@ -81,7 +81,7 @@ def test_without_synchronization_the_host_runs_ahead() -> None:
     scenario = Scenario(synchronized())
     scenario.synchronization = True
     parts = scenario.ranks[0].program.parts
-    sync = IDLE_CAUSES.index("idle.preparation.synchronization")
+    sync = CODES["idle.preparation.synchronization"]
     scenario.without_host(0, parts.cause == sync)
     assert scenario.solve().windows(0).tolist() == [0, 620]
 

@@ -12,7 +12,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.attributed import Attributed
-from chopper.attribution import LEVELS
+from chopper.causes import LEVELS
 from chopper.collectors.formats.kineto import read_trace
 from chopper.errors import InputError
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import chopper
 from chopper.analyzers.attributed import Attributed
-from chopper.attribution import LEVELS
+from chopper.causes import LEVELS
 from chopper.cli import cli
 from chopper.collectors.formats.recording import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
