@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
+from chopper.collectors.sampler import SystemClock
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FakeClock", "ReplayCollector"]
 
 
-class FakeClock:
-    """Time that passes only when told, as :class:`chopper.collectors.sampler.Clock` has it.
+class FakeClock(SystemClock):
+    """Time that passes only when told.
 
     Args:
         realtime_ns: Unix time at the start.
@@ -44,13 +45,13 @@ class FakeClock:
         monotonic_ns: int = 1_000_000_000,
         lags_ns: Iterable[int] = (),
     ) -> None:
+        super().__init__()
         self._realtime_ns = realtime_ns
         self._monotonic_ns = monotonic_ns
         self._raw_ns = monotonic_ns
         self._cpu_ns = 0
         self._lags_ns = iter(lags_ns)
         self._stop_ns: int | None = None
-        self.orphaned = False
 
     def time_ns(self) -> int:
         """CLOCK_REALTIME."""

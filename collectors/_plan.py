@@ -2,14 +2,20 @@
 
 A source finds library, devices and sensors through the vendor's binding and describes the calls of
 one sample as a :class:`Plan`. :class:`Background` runs it in C (``_fast.c``), in a thread that
-needs no GIL. Where that part was not compiled, the source's ``sample`` reads the same in Python.
+needs no GIL. :class:`DeviceReader` makes the same readings in Python: at the start, to find out
+what a device refuses, and throughout where the part in C was not compiled.
 """
 
 from __future__ import annotations
 
-from ctypes import addressof, c_void_p, cast, sizeof, string_at
+import struct
+from ctypes import CFUNCTYPE, addressof, c_int, c_uint, c_void_p, cast, sizeof, string_at
+from ctypes import create_string_buffer as string_buffer
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chopper.collectors.base import held
 
 try:
     from chopper.collectors._fast import Loop
@@ -17,7 +23,7 @@ except ImportError:  # not compiled here
     Loop = None  # type: ignore[assignment,misc]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
@@ -100,14 +106,7 @@ class PlannedDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All calls of one sample.
-
-    Attributes:
-        table: declared table; its columns after time, span, device and UUID are the plan's.
-        devices: what is read, in this order.
-        outcomes: error code → SENSOR or DEVICE.
-        keep_empty: a reading of which nothing is known makes a row too.
-    """
+    """All calls of one sample."""
 
     table: str
     devices: tuple[PlannedDevice, ...]
@@ -123,12 +122,10 @@ def address(function: Any) -> int:
 
 
 def pointer(handle: Any) -> int:
-    """The value of an opaque handle."""
     return cast(handle, c_void_p).value or 0
 
 
 def content(structure: Any) -> bytes:
-    """The bytes of a ctypes structure or array as they are now."""
     return string_at(addressof(structure), sizeof(structure))
 
 
@@ -143,6 +140,235 @@ class DeviceTotals(NamedTuple):
     elapsed_ns: int
     lost: int
     refused: tuple[int, ...]
+
+
+NOTHING = -(1 << 31)
+"""What a call returns that has nothing to tell yet, or whose turn it is not."""
+FIELD_BYTES = 40
+"""Size of one nvmlFieldValue_t."""
+_FIELD = struct.Struct("<24xIi8s")
+"""Of which: type, code and value."""
+_FIELD_TYPES = ("<d", "<I", "<Q", "<Q", "<q", "<i", "<H")
+_BLANK = {1: (1 << 32) - 1, 2: (1 << 64) - 1, 3: (1 << 64) - 1}
+_METRIC = struct.Struct("<4xid")
+"""nvmlGpmMetric_t: code and value."""
+VERSION_MISMATCH = 25
+"""NVML's code for a value of a type that nobody knows."""
+
+
+def field_value(kind: int, data: bytes) -> int | float | None:
+    """Return the number that the 8 bytes of an nvmlValue_t hold; None for all bits one.
+
+    Raises IndexError for a type of a newer driver.
+    """
+    number: int | float = struct.unpack_from(_FIELD_TYPES[kind], data)[0]
+    return None if number == _BLANK.get(kind) or not isfinite(number) else number
+
+
+class LiveCall:
+    """A call that is made from Python, and what it wrote last."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.buffer = string_buffer(call.buffer, len(call.buffer))
+        self.refused = 0
+        self._turn = call.turn
+        argument = () if call.argument is None else (c_uint,)
+        self._function = CFUNCTYPE(c_int, c_void_p, *argument, c_void_p)(call.function)
+        self._arguments = (call.handle, *(() if call.argument is None else (call.argument,)))
+        interval = call.interval
+        self._snapshots = [interval.older, interval.newer] if interval is not None else []
+        """The one that is taken next first."""
+        self._has_older = False
+
+    def make(self) -> int:
+        interval = self.call.interval
+        if interval is None:
+            code: int = self._function(*self._arguments, self.buffer)
+            return code
+        newer, older = self._snapshots
+        code = self._function(*self._arguments, newer)
+        if not code and self._has_older:
+            struct.pack_into("P", self.buffer, interval.older_at, older)
+            struct.pack_into("P", self.buffer, interval.newer_at, newer)
+            code = CFUNCTYPE(c_int, c_void_p)(interval.compute)(self.buffer)
+        if code:
+            return code
+        first, self._has_older = not self._has_older, True
+        self._snapshots.reverse()
+        return NOTHING if first else 0
+
+    def make_in_turn(self) -> int:
+        due = self._turn == 0
+        self._turn = (self.call.every if due else self._turn) - 1
+        return self.make() if due else NOTHING
+
+
+class DeviceReader:
+    """One device of a plan, read in Python as the loop in C reads it."""
+
+    def __init__(
+        self, device: PlannedDevice, outcomes: Mapping[int, int], *, keep_empty: bool = False
+    ) -> None:
+        self.device = device
+        self.calls = [LiveCall(call) for call in device.calls]
+        self.lost = 0
+        self.refused = [0] * len(device.columns)
+        self._outcomes = outcomes
+        self._keep_empty = keep_empty
+        self._refused_places: dict[tuple[int, int], int] = {}
+        self._counts: dict[int, dict[int, int | None]] = {}
+        """Column of residencies → place → what was read before."""
+
+    def read(self, *, whole: bool = False) -> list[int | float | None] | None:
+        """Make the calls, all or in turn; return each column's value, None for no row."""
+        codes = []
+        for call in self.calls:
+            code = call.refused or (call.make() if whole else call.make_in_turn())
+            loss = self._outcomes.get(code)
+            if loss == DEVICE:
+                self.lost = code
+                return None
+            if loss == SENSOR:
+                call.refused = code
+            codes.append(code)
+        values = []
+        for at, column in enumerate(self.device.columns):
+            value = None
+            if column is not None and not codes[column.call] and not self.refused[at]:
+                code, value = self._value(at, column)
+                loss = self._outcomes.get(code)
+                if loss == DEVICE:
+                    self.lost = code
+                    return None
+                self.refused[at] = code if loss == SENSOR else 0
+            elif column is not None:
+                self.refused[at] = self.refused[at] or self.calls[column.call].refused
+            values.append(value)
+        empty = not self._keep_empty and all(value is None for value in values)
+        return None if empty or all(codes) else values
+
+    def planned(self) -> PlannedDevice:
+        """The device as it is now, without what it refused."""
+        columns = [
+            None if refused else column
+            for column, refused in zip(self.device.columns, self.refused, strict=True)
+        ]
+        used = sorted({column.call for column in columns if column is not None})
+        calls = [self.calls[at] for at in used]
+        return self.device._replace(
+            calls=tuple(live.call._replace(buffer=live.buffer.raw) for live in calls),
+            columns=tuple(c and c._replace(call=used.index(c.call)) for c in columns),
+        )
+
+    def _value(self, at: int, column: Column) -> tuple[int, int | float | None]:
+        data = self.calls[column.call].buffer.raw
+        if column.kind == FIELD:
+            return self._first_field(at, column, data)
+        if column.kind == SUM:
+            return _sum_of_fields(column, data)
+        if column.kind == METRIC:
+            code, value = _METRIC.unpack_from(data, column.places[0][0])
+            known = not code and isfinite(value) and 0 <= value <= (column.most or value)
+            return code, value * column.factor if known else None
+        if column.kind == MEAN:
+            return 0, _mean(column, data)
+        if column.kind == RESIDENCY:
+            return 0, self._residency(at, column, data)
+        return 0, _first_number(column, column.places, data)
+
+    def _first_field(self, at: int, column: Column, data: bytes) -> tuple[int, int | float | None]:
+        """The first of the fields that the device has."""
+        for number, place in enumerate(column.places):
+            if (at, number) not in self._refused_places:
+                code, value = _field(column, place, data)
+                if self._outcomes.get(code) != SENSOR:
+                    return code, value
+                self._refused_places[at, number] = code
+        return self._refused_places[at, 0], None
+
+    def _residency(self, at: int, column: Column, data: bytes) -> int | None:
+        """The bits of the accumulators that grew since the reading before."""
+        now = [_number(place, data) for place in column.places]
+        ticks = next(i for i, (*_, tag) in enumerate(column.places) if not tag)
+        if now[ticks] is None or all(v is None for i, v in enumerate(now) if i != ticks):
+            return None
+        before = self._counts.get(at)
+        if before is not None and before[ticks] == now[ticks]:
+            return None  # not refreshed since
+        self._counts[at] = dict(enumerate(now))
+        if before is None:
+            return None
+        bits = 0
+        for i, value in enumerate(now):
+            last = before[i]
+            if value is not None and last is not None:
+                if value < last:
+                    return None  # reset
+                bits |= column.places[i][2] if value > last else 0
+        return bits
+
+
+def _number(place: tuple[int, int, int], data: bytes, *, sentinel: bool = True) -> int | None:
+    """Return a number of a buffer; None for all bits one, where that means not available."""
+    offset, width, _ = place
+    value = int.from_bytes(data[offset : offset + width], "little")
+    return None if sentinel and value == (1 << 8 * width) - 1 else value
+
+
+def _first_number(
+    column: Column, places: Iterable[tuple[int, int, int]], data: bytes
+) -> int | float | None:
+    for place in places:
+        value = _number(place, data, sentinel=column.sentinel)
+        if value is not None:
+            if (column.nonzero and not value) or (column.most and value > column.most):
+                return None
+            if not isinstance(column.factor, float):
+                return held(value * column.factor)
+            signed = place[2] and value >= 1 << 31
+            return (value - (1 << 32) if signed else value) * column.factor
+    return None
+
+
+def _field(
+    column: Column, place: tuple[int, int, int], data: bytes
+) -> tuple[int, int | float | None]:
+    """Return the code that an nvmlFieldValue_t failed with, and its value."""
+    offset, _, unit = place
+    kind, code, raw = _FIELD.unpack_from(data, offset)
+    if code:
+        return code, None
+    if kind >= len(_FIELD_TYPES):
+        return VERSION_MISMATCH, None
+    value = field_value(kind, raw)
+    if value is None or (column.nonzero and not value):
+        return 0, None
+    if column.most and not 0 <= value <= column.most:
+        return 0, None
+    if isinstance(column.factor, float):
+        return 0, value * column.factor
+    return 0, held(int(value) * (unit or column.factor))
+
+
+def _sum_of_fields(column: Column, data: bytes) -> tuple[int, int | None]:
+    """The sum of all fields; none where one is not known, as it would step back."""
+    total = 0
+    for place in column.places:
+        code, value = _field(column, place, data)
+        if code or value is None:
+            return code, None
+        total += int(value)
+    return 0, held(total)
+
+
+def _mean(column: Column, data: bytes) -> int | float | None:
+    """The mean of the places that are tagged and tell a number, else the first other number."""
+    items = [value for place in column.places if place[2] and (value := _number(place, data))]
+    if items:
+        return round(sum(items) * column.factor / len(items))
+    others = [place for place in column.places if not place[2]]
+    return _first_number(column._replace(sentinel=True), others, data)
 
 
 def ring_records(period_ns: int) -> int:
@@ -200,11 +426,9 @@ class Background:
         return taken
 
     def totals(self) -> tuple[list[DeviceTotals], dict[int, int], dict[int, int], int]:
-        """Each device's totals, counts of delays and costs by bucket, and how many ticks."""
         devices, jitter, cost, ticks = self._loop.statistics()
         return [DeviceTotals(*device) for device in devices], jitter, cost, ticks
 
 
 def _signed(code: int) -> int:
-    """An error code as C's int has it."""
     return code - (1 << 32) if code >= 1 << 31 else code

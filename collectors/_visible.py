@@ -1,11 +1,20 @@
-"""Devices that the environment lets a job use, as the vendors' runtimes read it."""
+"""Devices that a job may use, as its environment and torch say."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, TypeVar
 
+from chopper.collectors.device_sources import Device
 from chopper.errors import CollectorUnavailable
 from chopper.hardware.environment import environment_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+_D = TypeVar("_D", bound=Device)
 
 
 class NothingVisible(CollectorUnavailable):
@@ -18,23 +27,41 @@ class NothingVisible(CollectorUnavailable):
         self.remedy = f"none where the program computes on the CPU; else unset {variable}"
 
 
-def numbers_and_names(variable: str) -> list[str] | None:
-    """The entries of a variable such as CUDA_VISIBLE_DEVICES; None where it is not set.
+def chosen_by(
+    variable: str,
+    listed: list[_D],
+    named: Callable[[str], list[_D] | None],
+    *,
+    numbers_known: bool = True,
+) -> list[_D] | None:
+    """The devices that a variable such as CUDA_VISIBLE_DEVICES chooses; None: not set, or unknown.
 
-    A runtime takes them up to the first that it does not understand.
+    A runtime takes its entries up to the first that it does not understand.
+
+    Args:
+        listed: all devices, in the runtime's order.
+        named: returns those that a name stands for; None where that is not known.
+        numbers_known: whether the order of ``listed`` is that of the runtime's numbers.
     """
     value = os.environ.get(variable)
     if value is None:
         return None
-    return [entry.strip() for entry in value.split(",") if entry.strip()]
-
-
-def ordinal(entry: str) -> int | None:
-    """The number that an entry is; None for a name."""
-    try:
-        return int(entry)
-    except ValueError:
-        return None
+    chosen: dict[int, _D] = {}
+    for entry in filter(None, map(str.strip, value.split(","))):
+        try:
+            number = int(entry)
+        except ValueError:
+            devices = named(entry)
+        else:
+            devices = listed[number : number + 1] if number >= 0 else []
+            if devices and not numbers_known:
+                return None
+        if devices is None:
+            return None
+        if not devices:
+            break
+        chosen |= {device.index: device for device in devices}
+    return [chosen[index] for index in sorted(chosen)]
 
 
 def local_ranks() -> tuple[int, str | None]:
@@ -47,3 +74,28 @@ def local_ranks() -> tuple[int, str | None]:
         f"LOCAL_WORLD_SIZE={value!r} is no number: not known how many ranks share this host's "
         "devices"
     )
+
+
+NO_ACCELERATOR = "install a build of torch for this machine's accelerator, if it has one"
+"""Remedy where there is none."""
+
+
+def device_of_rank(named: str | None) -> torch.device:
+    """Return the device that a rank named, else the machine's accelerator.
+
+    Raises:
+        CollectorUnavailable: no torch, no accelerator, or the rank computes on the host.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise CollectorUnavailable("torch is not installed") from exc
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
+    device = torch.device(named) if named is not None else accelerator
+    if device.type == "cpu":
+        raise CollectorUnavailable("this rank computes on the host")
+    return device

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._accelerator import NO_ACCELERATOR, device_of_rank
+from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
 from chopper.storage.manifest import CollectorReport
@@ -24,11 +24,7 @@ MOST_ENTRIES = 200_000
 
 
 def _history(device: str | None) -> tuple[Any, bool]:
-    """Return the memory module of a rank's device, and whether the program keeps a history.
-
-    Raises:
-        CollectorUnavailable: no torch, no accelerator, or one whose allocator keeps none.
-    """
+    """Return the memory module of a rank's device, and whether the program keeps a history."""
     kind = device_of_rank(device).type
     import torch
 

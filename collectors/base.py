@@ -6,14 +6,17 @@ that runs it and noted in the manifest; the rest goes on.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from chopper.storage.manifest import CollectorReport
 
+_T = TypeVar("_T")
 Scope = Literal["rank", "host"]
 """``rank``: runs in every rank. ``host``: runs once per host, in local rank 0."""
 
@@ -90,3 +93,37 @@ class StepListener(Protocol):
     def on_step(self, step: int) -> None:
         """Read what belongs to the step that has just ended."""
         ...
+
+
+def held(count: int | None) -> int | None:
+    """Return a count that a table's 64 bits can hold; None for any other, which is no count."""
+    return count if count is not None and count < 1 << 63 else None
+
+
+DRIVER_TIMEOUT_S = 5.0
+"""A driver that takes longer to list its devices hangs."""
+
+
+def call_within(timeout_s: float, call: Callable[[], _T]) -> _T:
+    """Return what a call returns, or raise what it raises.
+
+    Raises:
+        TimeoutError: it did neither in time; its thread keeps no process from ending.
+    """
+    results: list[_T] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as exc:  # noqa: BLE001 - raised by the thread that waits
+            problems.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True, name="call")
+    thread.start()
+    thread.join(timeout_s)
+    if problems:
+        raise problems[0]
+    if not results:
+        raise TimeoutError(f"a call has not returned for {timeout_s:g} s")
+    return results[0]

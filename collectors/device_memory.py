@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._accelerator import NO_ACCELERATOR, device_of_rank
+from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
 from chopper.collectors.base import Availability
 from chopper.collectors.step_collector import StepCollector
 from chopper.errors import CollectorUnavailable
@@ -32,11 +32,7 @@ Stats = dict[str, Any]
 
 
 def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
-    """Return the device's ordinal, and a function that reads its allocator's counters.
-
-    Raises:
-        CollectorUnavailable: no torch, no accelerator, or one whose allocator does not count.
-    """
+    """Return the device's ordinal, and a function that reads its allocator's counters."""
     chosen = device_of_rank(device)
     import torch
 

@@ -3,31 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, DeviceReader, Plan, PlannedDevice
 from chopper.collectors.sampler import Gone, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
+    from chopper.collectors._plan import DeviceTotals, LiveCall
     from chopper.collectors.sampler import Sink
 
 Loss = Literal["sensor", "moment", "device", "library"]
 """Loss by an error: of this sensor, this reading, this device, or everything."""
 
 
-class Device(Protocol):
-    """A device that a driver listed."""
+class Errors(dict[int, tuple[Loss, str]]):
+    """A vendor's error codes: what each takes away, and in words why (``driver_errors.json``)."""
 
+    def __init__(self, library: str) -> None:
+        self._library = library
+        text = Path(__file__).with_name("driver_errors.json").read_text(encoding="utf-8")
+        for loss, reasons in json.loads(text)[library].items():
+            self.update({int(code): (loss, reason) for code, reason in reasons.items()})
+
+    def explain(self, code: int) -> tuple[Loss, str]:
+        """Return loss and reason; a code of a newer driver costs one reading."""
+        unknown = f"{self._library} error {code}, which this version does not know"
+        return self.get(code & 0xFFFFFFFF, ("moment", unknown))
+
+
+@dataclass
+class Device:
+    """A device that a driver listed.
+
+    Attributes:
+        index: as the vendor's runtime numbers it.
+        uuid, pci_address: as the driver writes them; None where it refuses.
+        lost: why it is read no more, None while it is.
+    """
+
+    handle: Any
     index: int
-    lost: str | None
-    """Why it is read no more, None while it is."""
+    uuid: str | None = None
+    pci_address: str | None = None
+    lost: str | None = field(default=None, compare=False, kw_only=True)
+
+
+class Reads(Protocol):
+    """What reads a device."""
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Column → why the device does not offer it."""
+        ...
 
 
 _D = TypeVar("_D", bound=Device)
-_R = TypeVar("_R")
+_R = TypeVar("_R", bound=Reads)
 
 
 class DeviceSource(ABC, Generic[_D, _R]):
@@ -42,14 +81,29 @@ class DeviceSource(ABC, Generic[_D, _R]):
         self._devices: list[tuple[_D, _R]] = []
         """Devices, and what reads each of them."""
 
-    @property
-    @abstractmethod
-    def absent(self) -> Mapping[str, str]:
-        """``table.column`` → why it stays null: on all devices, or on which ones."""
-
     @abstractmethod
     def _add(self, sink: Sink, device: _D, reader: _R, now_ns: int) -> None:
         """Read a device and add its rows; set ``lost`` where it will never answer again."""
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """``table.column`` → why it stays null: on all devices, or on which ones."""
+        table = self.tables[0]
+        why: dict[str, dict[int, str]] = {}
+        for device, reader in self._devices:
+            reasons = {f"{table}.{column}": reason for column, reason in reader.absent.items()}
+            if device.lost is not None:
+                reasons = {table: device.lost}
+            for what, reason in reasons.items():
+                why.setdefault(what, {})[device.index] = reason
+        absent = {}
+        for what, by_device in why.items():
+            distinct = set(by_device.values())
+            if len(by_device) == len(self._devices) and len(distinct) == 1:
+                absent[what] = distinct.pop()
+            else:
+                absent |= {f"{what}[device {i}]": reason for i, reason in by_device.items()}
+        return absent
 
     def parts(self) -> list[Part]:
         """Return one part a device."""
@@ -77,6 +131,133 @@ class DeviceSource(ABC, Generic[_D, _R]):
     def close(self) -> None:
         """Shut the driver's library down."""
         self._stack.close()
+
+
+class PlannedReader:
+    """Calls and columns of one device: described, then read.
+
+    Attributes:
+        absent: column → why the device does not offer it.
+    """
+
+    def __init__(self, device: Device, table: str) -> None:
+        self.device = device
+        self.absent: dict[str, str] = {}
+        self.table_columns = columns_of(table)
+        self._calls: dict[str, Call] = {}
+        self._columns: dict[str, Column] = {}
+        self._reader: DeviceReader
+
+    def describe(self, label: str, call: Call, columns: Mapping[str, Column]) -> None:
+        """Add a call, by its name in reports of costs, and what of the row comes from it."""
+        for name, column in columns.items():
+            self._columns[name] = column._replace(call=len(self._calls))
+            self.absent.pop(name, None)
+        self._calls[label] = call
+
+    def begin(
+        self, errors: Errors, outcomes: Mapping[int, int], *, keep_empty: bool
+    ) -> list[Any] | None:
+        """Read for the first time: what is refused now is not asked again."""
+        columns = tuple(map(self._columns.get, self.table_columns))
+        calls = tuple(self._calls.values())
+        planned = PlannedDevice(self.device.index, self.device.uuid, calls, columns)
+        self._errors = errors
+        self._reader = DeviceReader(planned, outcomes, keep_empty=keep_empty)
+        values = self._reader.read(whole=True)
+        self._learn()
+        return values
+
+    def read(self) -> list[Any] | None:
+        """Return the values of a row, None for no row."""
+        values = self._reader.read()
+        self._learn()
+        return values
+
+    def take_over(self, lost: int, refused: tuple[int, ...]) -> None:
+        """Take over the codes by which the device or columns were lost elsewhere."""
+        self._reader.lost = self._reader.lost or lost
+        known = zip(self._reader.refused, refused, strict=True)
+        self._reader.refused = [own or code for own, code in known]
+        self._learn()
+
+    def _learn(self) -> None:
+        explain = self._errors.explain
+        if self._reader.lost and self.device.lost is None:
+            self.device.lost = explain(self._reader.lost)[1]
+        for name, code in zip(self.table_columns, self._reader.refused, strict=True):
+            if code:
+                self.absent[name] = explain(code)[1]
+
+    def planned(self) -> PlannedDevice:
+        """The same readings for the thread in C."""
+        return self._reader.planned()
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Each call by its name; it raises where the device refuses it."""
+        return dict(zip(self._calls, map(self._making, self._reader.calls), strict=True))
+
+    def _making(self, live: LiveCall) -> Callable[[], object]:
+        def make() -> None:
+            loss, reason = self._errors.explain(live.make())
+            if loss != "moment":
+                raise RuntimeError(reason)
+
+        return make
+
+
+class PlannedSource(DeviceSource[_D, PlannedReader]):
+    """Devices whose readings a thread in C can make: one row per device and sample."""
+
+    errors: ClassVar[Errors]
+    keep_empty: ClassVar[bool] = False
+    """True where a reading of which nothing is known makes a row too."""
+    sensor_outcome: ClassVar[int] = SENSOR
+    """What is lost where a call is refused."""
+
+    @property
+    def _outcomes(self) -> dict[int, int]:
+        return {
+            code: self.sensor_outcome if loss == "sensor" else DEVICE
+            for code, (loss, _) in self.errors.items()
+            if loss != "moment"
+        }
+
+    @abstractmethod
+    def _describe(self, reader: PlannedReader, device: _D) -> None:
+        """Describe what the device offers of this source's table."""
+
+    def _begin(self, devices: list[_D]) -> list[list[Any] | None]:
+        """Describe the devices, and return what each tells at its first reading."""
+        rows = []
+        for device in devices:
+            reader = PlannedReader(device, self.tables[0])
+            self._describe(reader, device)
+            rows.append(reader.begin(self.errors, self._outcomes, keep_empty=self.keep_empty))
+            self._devices.append((device, reader))
+        return rows
+
+    def _add(self, sink: Sink, device: _D, reader: PlannedReader, now_ns: int) -> None:
+        del now_ns
+        values = reader.read()
+        if values is not None:
+            sink.add(self.tables[0], device.index, device.uuid, *values)
+
+    def plan(self) -> Plan:
+        """The same readings for the thread in C: what was refused at the start is not asked."""
+        devices = [reader.planned() for device, reader in self._devices if device.lost is None]
+        return Plan(self.tables[0], tuple(devices), self._outcomes, keep_empty=self.keep_empty)
+
+    def learn(self, totals: list[DeviceTotals]) -> None:
+        """Take over what the thread in C was refused."""
+        readers = {device.index: reader for device, reader in self._devices}
+        for one in totals:
+            readers[one.id].take_over(one.lost, one.refused)
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Each call of the driver that one device's sample makes."""
+        live = (reader for device, reader in self._devices if device.lost is None)
+        return next((reader.calls() for reader in live), {})
 
 
 def columns_of(table: str) -> list[str]:

@@ -14,7 +14,6 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors.base import Availability
 from chopper.collectors.procfs import FileSource, KeptFile, counted, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 NAME = "fabric"
 BY_DEFAULT = True
-_DEFAULT_HZ = 10.0
 _WORD_BYTES = 4
 """InfiniBand counts data in words of 4 octets (its architecture volume 1, PortCounters)."""
 _PORT_FILES = 1024
@@ -354,21 +352,10 @@ class FabricCollector(SampledCollector):
 
     name: ClassVar[str] = NAME
 
-    def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
-        self._hz = hz
-        self._root = root
-
-    def probe(self, context: CollectorContext) -> Availability:
-        """Available where there is a port or an interface that counts pauses."""
-        _, refusals, readable = self.try_sources(context)
-        if not readable:
-            return Availability(
-                ok=False,
-                reason="; ".join(refusals),
-                remedy="none on a machine without such a network; in a container, mount /sys and "
-                "use the host's network namespace",
-            )
-        return Availability(ok=True, reason="; ".join(refusals) or None)
+    absent_remedy: ClassVar[str] = (
+        "none on a machine without such a network; in a container, mount /sys and use the host's "
+        "network namespace"
+    )
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """Return what its sampler reads, and how often."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from chopper.collectors.sampler import held
+from chopper.collectors.base import held
 from chopper.errors import CollectorUnavailable
 
 _CHUNK_BYTES = 16384

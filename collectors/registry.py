@@ -86,11 +86,7 @@ def defaults() -> tuple[str, ...]:
 
 
 def check(name: str) -> None:
-    """Refuse a name that no collector has.
-
-    Raises:
-        UsageError: no collector has this name; the message names the nearest.
-    """
+    """Refuse a name that no collector has, with the nearest ones: UsageError."""
     known = names()
     if name not in known:
         close = get_close_matches(name, known, n=3, cutoff=0.5)
@@ -134,14 +130,7 @@ def get(name: str) -> type[Collector]:
 def load_all(
     wanted: Iterable[str] | None = None,
 ) -> tuple[dict[str, type[Collector]], dict[str, str]]:
-    """Return classes by name, and for each name that could not be loaded the reason.
-
-    Args:
-        wanted: names; None for all there are.
-
-    Raises:
-        UsageError: a wanted name does not exist at all.
-    """
+    """Return classes by name, and for each name that could not be loaded the reason."""
     loaded: dict[str, type[Collector]] = {}
     refused: dict[str, str] = {}
     for name in names() if wanted is None else wanted:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from chopper.collectors._visible import NothingVisible
-from chopper.collectors.base import Availability
+from chopper.collectors.base import DRIVER_TIMEOUT_S, Availability, call_within
 from chopper.collectors.sampler import (
     SamplerProcess,
     SourceSpec,
@@ -16,7 +16,6 @@ from chopper.collectors.sampler import (
     reading_cost_ns,
     to_report,
 )
-from chopper.collectors.timeouts import DRIVER_TIMEOUT_S, call_within
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from chopper.storage.manifest import CallCost, CollectorReport
 
 _D = TypeVar("_D")
+ONCE_HZ = 1 / 86400
+"""At the start, and once a day."""
 CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
 """The host's clocks, which every sampler reads to know how well its times are aligned."""
 
@@ -37,33 +38,36 @@ class SampledCollector(ABC):
     _limits: str | None = None
     """Restrictions that ``probe`` saw on devices that can be read."""
 
-    @abstractmethod
+    absent_remedy: ClassVar[str] = ""
+    """Advice where nothing of it can be read."""
+
+    def __init__(self, *, hz: float = 10.0, root: str = "/") -> None:
+        self._hz = hz
+        self._root = root
+
     def probe(self, context: CollectorContext) -> Availability:
-        """Say whether anything of it can be read here."""
+        """Open each source once; the reason names what stays null."""
+        why: dict[str, list[str]] = {}
+        refusals: list[str] = []
+        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
+        for source in (spec.make() for spec in specs):
+            absent: dict[str, str] = {}
+            with contextlib.closing(source):
+                try:
+                    source.open()
+                except CollectorUnavailable as exc:
+                    refusals.append(str(exc))
+                    absent = dict.fromkeys(source.tables, str(exc))
+            for what, reason in {**absent, **source.absent}.items():
+                why.setdefault(reason, []).append(what)
+        if len(refusals) == len(specs):
+            return Availability(False, "; ".join(refusals), self.absent_remedy)
+        limits = "; ".join(f"no {', '.join(names)} ({reason})" for reason, names in why.items())
+        return Availability(True, limits or None)
 
     @abstractmethod
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """Return what its sampler reads, and how often."""
-
-    def try_sources(self, context: CollectorContext) -> tuple[dict[str, str], list[str], int]:
-        """Open each source once, but for the clocks, which can be read anywhere.
-
-        Returns:
-            ``table.column`` or table → why it stays null; why sources cannot be read; how many can.
-        """
-        absent: dict[str, str] = {}
-        refusals: list[str] = []
-        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
-        for source in (spec.make() for spec in specs):
-            try:
-                source.open()
-            except CollectorUnavailable as exc:
-                refusals.append(str(exc))
-                absent.update(dict.fromkeys(source.tables, str(exc)))
-            finally:
-                source.close()
-            absent.update(source.absent)
-        return absent, refusals, len(specs) - len(refusals)
 
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
         """Return the median cost of one reading of each source that is available."""
@@ -83,12 +87,7 @@ class SampledCollector(ABC):
         return costs
 
     def start(self, context: CollectorContext) -> None:
-        """Spawn the sampler.
-
-        Raises:
-            CollectorUnavailable: nothing can be read here.
-            CaptureError: the sampler process cannot be started.
-        """
+        """Spawn the sampler."""
         self._sampler = SamplerProcess(self.name, context.directory, self.specs(context))
         self._sampler.start()
 
@@ -107,17 +106,25 @@ class DeviceCollector(SampledCollector, Generic[_D]):
     """The driver in words."""
     silent_remedy: ClassVar[str]
     """Advice where it does not answer."""
-    absent_remedy: ClassVar[str]
-    """Advice where it is not there, or has no device."""
     timeout_s: ClassVar[float] = DRIVER_TIMEOUT_S
+    sources: ClassVar[str]
+    """Module of its sources, of which ``ClockSource`` is the fast tier."""
+    rates_hz: ClassVar[dict[str, float]]
+    """Rates of its other sources, by class."""
+
+    def __init__(self, *, hz: float = 100.0) -> None:
+        super().__init__(hz=hz)
+
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
+        """Return what its sampler reads, and how often."""
+        del context
+        rates_hz = {"ClockSource": self._hz, **self.rates_hz}
+        specs = [SourceSpec(factory=f"{self.sources}:{k}", hz=hz) for k, hz in rates_hz.items()]
+        return [*specs, CLOCKS]
 
     @abstractmethod
     def devices(self) -> list[_D]:
-        """Ask the driver for its devices, which may never return.
-
-        Raises:
-            CollectorUnavailable: there is none that the program may use; the message says why.
-        """
+        """Ask the driver for its devices, which may never return."""
 
     @abstractmethod
     def restrictions(self, devices: list[_D]) -> list[str | None]:

@@ -38,27 +38,14 @@ class StepCollector(ABC):
 
     @abstractmethod
     def _prepare(self, context: CollectorContext) -> None:
-        """Find what is to be read.
-
-        Raises:
-            CollectorUnavailable: it is not there.
-        """
+        """Find what is to be read; CollectorUnavailable where it is not there."""
 
     @abstractmethod
     def _read(self) -> tuple[int, tuple[int | None, ...]]:
-        """Return thread or device, and the values of the table's columns after ``step``.
-
-        Raises:
-            OSError, RuntimeError, ValueError: it cannot be read.
-        """
+        """Return thread or device, and the values of the table's columns after ``step``."""
 
     def start(self, context: CollectorContext) -> None:
-        """Create the file and take the first reading.
-
-        Raises:
-            CollectorUnavailable: there is nothing to read.
-            OutputError: the file cannot be written.
-        """
+        """Create the file and take the first reading."""
         from chopper.storage.streams import StreamWriter
 
         self._prepare(context)
@@ -94,11 +81,7 @@ class StepCollector(ABC):
             self._writer.write(dict(zip(names, columns, strict=True)))
 
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Return the median cost of a reading.
-
-        Raises:
-            CollectorUnavailable: there is nothing to read.
-        """
+        """Return the median cost of a reading."""
         self._prepare(context)
         costs_ns = []
         for _ in range(_TRIALS):

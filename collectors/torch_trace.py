@@ -10,18 +10,18 @@ import gzip
 import json
 import mmap
 import os
+import re
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
-from chopper.collectors.alignment import Alignment
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -131,22 +131,16 @@ class TorchTrace:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
         if self._profiler is None:
             self._profiler = self._make()
-            self._own_call = True
-            try:
+            with self._own():
                 self._profiler.prepare_trace()
-            finally:
-                self._own_call = False
 
     def begin(self) -> None:
         """Trace from here on."""
         self.prepare()
-        self._own_call = True
-        try:
+        with self._own():
             self._profiler.start_trace()
             # Tells who imports traces of several ranks without their run that they share a clock.
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
-        finally:
-            self._own_call = False
         self._owner = None if self._any_can_end else threading.current_thread()
         self.marks = []
         self.active = True
@@ -154,9 +148,8 @@ class TorchTrace:
     def end(self) -> None:
         """Trace no longer; what was traced stays in memory for ``export``.
 
-        Raises:
-            CaptureError: this is another thread than the trace began in, or another profiler
-                ended it. The trace is lost then.
+        Raises CaptureError, and the trace is lost, in another thread than it began in, or when
+        another profiler ended it.
         """
         if not self.active:
             return
@@ -167,21 +160,27 @@ class TorchTrace:
         if self._owner is not None and not _profiler_enabled():
             self.abandon()
             raise CaptureError("the trace was ended by another profiler in the program")
-        self._own_call = True
-        try:
+        with self._own():
             self._stop_trace()
-        finally:
-            self._own_call = False
         self._owner = None
 
-    def abandon(self) -> None:
+    @contextlib.contextmanager
+    def _own(self) -> Iterator[None]:
+        """The block in which the profiler is called from here, and not by the program."""
+        before, self._own_call = self._own_call, True
+        try:
+            yield
+        finally:
+            self._own_call = before
+
+    def abandon(self, *, lost: bool = False) -> None:
         """Leave a trace that cannot be ended from here; its own thread ends it when it comes by.
 
         To free it would crash, and so would the end of the process while it runs.
-        """
-        self._abandon(lost=False)
 
-    def _abandon(self, *, lost: bool) -> None:
+        Args:
+            lost: another profiler took Kineto's session from it.
+        """
         if self.active and self._owner is not None:
             if not _abandoned:
                 atexit.register(self._settle_at_exit)
@@ -201,14 +200,11 @@ class TorchTrace:
                 continue
             if entry.lost and self._foreign_runs:
                 continue
-            self._own_call, own_call = True, self._own_call
-            try:
+            with self._own():
                 if entry.lost:
                     _end_lost()
                 else:
                     entry.profiler.stop_trace()
-            finally:
-                self._own_call = own_call
             _abandoned.remove(entry)
             self._held = entry.profiler
             self.drop()
@@ -249,8 +245,7 @@ class TorchTrace:
     def export(self) -> Path:
         """Write what is held as plain JSON, which is fast; ``compress`` follows later.
 
-        Raises:
-            CaptureError: it could not be written whole; the disk may be full.
+        Raises CaptureError where it could not be written whole; the disk may be full.
         """
         assert self._directory is not None
         target = self._directory / TRACE
@@ -384,7 +379,7 @@ class TorchTrace:
             if not self.mine:
                 # Kineto has one session, which the other profiler takes over; torch's own side of
                 # the trace can only be ended by its own thread, later (``settle``).
-                self._abandon(lost=True)
+                self.abandon(lost=True)
                 if self.on_foreign is not None:
                     self.on_foreign(True)
                 return True
@@ -565,3 +560,46 @@ def leave_without_destructors() -> None:
         return
     on_exit(leave, None)  # called with the exit status
     at_exit(flush, None, None)  # the last one registered is called first; NULL: all of them
+
+
+_BASE = re.compile(rb'"baseTimeNanoseconds": *(\d+)[,\s}]')
+_TS = re.compile(rb'"ts": *(\d+)(?:\.(\d+))?[,\s}]')
+_NEAR = 1024
+"""Bytes of an event's text after its name in which its time stands."""
+
+
+class Alignment:
+    """Finds spans whose beginning was clocked, in a Kineto trace that passes by in chunks.
+
+    Args:
+        marks: name of a span, and the wall clock just before and just after it began, in ns.
+    """
+
+    def __init__(self, marks: Sequence[tuple[str, int, int]]) -> None:
+        self._wanted = {name.encode(): (before, after) for name, before, after in marks}
+        self._kept = b""
+        self._base_ns: int | None = None
+        self.error_ns: int | None = None
+        """The two clocks differ by no more than this, as the mark that was clocked most tightly
+        says; None: no mark was found."""
+
+    def see(self, chunk: bytes) -> None:
+        """Look at the next part of the text."""
+        text = self._kept + chunk
+        if self._base_ns is None:
+            base = _BASE.search(text)
+            self._base_ns = int(base[1]) if base else None
+        for name in [n for n in self._wanted if b'"%s"' % n in text]:
+            at = text.index(b'"%s"' % name)
+            time = _TS.search(text, at, at + _NEAR)
+            if time is not None:  # else it stands in the next part
+                self._compare(name, time)
+        self._kept = text[-_NEAR:]
+
+    def _compare(self, name: bytes, time: re.Match[bytes]) -> None:
+        before, after = self._wanted.pop(name)
+        at = int(time[1]) * 1000 + int((time[2] or b"").ljust(3, b"0")[:3])
+        if self._base_ns is not None:
+            at += self._base_ns
+        error = max(abs(at - before), abs(at - after))
+        self.error_ns = error if self.error_ns is None else min(error, self.error_ns)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from chopper.collectors.base import Collector, CollectorContext
-from chopper.collectors.sampler import Clock
+from chopper.collectors.sampler import SystemClock
 from chopper.errors import CollectorUnavailable, SchemaError
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
@@ -57,7 +57,7 @@ def test_a_refusal_is_as_told(tmp_path: Path) -> None:
 
 
 def test_the_clock_does_as_it_is_told() -> None:
-    clock: Clock = FakeClock(realtime_ns=100, monotonic_ns=10, lags_ns=[3])
+    clock: SystemClock = FakeClock(realtime_ns=100, monotonic_ns=10, lags_ns=[3])
     assert isinstance(clock, FakeClock)
     assert not clock.wait_until(20)
     assert (clock.monotonic_ns(), clock.time_ns(), clock.cpu_ns()) == (23, 113, 0)

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from chopper.cli._output import print_json
-from chopper.collectors.timeouts import call_within
+from chopper.collectors.base import call_within
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext

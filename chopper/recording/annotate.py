@@ -46,11 +46,14 @@ _WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module"
 _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
 
 
-class _Thread(threading.local):
-    """The calls that one thread is inside of."""
+_Call = tuple[Any, Any, tuple[Any, ...], str, bool, int, int]
+"""Module, span, phases, layer, recomputation, sequence number and time at its begin."""
+_ROW = ("layer", "recompute", "tid", "sequence_low_id", "sequence_high_id", "start_ns", "end_ns")
 
+
+class _Thread(threading.local):
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, Any, tuple[Any, ...], str, bool, int, int]] = []
+        self.stack: list[_Call] = []
         self.tid = threading.get_native_id()
 
 
@@ -172,12 +175,8 @@ class Annotator:
         if watch is not None:
             watch.remove()
             gc.callbacks.remove(self._on_gc)
-        stack = self._threads.stack
-        while stack:  # within a forward: what is open in this thread ends with the trace
-            _, span, phases, *_ = stack.pop()
-            span.__exit__(None, None, None)
-            for phase in reversed(phases):
-                phase.__exit__(None, None, None)
+        while self._threads.stack:  # within a forward: what is open here ends with the trace
+            self._end_innermost()
         self._threads = _Thread()
         self._gc_span = None
 
@@ -190,17 +189,8 @@ class Annotator:
     def take_rows(self) -> dict[str, list[Any]]:
         """Rows of ``layer_sequence`` since the last call, by column."""
         rows, self._rows = self._rows, []
-        columns = list(zip(*rows, strict=True)) or [()] * 7
-        names = (
-            "layer",
-            "recompute",
-            "tid",
-            "sequence_low_id",
-            "sequence_high_id",
-            "start_ns",
-            "end_ns",
-        )
-        return {name: list(values) for name, values in zip(names, columns, strict=True)}
+        columns = list(zip(*rows, strict=True)) or [()] * len(_ROW)
+        return {name: list(values) for name, values in zip(_ROW, columns, strict=True)}
 
     def enter(self, module: torch.nn.Module) -> bool:
         """Begin the spans of a call; returns whether ``leave`` is to end them."""
@@ -276,21 +266,23 @@ class Annotator:
 
     def _end(self, module: torch.nn.Module) -> None:
         threads = self._threads
-        stack = threads.stack
-        if not stack:
-            return
-        if not any(entry[0] is module for entry in reversed(stack)):  # of an earlier trace
-            return
+        if not any(entry[0] is module for entry in reversed(threads.stack)):
+            return  # of an earlier trace
         while True:
-            called, span, phases, layer, recompute, low, start_ns = stack.pop()
-            span.__exit__(None, None, None)
-            for phase in reversed(phases):
-                phase.__exit__(None, None, None)
+            called, _, _, layer, recompute, low, start_ns = self._end_innermost()
             high = self._sequence_nr()
             if high > low:
                 self._rows.append((layer, recompute, threads.tid, low, high, start_ns, self._now()))
             if called is module:
                 return
+
+    def _end_innermost(self) -> _Call:
+        call = self._threads.stack.pop()
+        _, span, phases, *_ = call
+        span.__exit__(None, None, None)
+        for phase in reversed(phases):
+            phase.__exit__(None, None, None)
+        return call
 
     def _name(self, module: torch.nn.Module, in_backward: bool) -> _Names:
         """Name a module that was not seen before, and all modules below it."""

@@ -40,8 +40,7 @@ RUNS = Path("runs")
 def launched(path: Path | None = None) -> bool:
     """Return whether chopper itself launched this program, or a process that records did.
 
-    Args:
-        path: a run directory, or a folder in it: whether the launcher told to record there.
+    Of a path: whether the launcher told to record there.
     """
     output = os.environ.get(OUTPUT_VARIABLE)
     if not os.environ.get(LAUNCHED_VARIABLE):
@@ -55,13 +54,8 @@ def choose_output(
     """The run directory: as named, else ``CHOPPER_OUTPUT``, else ``runs/<time>[-<name>]``.
 
     When a command of chopper launched the program, where that was told to write wins over what
-    the program names: one run must not be spread over two directories.
-
-    Args:
-        output: what the program names.
-        name: part of the name by default.
-        info: the rank that will record; its directory by default is made here, so that no two
-            processes choose the same. None for a name that nothing has yet.
+    the program names: one run must not be spread over two directories. The default directory of a
+    rank is made here, so that no two processes choose the same.
     """
     from_environment = os.environ.get(OUTPUT_VARIABLE)
     wins = os.environ.get(LAUNCHED_VARIABLE) not in (None, "", IN_PROFILE)

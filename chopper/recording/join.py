@@ -25,11 +25,7 @@ _OF_WHOLE_RUN = frozenset(("run.ranks_missing", "run.part_missing", "run.rank_di
 
 
 def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
-    """Copy the ranks of several run directories into one.
-
-    Args:
-        paths: run directories, two at least, of distinct ranks of one run.
-        directory: an empty directory that exists.
+    """Copy the ranks of several run directories into one, an empty directory that exists.
 
     Raises:
         InputError: a path is not a run directory, or there is only one; two of them hold the same
@@ -83,7 +79,6 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
 
 
 def _check_ranks(runs: Runs) -> None:
-    """Refuse directories that hold the same rank."""
     holder: dict[int, Path] = {}
     for path, run in runs.items():
         for part in run.ranks:
@@ -96,7 +91,6 @@ def _check_ranks(runs: Runs) -> None:
 
 
 def _check_one_run(runs: Runs) -> None:
-    """Refuse directories that cannot be of one run."""
     _same(runs, "the job's size", lambda p: f"{p.world_size} ranks" if p.world_size else None)
     # torchrun without a rendezvous calls every run "none".
     _same(runs, "the launcher's run id", lambda p: p.environment.get("TORCHELASTIC_RUN_ID"))

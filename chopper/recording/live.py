@@ -30,11 +30,7 @@ _STEPS_SHOWN = 50
 
 
 class StreamTail:
-    """Reads an Arrow stream as it grows.
-
-    Args:
-        path: the file; it need not be there yet.
-    """
+    """Reads an Arrow stream as it grows; the file need not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -35,9 +35,6 @@ class StepHook:
 
     torch iterates over its dictionary of hooks itself: when a hook removes itself and the program
     has another one behind it, the program's step ends with an error.
-
-    Args:
-        register: torch's function for such hooks.
     """
 
     def __init__(self, register: Callable[[Any], Any], call: Callable[[Any], None]) -> None:

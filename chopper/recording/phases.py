@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from chopper.storage.streams import StreamWriter
 
@@ -38,26 +38,13 @@ class OpenPhase:
         self.start_ns = time.time_ns()
 
 
-class PhaseRecorder(Protocol):
-    """Begins and ends the phases of ``with`` blocks; neither call raises."""
-
-    def begin_phase(self, name: str) -> OpenPhase | None:
-        """Begin a phase of the running code; return None when nothing is recorded."""
-        ...
-
-    def end_phase(self, entered: list[OpenPhase]) -> None:
-        """End the innermost of the phases that one block entered."""
-        ...
-
-
 class Phase:
     """A ``with`` block of a phase; it may be entered again, also within itself and by threads.
 
-    Args:
-        recorder: the recording; None where there is none.
+    The recorder is the session, whose ``begin_phase`` and ``end_phase`` never raise.
     """
 
-    def __init__(self, recorder: PhaseRecorder | None, name: str) -> None:
+    def __init__(self, recorder: Any, name: str) -> None:
         self._recorder = recorder
         self._name = name
         self._open: list[OpenPhase] = []
@@ -189,11 +176,7 @@ class PhaseLog:
         self._writer.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
 
     def close(self) -> None:
-        """Record what is open up to now, and end the file.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Record what is open up to now, and end the file."""
         now_ns = time.time_ns()
         for phase in tuple(self._open):
             self._end(phase, now_ns)

@@ -85,14 +85,9 @@ class _Collector:
 def serve(
     address: tuple[str, int], latest: Callable[[], Snapshot]
 ) -> tuple[int, Callable[[], None]]:
-    """Serve ``/metrics`` from a thread of its own.
+    """Serve ``/metrics`` from a thread of its own; return the port, and a function that ends it.
 
-    Args:
-        address: host and port; port 0 takes a free one.
-        latest: gives the newest snapshot; called by the server's threads.
-
-    Returns:
-        The port, and a function that ends the server.
+    Port 0 takes a free one; ``latest`` is called by the server's threads.
 
     Raises:
         ChopperError: prometheus-client is missing, or the address cannot be taken.

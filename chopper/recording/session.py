@@ -1,7 +1,7 @@
 """One recording in one process: its start, its end, and all that the program calls meanwhile.
 
 Its parts: the collectors (``collecting``), steps, phases and traces (``step_recorder``), signals
-and forks. Everything the program calls goes through ``_harmless``: whatever fails in here is said
+and forks. Everything the program calls goes through ``_safely``: whatever fails in here is said
 in one line on stderr and in the manifest, recording stops, and the program goes on.
 """
 
@@ -17,8 +17,9 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from chopper.collectors.torch_trace import TorchTrace
 from chopper.errors import UsageError
 from chopper.hardware import environment
 from chopper.recording import claim, forking, messages
@@ -26,13 +27,12 @@ from chopper.recording.collecting import Collecting
 from chopper.recording.finish import finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
-from chopper.recording.measures import keep_measure
 from chopper.recording.messages import Status, ending, exception_text, say
 from chopper.recording.optimizers import OptimizerWatch
 from chopper.recording.options import Options, for_children, make_options
 from chopper.recording.phases import Phase
 from chopper.recording.signals import TerminationGuard, no_interrupts
-from chopper.recording.step_recorder import StepRecorder
+from chopper.recording.step_recorder import StepRecorder, keep_measure
 from chopper.recording.steps import OptimizerCycle
 from chopper.recording.trainers import Evaluations, TrainerPhases
 from chopper.recording.windows import TraceWindows
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from chopper.collectors.base import CollectorContext
     from chopper.recording.phases import OpenPhase
+    from chopper.recording.steps import Window
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _IDLE_S = 1.0
 _NO_BLOCK = contextlib.nullcontext()
@@ -59,22 +59,6 @@ def active() -> Session | None:
     return _active
 
 
-def _harmless(
-    method: Callable[Concatenate[Session, _P], _T],
-) -> Callable[Concatenate[Session, _P], _T | None]:
-    """Let no failure of the recording reach the program."""
-
-    def guarded(self: Session, /, *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
-            self._give_up(exception_text(exc))
-            return None
-
-    functools.update_wrapper(guarded, method)
-    return guarded
-
-
 class _AtWork:
     """The block in which the recorder's own code runs, with its lock held. It may be nested."""
 
@@ -84,7 +68,6 @@ class _AtWork:
 
     @property
     def busy(self) -> bool:
-        """True while some thread is in it."""
         return self._depth > 0
 
     def __enter__(self) -> None:
@@ -121,7 +104,7 @@ class Session:
         )
         self._trainers = TrainerPhases(functools.partial(Phase, self))
         self._evaluations = Evaluations(self._evaluated, lambda: self._phase_name() is not None)
-        self._steps: StepRecorder | None = None
+        self._steps: StepRecorder
         """Set from the claim of the rank's folder on, before ``recording`` is."""
         self._guard = TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
@@ -130,13 +113,27 @@ class Session:
     @property
     def tracing(self) -> bool:
         """True while a trace is being taken."""
-        return self._steps is not None and self._steps.tracing
+        return self.recording and self._steps.tracing
 
     # -- start --------------------------------------------------------------------------------
 
-    @_harmless
     def start(self) -> None:
         """Claim the rank's folder, start the collectors, begin the first step."""
+        try:
+            self._start()
+        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+            self._give_up(exception_text(exc))
+
+    def _safely(self, part: Callable[..., _T], *args: Any) -> _T | None:
+        """Run a part of the recording, with its lock held; no failure reaches the program."""
+        try:
+            with self._at_work:
+                return part(*args)
+        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+            self._give_up(exception_text(exc))
+            return None
+
+    def _start(self) -> None:
         global _active
         began_ns = time.perf_counter_ns()
         claimed = claim.claim(self.path, self.info, force=self.options.force)
@@ -148,12 +145,13 @@ class Session:
         self._steps = steps = StepRecorder(
             self._part, self._optimizers, self._cycle, self._collecting.step_ended
         )
+        steps.windows = self._trace_windows(steps, TorchTrace(), ())  # never begun
         self.recording = True
         _active = self
         self._collecting.start(self._context())
         self._manifest.collectors = self._collecting.reports()
         if self._collecting.trace is not None:
-            self._watch_trace(self._collecting.trace, steps)
+            steps.windows = self._trace_windows(steps, self._collecting.trace, self.options.windows)
         self._optimizers.begin()
         self._trainers.begin()
         self._evaluations.begin()
@@ -203,19 +201,20 @@ class Session:
             hostname=socket.gethostname(),
         )
 
-    def _watch_trace(self, trace: Any, steps: StepRecorder) -> None:
+    def _trace_windows(
+        self, steps: StepRecorder, trace: Any, windows: tuple[Window, ...]
+    ) -> TraceWindows:
         trace.lock = self._lock
         trace.on_foreign = self._give_way
-        steps.windows = TraceWindows(
+        return TraceWindows(
             trace,
-            self.options.windows,
+            windows,
             self._part,
             steps.log,
             steps.phases,
             limit=self.options.trace_limit,
             alone=self.info.world_size == 1,
             on_overrun=self._stop_within_step,
-            on_layers_lost=self._layers_lost,
             trained_ids=self._optimizers.trained_ids,
         )
 
@@ -223,43 +222,24 @@ class Session:
 
     def _optimizer_stepped(self, optimizer_id: int) -> None:
         self._evaluations.trained()
-        steps = self._steps
-        if self.recording and steps is not None and steps.log.source != "mark":
-            self._note_optimizer(steps, optimizer_id)
-
-    @_harmless
-    def _note_optimizer(self, steps: StepRecorder, optimizer_id: int) -> None:
-        began_ns = time.perf_counter_ns()
-        with self._at_work:
-            steps.optimizer_stepped(optimizer_id, began_ns)
+        if self.recording and self._steps.log.source != "mark":
+            self._safely(self._steps.optimizer_stepped, optimizer_id, time.perf_counter_ns())
 
     def _backward_ended(self, makes_graph: bool) -> None:
         self._evaluations.trained()
-        steps = self._steps
-        if self.recording and steps is not None and steps.watches_backward:
-            self._note_backward(steps, makes_graph)
+        if self.recording and self._steps.watches_backward:
+            self._safely(self._steps.backward_ended, makes_graph, time.perf_counter_ns())
 
-    @_harmless
-    def _note_backward(self, steps: StepRecorder, makes_graph: bool) -> None:
-        began_ns = time.perf_counter_ns()
-        with self._at_work:
-            steps.backward_ended(makes_graph, began_ns)
-
-    @_harmless
     def mark(self, tokens: int | None = None) -> None:
         """End a step where the program says so, with the tokens that it worked through."""
         began_ns = time.perf_counter_ns()
-        now_ns = time.time_ns()
-        steps = self._steps
-        if self.recording and steps is not None:
-            with self._at_work:
-                steps.marked(tokens, now_ns, began_ns)
+        if self.recording:
+            self._safely(self._steps.marked, tokens, time.time_ns(), began_ns)
 
-    @_harmless
     def measure(self, name: str, value: float, labels: dict[str, str | int | float]) -> None:
         """Keep a number that the program measured itself."""
         if self.recording:
-            keep_measure(self._part, name, value, labels)
+            self._safely(keep_measure, self._part, name, value, labels)
 
     def _flush_idle(self) -> None:
         """Write the last steps of a program that does other things, and may be killed meanwhile.
@@ -268,7 +248,7 @@ class Session:
         """
         while not self._over.wait(_IDLE_S):
             with self._lock:
-                if not self.recording or self._steps is None:
+                if not self.recording:
                     return
                 log = self._steps.log
                 if log.due(time.time_ns()) and log.pending:
@@ -279,32 +259,26 @@ class Session:
 
     # -- phases -------------------------------------------------------------------------------
 
-    @_harmless
     def begin_phase(self, name: str) -> OpenPhase | None:
         """Begin a phase of the running code; None when nothing is recorded."""
-        if not self.recording or self._steps is None:
+        if not self.recording:
             return None
-        with self._at_work:
-            return self._steps.phases.begin(str(name))
+        return self._safely(self._steps.phases.begin, str(name))
 
-    @_harmless
     def end_phase(self, entered: list[OpenPhase]) -> None:
         """End the innermost of the phases that ``begin_phase`` returned to one block."""
-        if self.recording and self._steps is not None:
-            with self._at_work:
-                for optimizer_id in self._steps.end_phase(entered):
-                    self._optimizer_stepped(optimizer_id)
+        if self.recording:
+            for optimizer_id in self._safely(self._steps.end_phase, entered) or ():
+                self._optimizer_stepped(optimizer_id)
 
     def _phase_name(self) -> str | None:
         """Name of the phase that the running code is in, None for none."""
-        return self._steps.phases.current() if self._steps is not None else None
+        return self._steps.phases.current()
 
-    @_harmless
     def _evaluated(self, tid: int, start_ns: int, end_ns: int) -> None:
         """Record an evaluation that no phase names."""
-        if self.recording and self._steps is not None:
-            with self._at_work:
-                self._steps.phases.record("evaluation", tid, start_ns, end_ns)
+        if self.recording:
+            self._safely(self._steps.phases.record, "evaluation", tid, start_ns, end_ns)
 
     def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
         """Return the block that a backward pass runs in: a phase, of which only traces tell."""
@@ -312,48 +286,26 @@ class Session:
 
     # -- traces -------------------------------------------------------------------------------
 
-    @property
-    def _windows(self) -> TraceWindows | None:
-        return self._steps.windows if self._steps is not None else None
-
-    @_harmless
     def _give_way(self, lost: bool) -> None:
-        with self._at_work:
-            if self._windows is not None:
-                self._windows.give_way(lost=lost)
+        self._safely(self._steps.windows.give_way, lost)
 
-    @_harmless
     def before_fork(self) -> None:
         """End a trace before this thread forks a process."""
-        if self.tracing and self._windows is not None and not self._at_work.busy:
-            with self._at_work:
-                self._windows.before_fork()
+        if self.tracing and not self._at_work.busy:
+            self._safely(self._steps.windows.before_fork)
 
-    @_harmless
     def enter_root(self, module: Any) -> None:
         """Annotate a forward that began before the recording did, and is still running."""
-        if self._windows is not None:
-            self._windows.enter_root(module)
+        if self.recording:
+            self._safely(self._steps.windows.enter_root, module)
 
-    @_harmless
     def leave_root(self, module: Any) -> None:
         """End what ``enter_root`` annotated."""
-        if self._windows is not None:
-            self._windows.leave_root(module)
+        if self.recording:
+            self._safely(self._steps.windows.leave_root, module)
 
-    @_harmless
-    def _layers_lost(self, error: Exception) -> None:
-        assert self._steps is not None
-        self._part.note(
-            "run.layers_lost",
-            f"layers have no names from step {self._steps.log.number} on: {exception_text(error)}",
-        )
-
-    @_harmless
     def _stop_within_step(self) -> None:
-        with self._at_work:
-            if self._windows is not None:
-                self._windows.stop_within_step()
+        self._safely(self._steps.windows.stop_within_step)
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -380,10 +332,8 @@ class Session:
     ) -> None:
         """End the recording. Idempotent.
 
-        Args:
-            status: how the program ended; None to find out, at the interpreter's exit.
-            error: the exception that ended it, one line.
-            tracer: whether the trace may be touched: not from another thread.
+        Without a status it is found out, at the interpreter's exit. ``tracer`` is False in other
+        threads than the main one, where the trace must not be touched.
         """
         global _active
         if os.getpid() != self._pid or not self.recording:
@@ -416,15 +366,14 @@ class Session:
 
     def _close_parts(self, *, tracer: bool) -> None:
         closing_ns = time.time_ns()
-        self._stop_watching()
-        self._finish_steps()
+        self._safely(self._stop_watching)
+        self._safely(self._steps.finish)
         if tracer:
-            self._close_trace()
+            self._safely(self._steps.windows.close)
         self._collecting.stop()
         self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
-        self._close_files(closing_ns)
+        self._safely(self._close_files, closing_ns)
 
-    @_harmless
     def _stop_watching(self) -> None:
         self._unwatch()
         self._leave_children()
@@ -435,31 +384,17 @@ class Session:
         self._evaluations.end()
 
     def _leave_children(self) -> None:
-        """Processes that start from here on are no part of the recording."""
         children, self._children = self._children, None
         if children is not None:
             children.end()
 
-    @_harmless
-    def _finish_steps(self) -> None:
-        assert self._steps is not None
-        self._steps.finish()
-
-    @_harmless
-    def _close_trace(self) -> None:
-        if self._windows is not None:
-            self._windows.close()
-
     def _why_no_trace(self) -> str:
         if self._manifest.status == "interrupted":
             return "the program was ended before a trace was written"
-        first = self.options.windows[0].begin
-        number = self._steps.log.number if self._steps is not None else 0
+        first, number = self.options.windows[0].begin, self._steps.log.number
         return f"the program ended after {number} steps; steps from {first} on are traced"
 
-    @_harmless
     def _close_files(self, closing_ns: int) -> None:
-        assert self._steps is not None
         manifest, log = self._manifest, self._steps.log
         log.close()
         self._steps.phases.close()
@@ -507,22 +442,19 @@ class Session:
         say(f"recording stopped: {reason}; the program goes on")
         if not was_recording:
             return
-        with contextlib.suppress(Exception):
-            atexit.unregister(self.close)
-            self._guard.disarm()
-            self._leave_children()
-        with contextlib.suppress(Exception):
-            self._unwatch()
-        with contextlib.suppress(Exception):
-            if self._windows is not None:
-                self._windows.give_up()
-        self._collecting.stop()
         steps = self._steps
-        assert steps is not None
-        with contextlib.suppress(Exception):
-            steps.log.abandon()
-        with contextlib.suppress(Exception):
-            steps.phases.close()
+        atexit.unregister(self.close)
+        for let_go in (
+            self._guard.disarm,
+            self._leave_children,
+            self._unwatch,
+            steps.windows.give_up,
+            self._collecting.stop,
+            steps.log.abandon,
+            steps.phases.close,
+        ):
+            with contextlib.suppress(Exception):
+                let_go()
         with contextlib.suppress(Exception):
             manifest = self._manifest
             manifest.status = "failed"
@@ -545,8 +477,7 @@ class Session:
         atexit.unregister(self.close)
         self._guard.disarm()
         self._unwatch()
-        if self._windows is not None:
-            self._windows.forked()
+        self._steps.windows.forked()
         if not forking.forks_loader_worker():
             arming.arm_forked(start_from_environment)
 

@@ -53,10 +53,7 @@ class StepLog:
     def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> int:
         """End the step that runs; the next one begins there. Return its length, in ns.
 
-        Args:
-            traced: whether the trace covers it.
-            profiled: whether a trace was being taken during some part of it.
-            tokens: how many this rank worked through in it, where the program says.
+        Traced: the trace covers it. Profiled: a trace was being taken during some part of it.
         """
         assert self.source is not None
         length_ns = end_ns - self._start_ns
@@ -109,11 +106,7 @@ class StepLog:
         self._writer = self._successor()
 
     def close(self) -> None:
-        """Write what is left and end the file.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write what is left and end the file."""
         self.flush()
         self.abandon()
         if self._work_writer is not None:

@@ -1,15 +1,16 @@
-"""Steps, phases and traces of one recording, and what ends a step."""
+"""Steps, phases, traces and measures of one recording, and what ends a step."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from chopper.recording.measures import finite_number
 from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
 from chopper.recording.phases import PhaseLog
 from chopper.recording.step_log import StepLog
 from chopper.recording.steps import BackwardSteps, OptimizerCycle
+from chopper.storage import manifest as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
 
 _OPTIMIZER = "optimizer"
 """Phase in which an engine steps its optimizers."""
+_MAX_MEASURES = 10_000
 
 
 class StepRecorder:
     """Ends steps where the program, its optimizers or its backward passes say so.
 
     Called with the recording's lock held.
-
-    Args:
-        step_ended: called with the number of each step that ended.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class StepRecorder:
         self._step_ended = step_ended
         self.log = StepLog(part.directory)
         self.phases = PhaseLog(part.directory, self._begin_phase_span)
-        self.windows: TraceWindows | None = None
-        """Takes the traces, where there are to be any."""
+        self.windows: TraceWindows
+        """Takes the traces, if there are to be any."""
         self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
         """Finds the ends of steps in backward passes, until an optimizer steps."""
         self._inner_optimizers: list[int] = []
@@ -54,7 +53,7 @@ class StepRecorder:
     @property
     def tracing(self) -> bool:
         """True while a trace is being taken."""
-        return self.windows is not None and self.windows.tracing
+        return self.windows.tracing
 
     @property
     def watches_backward(self) -> bool:
@@ -63,8 +62,7 @@ class StepRecorder:
 
     def begin(self) -> None:
         """Begin the first step, and a trace if it is to be traced."""
-        if self.windows is not None:
-            self.windows.switch()
+        self.windows.switch()
         self.log.begin()
 
     def optimizer_stepped(self, optimizer_id: int, began_ns: int) -> None:
@@ -84,8 +82,7 @@ class StepRecorder:
 
     def backward_ended(self, makes_graph: bool, began_ns: int) -> None:
         """Note that a backward pass ended; chopper's own code began at ``began_ns``."""
-        if self.windows is not None:
-            self.windows.check()
+        self.windows.check()
         if self._backwards is None or self.log.source == "mark":
             return
         now_ns = time.time_ns()
@@ -104,8 +101,7 @@ class StepRecorder:
         log = self.log
         if log.source != "mark":
             if log.source is not None:
-                if self.windows is not None:
-                    self.windows.start_over()
+                self.windows.start_over()
                 log.restart()
             log.source = "mark"
         if tokens is not None:
@@ -118,26 +114,21 @@ class StepRecorder:
     def _end_step(
         self, end_ns: int, began_ns: int, tokens: int | None = None, *, late: bool = False
     ) -> None:
-        """End the step that runs.
+        """End the step that runs; chopper's own code began at ``began_ns``.
 
-        Args:
-            began_ns: when chopper's own code began (``perf_counter_ns``).
-            tokens: how many this rank worked through in it.
-            late: the next step runs already, and no trace can begin or end at its start.
+        Late, the next step runs already, and no trace can begin or end at its start.
         """
         log, windows = self.log, self.windows
-        traced = windows is not None and windows.covers_step()
-        profiled = windows is not None and windows.profiled_step()
+        traced, profiled = windows.covers_step(), windows.profiled_step()
         length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
-        if windows is not None and not profiled:
+        if not profiled:
             windows.follow(log.number - 1, length_ns)
         self._step_ended(log.number - 1)
-        if windows is not None and not late and windows.switch():
+        if not late and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step
         else:
             log.own_costs_ns.append(time.perf_counter_ns() - began_ns)
-        if windows is not None:
-            windows.begin_span()
+        windows.begin_span()
         # Also while a trace is taken: a process that is killed then leaves nothing else.
         if log.due(end_ns):
             self.phases.flush()
@@ -146,8 +137,7 @@ class StepRecorder:
     def end_phase(self, entered: list[OpenPhase]) -> list[int]:
         """End the innermost of the phases that one block entered.
 
-        Returns:
-            Optimizers that stepped within it, and whose steps count from here on.
+        Returns the optimizers that stepped within it, and whose steps count from here on.
         """
         phase = self.phases.end(entered)
         if phase.name != _OPTIMIZER or self.phases.current() == _OPTIMIZER:
@@ -156,7 +146,7 @@ class StepRecorder:
         return list(dict.fromkeys(inner))
 
     def _begin_phase_span(self, name: str) -> Any:
-        return self.windows.begin_phase(name) if self.windows is not None else None
+        return self.windows.begin_phase(name)
 
     def finish(self) -> None:
         """Take the ends that nothing came after to make certain for ends of steps."""
@@ -169,11 +159,44 @@ class StepRecorder:
             ends_ns = [] if optimizer_was_made() else self._backwards.take()
             log.source = "backward" if ends_ns else None
         for end_ns in ends_ns:
-            profiled = self.windows is not None and self.windows.profiled_step()
-            log.end(end_ns, traced=False, profiled=profiled)  # until the trace is kept
+            # Not traced, until the trace is kept.
+            log.end(end_ns, traced=False, profiled=self.windows.profiled_step())
         if log.number == 0:
             why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
             self._part.note(
                 "run.no_steps",
                 f"no step was seen: {why}; call prof.step() at the end of each step",
             )
+
+
+def finite_number(value: Any) -> float | int | None:
+    """Return a value as the number that a manifest can hold; None when it is no finite number."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several values
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _label(value: Any) -> str | int | float:
+    """Return a label as a manifest can hold it: anything but a finite number as text."""
+    if isinstance(value, bool | str) or not isinstance(value, int | float):
+        return str(value)
+    number = finite_number(value)
+    return str(value) if number is None else number
+
+
+def keep_measure(
+    part: RunWriter, name: str, value: float, labels: dict[str, str | int | float]
+) -> None:
+    """Keep a number with its labels, or note why it is dropped."""
+    number = finite_number(value)
+    measures = part.manifest.measures
+    if number is not None and len(measures) < _MAX_MEASURES:
+        texts = {str(key): _label(label) for key, label in labels.items()}
+        measures.append(m.Measure(name=str(name), value=number, labels=texts))
+        return
+    why = "is not a number" if number is None else f"is past the {_MAX_MEASURES}th"
+    part.note("measures.dropped", f"measure {name!r} {why}: not kept, nor others like it")

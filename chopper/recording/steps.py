@@ -118,9 +118,8 @@ class LongSteps:
     def ended(self, number: int, length_ns: int) -> tuple[int, int] | None:
         """Note a step that ran at the program's own speed.
 
-        Returns:
-            After the second of two long steps, the one to expect next and their distance; None
-            else, and where they take less than 5 % of the time.
+        Returns, after the second of two long steps, the one to expect next and their distance,
+        unless they take less than 5 % of the time.
         """
         # No median is needed for a step that is no longer than the excess that counts.
         if len(self._lengths_ns) < _STEPS_TO_COMPARE or length_ns < _LONG_EXCESS_NS:

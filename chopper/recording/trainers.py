@@ -1,5 +1,8 @@
 """Phases of programs that name none: functions of known trainers, and modules in eval mode.
 
+The functions are listed in ``trainers.json`` by the module that defines them. What a version of a
+library lacks is left alone.
+
 A function is redirected by exchanging its code: it stays the object that it is, so that it can be
 pickled, and what was imported by name before the recording is seen.
 """
@@ -11,11 +14,13 @@ import contextlib
 import functools
 import inspect
 import itertools
+import json
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -27,51 +32,6 @@ if TYPE_CHECKING:
 
     import torch
 
-_LIGHTNING = (
-    ("loops.evaluation_loop", "_EvaluationLoop.run", "evaluation"),
-    ("loops.prediction_loop", "_PredictionLoop.run", "inference"),
-    ("trainer.trainer", "Trainer.save_checkpoint", "checkpoint"),
-)
-FUNCTIONS: tuple[tuple[str, str, str], ...] = (
-    ("torch.serialization", "save", "checkpoint"),
-    ("torch.distributed.checkpoint.state_dict_saver", "save", "checkpoint"),
-    ("torch.distributed.checkpoint.state_dict_saver", "async_save", "checkpoint"),
-    ("transformers.trainer", "Trainer._evaluate", "evaluation"),
-    ("transformers.trainer", "Trainer.evaluate", "evaluation"),
-    ("transformers.trainer", "Trainer.evaluation_loop", "evaluation"),
-    ("transformers.trainer", "Trainer.predict", "inference"),
-    ("transformers.trainer", "Trainer._save_checkpoint", "checkpoint"),
-    ("transformers.trainer", "Trainer.save_model", "checkpoint"),
-    ("transformers.generation.utils", "GenerationMixin.generate", "generation"),
-    *(
-        (f"trl.trainer.{module}_trainer", f"{name}Trainer.{method}", "rollout")
-        for module, name in (("grpo", "GRPO"), ("rloo", "RLOO"), ("distillation", "Distillation"))
-        for method in ("_generate_and_score_completions", "_generate")
-    ),
-    ("vllm.entrypoints.llm", "LLM.generate", "generation"),
-    ("accelerate.accelerator", "Accelerator.save_state", "checkpoint"),
-    ("accelerate.accelerator", "Accelerator.save_model", "checkpoint"),
-    *((f"lightning.pytorch.{m}", f, phase) for m, f, phase in _LIGHTNING),
-    *((f"pytorch_lightning.{m}", f, phase) for m, f, phase in _LIGHTNING),
-    ("lightning.fabric.fabric", "Fabric.save", "checkpoint"),
-    ("lightning_fabric.fabric", "Fabric.save", "checkpoint"),
-    ("deepspeed.runtime.engine", "DeepSpeedEngine.step", "optimizer"),
-    ("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint", "checkpoint"),
-    (
-        "stable_baselines3.common.on_policy_algorithm",
-        "OnPolicyAlgorithm.collect_rollouts",
-        "rollout",
-    ),
-    (
-        "stable_baselines3.common.off_policy_algorithm",
-        "OffPolicyAlgorithm.collect_rollouts",
-        "rollout",
-    ),
-    ("stable_baselines3.common.evaluation", "evaluate_policy", "evaluation"),
-    ("ultralytics.engine.validator", "BaseValidator.__call__", "evaluation"),
-    ("ultralytics.engine.trainer", "BaseTrainer.save_model", "checkpoint"),
-)
-"""Module that defines it, function, phase. What a version of a library lacks is left alone."""
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 """Flags of what only begins when it is called."""
 
@@ -81,11 +41,7 @@ _numbers = itertools.count()
 
 
 class Redirection:
-    """A function that calls something else while redirected; its signature and source stay.
-
-    Args:
-        function: written in Python, neither a generator nor a coroutine.
-    """
+    """A function that calls something else while redirected; its signature and source stay."""
 
     def __init__(self, function: FunctionType) -> None:
         self._function = weakref.ref(function)
@@ -174,10 +130,10 @@ class TrainerPhases:
 
     def begin(self) -> None:
         """Redirect what is imported; watch the imports of the rest."""
-        for module in dict.fromkeys(name for name, _, _ in FUNCTIONS):
-            self._watches.append(
-                ImportWatch(module, functools.partial(self._redirect_module, module))
-            )
+        text = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+        for module, phases in json.loads(text).items():
+            redirect = functools.partial(self._redirect_module, module, phases)
+            self._watches.append(ImportWatch(module, redirect))
             self._watches[-1].begin()
 
     def end(self) -> None:
@@ -190,16 +146,15 @@ class TrainerPhases:
             redirection.end()
         self._redirections = []
 
-    def _redirect_module(self, module: str) -> None:
-        for name, path, phase in FUNCTIONS:
-            if name == module and self._phase is not None:
-                *classes, attribute = path.split(".")
-                owner: Any = sys.modules[module]
-                for part in classes:
-                    owner = vars(owner).get(part)
-                function = None if owner is None else vars(owner).get(attribute)
-                if isinstance(function, FunctionType):
-                    self._redirect(function, phase)
+    def _redirect_module(self, module: str, phases: dict[str, str]) -> None:
+        for path, phase in phases.items():
+            *classes, attribute = path.split(".")
+            owner: Any = sys.modules[module]
+            for part in classes:
+                owner = vars(owner).get(part)
+            function = None if owner is None else vars(owner).get(attribute)
+            if isinstance(function, FunctionType) and self._phase is not None:
+                self._redirect(function, phase)
 
     def _redirect(self, function: FunctionType, phase: str) -> None:
         if function.__code__.co_flags & _NO_FUNCTION:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chopper.hardware import environment
 from chopper.recording import forking
 from chopper.recording.budget import TraceBudget
+from chopper.recording.messages import exception_text
 from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper.storage.streams import StreamWriter
 
@@ -49,14 +50,8 @@ class TraceWindows:
     """Takes the traces of one recording.
 
     Called with the recording's lock held, by the thread that trains except where it says so.
-
-    Args:
-        limit: how much a trace may hold, as a multiple of the default (``budget``).
-        alone: whether this is the program's only rank, whose windows no others have to share.
-        on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
-            follow.
-        on_layers_lost: called with the error when layers have no names from here on.
-        trained_ids: ``id`` of each parameter that an optimizer stepped, as it grows.
+    ``on_overrun`` is called when the trace is to end within the step: ``stop_within_step`` follows.
+    Alone, the program has one rank, whose windows no others have to share.
     """
 
     def __init__(
@@ -69,7 +64,6 @@ class TraceWindows:
         limit: float,
         alone: bool,
         on_overrun: Callable[[], None],
-        on_layers_lost: Callable[[Exception], None],
         trained_ids: Collection[int],
     ) -> None:
         from chopper.recording.annotate import Annotator
@@ -80,7 +74,7 @@ class TraceWindows:
         self._log = log
         self._phases = phases
         self._on_overrun = on_overrun
-        self._annotator = Annotator(self.check, on_layers_lost, phases.current, trained_ids)
+        self._annotator = Annotator(self.check, self._layers_lost, phases.current, trained_ids)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
         self._alone = alone
         self._long_steps = LongSteps()
@@ -287,11 +281,10 @@ class TraceWindows:
             self._part.manifest.traces = (self._trace.compress(),)
             self._add_export_ns(began_ns)
 
-    def give_way(self, *, lost: bool) -> None:
+    def give_way(self, lost: bool) -> None:
         """The program's own profiler begins: the trace that is taken ends here.
 
-        Args:
-            lost: it begins in another thread, this one, and the trace cannot be ended in it.
+        It is lost where that begins in another thread, this one, which cannot end it.
         """
         if self._capture is None:
             return
@@ -415,6 +408,12 @@ class TraceWindows:
             if enable is not None:
                 enable(False)
 
+    def _layers_lost(self, error: Exception) -> None:
+        self._part.note(
+            "run.layers_lost",
+            f"layers have no names from step {self._log.number} on: {exception_text(error)}",
+        )
+
     def _note_thread(self, capture: _Capture) -> None:
         """A step ended in a thread in which nothing is traced."""
         number = self._log.number
@@ -431,8 +430,7 @@ class TraceWindows:
     def check(self, forwards: int = 0) -> None:
         """End the trace if it has grown too large, or no step ends in it.
 
-        Called while a trace is taken: after each backward pass, and before each outermost forward
-        above all, with their number.
+        Called after each backward pass, and before each outermost forward, with their number.
         """
         capture = self._capture
         if capture is None or not self.mine:

@@ -6,24 +6,15 @@ module is the collector that starts that process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from chopper.collectors._visible import local_ranks
 from chopper.collectors.amd import _library
 from chopper.collectors.amd._library import AmdDevice
-from chopper.collectors.sampled import CLOCKS, DeviceCollector
-from chopper.collectors.sampler import SourceSpec
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
+from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
 
 NAME = "amdsmi"
 BY_DEFAULT = True
-_FAST_HZ = 100.0
-_MEDIUM_HZ = 10.0
-_ONCE_HZ = 1 / 86400
-"""At the start, and once a day."""
-_SOURCES = "chopper.collectors.amd._sources"
 
 
 class AmdCollector(DeviceCollector[AmdDevice]):
@@ -42,9 +33,13 @@ class AmdCollector(DeviceCollector[AmdDevice]):
         "none on a machine without AMD devices; else pip install 'chopper-profiler[amd]' in the "
         "version of the ROCm that is installed"
     )
-
-    def __init__(self, *, hz: float = _FAST_HZ) -> None:
-        self._hz = hz
+    sources: ClassVar[str] = "chopper.collectors.amd._sources"
+    rates_hz: ClassVar[dict[str, float]] = {
+        "CounterSource": 10.0,
+        "PartSource": 10.0,
+        "LimitSource": ONCE_HZ,
+        "PartitionSource": ONCE_HZ,
+    }
 
     def devices(self) -> list[AmdDevice]:
         """Ask amdsmi for its devices."""
@@ -61,15 +56,3 @@ class AmdCollector(DeviceCollector[AmdDevice]):
                 "power, energy and temperature are those of the whole socket"
             )
         return notes
-
-    def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """Return what its sampler reads, and how often."""
-        del context
-        return [
-            SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
-            SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
-            SourceSpec(factory=f"{_SOURCES}:PartSource", hz=_MEDIUM_HZ),
-            SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
-            SourceSpec(factory=f"{_SOURCES}:PartitionSource", hz=_ONCE_HZ),
-            CLOCKS,
-        ]

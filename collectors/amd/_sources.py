@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_uint32, create_string_buffer, sizeof
+from ctypes import byref, c_uint32, create_string_buffer, memset, sizeof
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._plan import (
@@ -12,21 +13,18 @@ from chopper.collectors._plan import (
     RESIDENCY,
     Call,
     Column,
-    Plan,
-    PlannedDevice,
     address,
-    content,
     pointer,
 )
 from chopper.collectors.amd import _library as amd
-from chopper.collectors.device_sources import DeviceSource, columns_of
-from chopper.collectors.sampler import held
+from chopper.collectors.base import held
+from chopper.collectors.device_sources import DeviceSource, PlannedSource, columns_of
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from chopper.collectors._plan import DeviceTotals
+    from chopper.collectors.device_sources import PlannedReader
     from chopper.collectors.sampler import Sink
 
 _MEGA = 1_000_000
@@ -49,45 +47,37 @@ _RESIDENCIES = {
 
 
 class _Residency:
-    """Why the clock is held down, from the accumulators' growth between two readings."""
+    """Time for which the clock was held down, from the accumulators' growth between readings."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] | None = None
+        self._last: dict[str, int] = {}
         self._last_ns: int | None = None
         self.totals_ns = {"power": 0.0, "thermal": 0.0}
 
-    def reasons(self, metrics: amd.Reading, now_ns: int | None) -> int | None:
-        """Bits of the reasons that held since the previous reading; None where nothing tells.
-
-        0 says that the device counts residencies and none grew.
-        """
-        counts = {name: metrics.numbers[name] for name in _RESIDENCIES}
-        ticks = metrics.numbers["accumulation_counter"]
+    def grew(self, metrics: amd.Metrics, now_ns: int | None) -> bool:
+        """Add what passed since the previous reading; False where nothing tells."""
+        ticks = metrics.number("accumulation_counter")
+        counts = {name: metrics.number(name) for name in _RESIDENCIES}
         now = {name: value for name, value in counts.items() if value is not None}
-        if ticks is None or not now:
-            return None
-        now["accumulation_counter"] = ticks
         before, before_ns = self._last, self._last_ns
-        if before is not None and before["accumulation_counter"] == ticks and before_ns is not None:
-            return None  # not refreshed since
-        self._last, self._last_ns = now, now_ns
-        if before is None:
-            return None
-        grown = {name: now[name] - before.get(name, now[name]) for name in now}
-        if min(grown.values()) < 0 or not grown["accumulation_counter"]:
-            return None  # reset
-        bits = 0
-        shares = {"power": 0.0, "thermal": 0.0}
-        for name, reason in _RESIDENCIES.items():
-            share = grown.get(name, 0) / grown["accumulation_counter"]
-            if share:
-                bits |= reason
-                shares["power" if reason == _REASON_POWER_CAP else "thermal"] += share
-        for kind, share in shares.items():
-            # Several sensors may be hot at once: no more than all of the time.
-            if now_ns is not None and before_ns is not None:
+        if ticks is None or not now:
+            return False
+        if before.get("ticks") == ticks and before_ns is not None:
+            return False  # not refreshed since
+        self._last, self._last_ns = {**now, "ticks": ticks}, now_ns
+        grown = {name: value - before.get(name, value) for name, value in now.items()}
+        passed = ticks - before.get("ticks", ticks)
+        if passed <= 0 or min(grown.values()) < 0:
+            return False  # reset, or the first one
+        if now_ns is not None and before_ns is not None:
+            shares = {"power": 0.0, "thermal": 0.0}
+            for name, count in grown.items():
+                kind = "power" if _RESIDENCIES[name] == _REASON_POWER_CAP else "thermal"
+                shares[kind] += count / passed
+            for kind, share in shares.items():
+                # Several sensors may be hot at once: no more than all of the time.
                 self.totals_ns[kind] += min(share, 1.0) * (now_ns - before_ns)
-        return bits
+        return True
 
 
 class _Traffic:
@@ -100,11 +90,10 @@ class _Traffic:
         self._last: tuple[int, int, int] | None = None
         self._total_bytes = 0.0
 
-    def bytes_until(self, metrics: amd.Reading, now_ns: int | None) -> int | None:
+    def bytes_until(self, metrics: amd.Metrics, now_ns: int | None) -> int | None:
         """Return the bytes in both directions so far; None where a reading does not tell."""
-        rate_sum, ticks = (
-            metrics.numbers[name] for name in ("pcie_bandwidth_acc", "accumulation_counter")
-        )
+        rate_sum = metrics.number("pcie_bandwidth_acc")
+        ticks = metrics.number("accumulation_counter")
         if rate_sum is None or ticks is None:
             return None
         if now_ns is None:
@@ -128,152 +117,67 @@ _MOST_GB_PER_S = 1024
 """Several times the fastest PCIe: a larger rate is of a counter that jumped."""
 
 
-class _Source(DeviceSource[amd.AmdDevice, amd.Metrics]):
-    """Devices and their metrics; one row per device and sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._absent: dict[str, str] = {}
-        self._wrapper: Any = None
-
-    def open(self) -> None:
-        """Initialize the library, find the devices, read each once.
-
-        Raises:
-            CollectorUnavailable: no device, or none whose metrics can be read.
-        """
-        self._wrapper = self._stack.enter_context(amd.session())
-        layout = amd.Layout(self._wrapper.amdsmi_gpu_metrics_t)
-        for device in amd.devices(self._wrapper):
-            self._devices.append((device, amd.Metrics(self._wrapper, device, layout)))
-        refused = []
-        for device, metrics in self._devices:
-            code = metrics.read()
-            if code:
-                loss, reason = amd.explain(code)
-                refused.append(f"device {device.index}: {reason}")
-                if loss != "moment":
-                    self._lose(device, reason)
-        if len(refused) == len(self._devices):
-            self.close()
-            raise CollectorUnavailable("; ".join(refused))
-        self._find_absent()
-
-    @property
-    def absent(self) -> dict[str, str]:
-        """``table.column`` → why it stays null."""
-        return self._absent
-
-    def _lose(self, device: amd.AmdDevice, reason: str) -> None:
-        device.lost = reason
-        self._absent[f"{self.tables[0]}[device {device.index}]"] = reason
-
-    def _find_absent(self) -> None:
-        """Name the columns that no device has."""
-        live = [(d, m) for d, m in self._devices if d.lost is None]
-        rows = [list(self._values(device, metrics.now, None)) for device, metrics in live]
-        for name, values in zip(columns_of(self.tables[0]), zip(*rows, strict=True), strict=True):
-            if all(value is None for value in values) and name not in self._later:
-                self._absent[f"{self.tables[0]}.{name}"] = "not available on this device"
-
-    _later: ClassVar[frozenset[str]] = frozenset()
-    """Columns that need two readings."""
-
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
-    ) -> Iterable[Any]:
-        """A row's values after the device, in the order of the table's columns.
-
-        ``now_ns`` is None for the first reading, which makes no row.
-        """
-        raise NotImplementedError
-
-    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int) -> None:
-        code = metrics.read()
-        if not code:
-            self._add_rows(sink, device, metrics.now, now_ns)
-            return
-        loss, reason = amd.explain(code)
-        if loss != "moment":
-            self._lose(device, reason)
-
-    def _add_rows(
-        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int
-    ) -> None:
-        """Add what one reading gives."""
-        values = self._values(device, metrics, now_ns)
-        sink.add(self.tables[0], device.index, device.uuid, *values)
-
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """The call of the driver that one device's sample makes."""
-        for device, metrics in self._devices:
-            if device.lost is None:
-                basis = _power_basis(metrics.now)
-                power = f" (power: {basis})" if basis is not None else ""
-                return {f"amdsmi_get_gpu_metrics_info{power}": metrics.read}
-        return {}
+_NOT_AVAILABLE = "not available on this device"
 
 
-class ClockSource(_Source):
+class ClockSource(PlannedSource[amd.AmdDevice]):
     """The fast tier: clocks, power, what holds the clock down. -> DEVICE_CLOCK."""
 
     name: ClassVar[str] = "amdsmi_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
-    _later = frozenset({"event_reasons"})
+    errors = amd.ERRORS
+    keep_empty = True
+    sensor_outcome = DEVICE  # one call gives all columns
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._residency: dict[int, _Residency] = {}
+    def open(self) -> None:
+        """Initialize the library, find the devices, read each once."""
+        self._wrapper = self._stack.enter_context(amd.session())
+        rows = [row for row in self._begin(amd.devices(self._wrapper)) if row is not None]
+        if all(device.lost is not None for device, _ in self._devices):
+            self.close()
+            raise CollectorUnavailable("; ".join(dict.fromkeys(self.absent.values())))
+        for name, values in zip(columns_of("device_clock"), zip(*rows, strict=True), strict=False):
+            if name != "event_reasons" and all(value is None for value in values):
+                for _, reader in self._devices:
+                    reader.absent[name] = _NOT_AVAILABLE
 
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
-    ) -> Iterable[Any]:
-        residency = self._residency.setdefault(id(device), _Residency())
-        return (
-            _gfx_clock_hz(metrics),
-            _hertz(_first(metrics, "current_uclk", "average_uclk_frequency")),
-            _watts(metrics),
-            residency.reasons(metrics, now_ns),
-        )
-
-    def plan(self) -> Plan:
-        """The same readings for the thread in C."""
+    def _describe(self, reader: PlannedReader, device: amd.AmdDevice) -> None:
+        kind = self._wrapper.amdsmi_gpu_metrics_t
         function = address(self._wrapper.amdsmi_get_gpu_metrics_info)
-        devices = []
-        for device, metrics in self._devices:
-            if device.lost is not None:
-                continue
-            call = Call(function, pointer(device.handle), None, content(metrics.structure))
-            kind = type(metrics.structure)
-            clock = _items(kind, "current_gfxclks") + _numbers(
-                kind, "current_gfxclk", "average_gfxclk_frequency"
-            )
-            memory = _numbers(kind, "current_uclk", "average_uclk_frequency")
-            watts = _numbers(kind, "current_socket_power", "average_socket_power")
-            reasons = tuple(
-                place
-                for name, bit in _RESIDENCIES.items()
-                for place in _numbers(kind, name, tag=bit)
-            )
-            ticks = _numbers(kind, "accumulation_counter") if reasons else ()
-            planned = (
-                Column(MEAN, 0, clock, _MEGA, nonzero=True),
-                Column(NUMBER, 0, memory, _MEGA, nonzero=True, sentinel=True),
-                Column(NUMBER, 0, watts, 1.0, nonzero=True, sentinel=True, most=_MOST_W),
-                Column(RESIDENCY, 0, (*ticks, *reasons) if ticks else (), 1),
-            )
-            # Older versions of the binding lack fields.
-            columns = tuple(column if column.places else None for column in planned)
-            devices.append(PlannedDevice(device.index, device.uuid, (call,), columns))
-        outcomes = {code: DEVICE for code, (kind, _) in amd.ERRORS.items() if kind != "moment"}
-        return Plan(self.tables[0], tuple(devices), outcomes, keep_empty=True)
+        # Until something was read, nothing is available.
+        call = Call(function, pointer(device.handle), None, b"\xff" * sizeof(kind))
+        ticks = _numbers(kind, "accumulation_counter")
+        reasons = [_numbers(kind, name, tag=bit) for name, bit in _RESIDENCIES.items()]
+        clock = _items(kind, "current_gfxclks") + _numbers(kind, *_GFX_CLOCKS)
+        watts = Column(NUMBER, 0, _numbers(kind, *_POWERS), 1.0)
+        columns = {
+            "sm_clock_hz": Column(MEAN, 0, clock, _MEGA, nonzero=True),
+            "memory_clock_hz": Column(
+                NUMBER, 0, _numbers(kind, *_MEMORY_CLOCKS), _MEGA, nonzero=True, sentinel=True
+            ),
+            "power_w": watts._replace(nonzero=True, sentinel=True, most=_MOST_W),
+            "event_reasons": Column(RESIDENCY, 0, sum(reasons, ticks) if ticks else (), 1),
+        }
+        # Older versions of the binding lack fields.
+        offered = {name: column for name, column in columns.items() if column.places}
+        reader.describe("amdsmi_get_gpu_metrics_info", call, offered)
 
-    def learn(self, totals: list[DeviceTotals]) -> None:
-        """Take over what the thread in C was refused."""
-        of = {device.index: device for device, _ in self._devices}
-        for device_totals in totals:
-            if device_totals.lost and of[device_totals.id].lost is None:
-                self._lose(of[device_totals.id], amd.explain(device_totals.lost)[1])
+    def calls(self) -> dict[str, Callable[[], object]]:
+        for device, reader in self._devices:
+            if device.lost is None:
+                (call,) = reader.planned().calls
+                structure = self._wrapper.amdsmi_gpu_metrics_t.from_buffer_copy(call.buffer)
+                basis = _power_basis(amd.Metrics(structure))
+                power = f" (power: {basis})" if basis is not None else ""
+                return {f"{name}{power}": make for name, make in reader.calls().items()}
+        return {}
+
+
+_GFX_CLOCKS = ("current_gfxclk", "average_gfxclk_frequency")
+_MEMORY_CLOCKS = ("current_uclk", "average_uclk_frequency")
+_POWERS = ("current_socket_power", "average_socket_power")
+_MOST_W = 10_000
+"""More than any socket draws."""
 
 
 def _numbers(structure: Any, *names: str, tag: int = 0) -> tuple[tuple[int, int, int], ...]:
@@ -291,33 +195,66 @@ def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
     return tuple((descriptor.offset + i * width, width, 1) for i in range(descriptor.size // width))
 
 
-def _gfx_clock_hz(metrics: amd.Reading) -> int | None:
-    """Mean clock of the dies that report one; of the device where it has no dies of its own."""
-    dies = [clock for clock in metrics.items("current_gfxclks") if clock]
-    if dies:
-        return round(sum(dies) * _MEGA / len(dies))
-    return _hertz(_first(metrics, "current_gfxclk", "average_gfxclk_frequency"))
+class _Source(DeviceSource[amd.AmdDevice, amd.Metrics]):
+    """Devices and their metrics; one row per device and sample."""
 
+    _later: ClassVar[frozenset[str]] = frozenset()
+    """Columns that need two readings."""
 
-def _first(metrics: amd.Reading, *names: str) -> int | None:
-    return next((v for v in (metrics.numbers[name] for name in names) if v is not None), None)
+    def open(self) -> None:
+        """Initialize the library, find the devices, read each once."""
+        self._wrapper = self._stack.enter_context(amd.session())
+        for device in amd.devices(self._wrapper):
+            metrics = amd.Metrics(self._wrapper.amdsmi_gpu_metrics_t())
+            memset(byref(metrics.structure), 0xFF, sizeof(metrics.structure))
+            self._devices.append((device, metrics))
+        refused = [reason for entry in self._devices if (reason := self._fill(*entry))]
+        if len(refused) == len(self._devices):
+            self.close()
+            raise CollectorUnavailable("; ".join(refused))
+        self._find_absent([entry for entry in self._devices if entry[0].lost is None])
 
+    def _fill(self, device: amd.AmdDevice, metrics: amd.Metrics) -> str | None:
+        """Read a device; return why it could not be read."""
+        at = byref(metrics.structure)
+        code: int = self._wrapper.amdsmi_get_gpu_metrics_info(device.handle, at)
+        if not code:
+            return None
+        loss, reason = amd.ERRORS.explain(code)
+        if loss != "moment":
+            device.lost = reason
+        return f"device {device.index}: {reason}"
 
-def _hertz(megahertz: int | None) -> int | None:
-    return megahertz * _MEGA if megahertz else None
+    def _find_absent(self, live: list[tuple[amd.AmdDevice, amd.Metrics]]) -> None:
+        """Name the columns that no device has."""
+        rows = [list(self._values(device, metrics, None)) for device, metrics in live]
+        for name, values in zip(columns_of(self.tables[0]), zip(*rows, strict=True), strict=True):
+            if all(value is None for value in values) and name not in self._later:
+                for _, metrics in live:
+                    metrics.absent[name] = _NOT_AVAILABLE
 
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
+    ) -> Iterable[Any]:
+        """A row's values after the device; the first reading, without a time, makes no row."""
+        raise NotImplementedError
 
-def _watts(metrics: amd.Reading) -> float | None:
-    return _power(_first(metrics, "current_socket_power", "average_socket_power"))
+    def _add(self, sink: Sink, device: amd.AmdDevice, reader: amd.Metrics, now_ns: int) -> None:
+        if self._fill(device, reader) is None:
+            self._add_rows(sink, device, reader, now_ns)
 
+    def _add_rows(
+        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int
+    ) -> None:
+        """Add what one reading gives."""
+        values = self._values(device, metrics, now_ns)
+        sink.add(self.tables[0], device.index, device.uuid, *values)
 
-def _power(watts: int | None) -> float | None:
-    """A device that answers draws power: 0 says that it is not known."""
-    return float(watts) if watts and watts <= _MOST_W else None
-
-
-_MOST_W = 10_000
-"""More than any socket draws."""
+    def calls(self) -> dict[str, Callable[[], object]]:
+        for device, metrics in self._devices:
+            if device.lost is None:
+                return {"amdsmi_get_gpu_metrics_info": partial(self._fill, device, metrics)}
+        return {}
 
 
 class CounterSource(_Source):
@@ -334,55 +271,51 @@ class CounterSource(_Source):
         super().__init__()
         self._residency: dict[int, _Residency] = {}
         self._traffic: dict[int, _Traffic] = {}
-        self._links: dict[tuple[int, str], _Links] = {}
-        self._columns = columns_of("device_counter")
+        self._counted_links: dict[tuple[int, str], list[int]] = {}
+        """Device and direction → links that its first reading told."""
 
     def _values(
-        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
     ) -> Iterable[Any]:
+        number = metrics.number
         residency = self._residency.setdefault(id(device), _Residency())
         traffic = self._traffic.setdefault(id(device), _Traffic())
-
-        def over_links(name: str) -> int | None:
-            links = self._links.setdefault((id(device), name), _Links())
-            return links.sum_bytes(metrics.arrays[name])
-
-        counted = residency.reasons(metrics, now_ns) is not None
-        energy = metrics.numbers["energy_accumulator"]
+        grew = residency.grew(metrics, now_ns)
+        energy = number("energy_accumulator")
+        usage = self._wrapper.amdsmi_vram_usage_t()
+        no_usage = self._wrapper.amdsmi_get_gpu_vram_usage(device.handle, byref(usage))
         value_by_column: dict[str, Any] = {
             "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
-            "power_average_w": _power(metrics.numbers["average_socket_power"]),
-            "temperature_c": _optional(
-                _first(metrics, "temperature_hotspot", "temperature_edge"), float
-            ),
-            "memory_temperature_c": _optional(metrics.numbers["temperature_mem"], float),
-            "device_utilization_ratio": _percent(metrics.numbers["average_gfx_activity"]),
-            "memory_utilization_ratio": _percent(metrics.numbers["average_umc_activity"]),
-            "memory_used_bytes": self._memory_used_bytes(device),
-            "link_tx_bytes": over_links(_WRITE_KB),
-            "link_rx_bytes": over_links(_READ_KB),
+            "power_average_w": _power(number("average_socket_power")),
+            "temperature_c": _float(number("temperature_hotspot", "temperature_edge")),
+            "memory_temperature_c": _float(number("temperature_mem")),
+            "device_utilization_ratio": _percent(number("average_gfx_activity")),
+            "memory_utilization_ratio": _percent(number("average_umc_activity")),
+            "memory_used_bytes": None if no_usage else int(usage.vram_used) * _MIB,
+            "link_tx_bytes": self._over_links(device, _WRITE_KB, metrics),
+            "link_rx_bytes": self._over_links(device, _READ_KB, metrics),
             "pcie_bytes": traffic.bytes_until(metrics, now_ns),
-            "pcie_replay_count": held(metrics.numbers["pcie_replay_count_acc"]),
+            "pcie_replay_count": held(number("pcie_replay_count_acc")),
             "pcie_nak_count": _sum_of(
-                metrics.numbers["pcie_nak_sent_count_acc"],
-                metrics.numbers["pcie_nak_rcvd_count_acc"],
+                [number("pcie_nak_sent_count_acc"), number("pcie_nak_rcvd_count_acc")]
             ),
-            "pcie_recovery_count": held(metrics.numbers["pcie_l0_to_recov_count_acc"]),
+            "pcie_recovery_count": held(number("pcie_l0_to_recov_count_acc")),
         }
-        if counted:
+        if grew:
             value_by_column["power_throttle_ns"] = int(residency.totals_ns["power"])
             value_by_column["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
-        return map(value_by_column.get, self._columns)
+        return map(value_by_column.get, columns_of("device_counter"))
 
-    def _memory_used_bytes(self, device: amd.AmdDevice) -> int | None:
-        usage = self._wrapper.amdsmi_vram_usage_t()
-        if self._wrapper.amdsmi_get_gpu_vram_usage(device.handle, byref(usage)):
-            return None
-        return int(usage.vram_used) * _MIB
+    def _over_links(self, device: amd.AmdDevice, name: str, metrics: amd.Metrics) -> int | None:
+        """The sum over links, always over the same ones, or it would seem to jump."""
+        items = metrics.items(name)
+        told = [i for i, value in enumerate(items) if value is not None]
+        counted = self._counted_links.setdefault((id(device), name), told)
+        return _kib(_sum_of([items[i] for i in counted])) if counted else None
 
 
-def _optional(value: int | None, make: Callable[[int], float]) -> float | None:
-    return None if value is None else make(value)
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _percent(value: int | None) -> float | None:
@@ -390,23 +323,12 @@ def _percent(value: int | None) -> float | None:
     return value / 100 if value is not None and value <= 100 else None
 
 
-class _Links:
-    """The sum over a device's links: always over the same ones, or it would seem to jump."""
-
-    def __init__(self) -> None:
-        self._counted: set[int] | None = None
-
-    def sum_bytes(self, items_kib: list[int | None]) -> int | None:
-        """Bytes over all links that the first reading told; None where one of them is missing."""
-        if self._counted is None:
-            self._counted = {i for i, value in enumerate(items_kib) if value is not None}
-        values = [items_kib[i] for i in self._counted]
-        if not values or None in values:
-            return None
-        return _kib(sum(value for value in values if value is not None))
+def _power(watts: int | None) -> float | None:
+    """A device that answers draws power: 0 says that it is not known."""
+    return float(watts) if watts and watts <= _MOST_W else None
 
 
-def _sum_of(*values: int | None) -> int | None:
+def _sum_of(values: list[int | None]) -> int | None:
     """The sum of counters; None where one is not known."""
     known = [value for value in values if value is not None]
     return held(sum(known)) if len(known) == len(values) else None
@@ -419,7 +341,7 @@ class LimitSource(_Source):
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
 
     def _values(
-        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
     ) -> Iterable[Any]:
         del now_ns
         wrapper, handle = self._wrapper, device.handle
@@ -429,26 +351,25 @@ class LimitSource(_Source):
         has_cap = wrapper.amdsmi_get_power_cap_info(handle, c_uint32(0), byref(cap)) == 0
         usage = wrapper.amdsmi_vram_usage_t()
         has_memory = wrapper.amdsmi_get_gpu_vram_usage(handle, byref(usage)) == 0
-        lanes = metrics.numbers["pcie_link_width"]
         value_by_column: dict[str, Any] = {
             "pci_address": device.pci_address,
-            "sm_clock_max_hz": _hertz(int(clock.max_clk)) if has_clock else None,
+            "sm_clock_max_hz": int(clock.max_clk) * _MEGA or None if has_clock else None,
             "power_basis": _power_basis(metrics),
             "power_limit_w": cap.power_cap * 1e-6 if has_cap else None,
             "power_limit_default_w": cap.default_power_cap * 1e-6 if has_cap else None,
             "power_limit_max_w": cap.max_power_cap * 1e-6 if has_cap else None,
             "memory_bytes": int(usage.vram_total) * _MIB if has_memory else None,
-            "pcie_lane_count": lanes,
+            "pcie_lane_count": metrics.number("pcie_link_width"),
             "mig": None if device.partition is None else device.partition != "SPX",
         }
         return map(value_by_column.get, columns_of("device_limit"))
 
 
-def _power_basis(metrics: amd.Reading) -> str | None:
+def _power_basis(metrics: amd.Metrics) -> str | None:
     """Return which of the two powers that a device may have `device_clock` holds."""
-    if metrics.numbers["current_socket_power"] is not None:
+    if metrics.number("current_socket_power") is not None:
         return "instant"
-    averaged = metrics.numbers["average_socket_power"] is not None
+    averaged = metrics.number("average_socket_power") is not None
     return "average" if averaged else None
 
 
@@ -461,30 +382,41 @@ class PartSource(_Source):
     name: ClassVar[str] = "amdsmi_parts"
     tables: ClassVar[tuple[str, ...]] = ("device_die", "device_link")
 
-    def _find_absent(self) -> None:
+    def _find_absent(self, live: list[tuple[amd.AmdDevice, amd.Metrics]]) -> None:
         """Name what no device tells apart."""
-        live = [metrics.now for device, metrics in self._devices if device.lost is None]
-        dies = any(m.items(f) for m in live for _, f in _DIES)
-        links = any(m.items(f) for m in live for f in (_READ_KB, _WRITE_KB))
-        if not dies:
-            self._absent["device_die"] = "not available on this device"
-        if not links:
-            self._absent["device_link"] = "not available on this device"
-        if not (dies or links):
+
+        def missing(*names: str) -> bool:
+            told = [metrics.items(name) for _, metrics in live for name in names]
+            return all(value is None for items in told for value in items)
+
+        self._missing = [
+            table
+            for table, names in (
+                ("device_die", [name for _, name in _DIES]),
+                ("device_link", [_READ_KB, _WRITE_KB]),
+            )
+            if missing(*names)
+        ]
+        if len(self._missing) == len(self.tables):
             self.close()
             raise CollectorUnavailable("no device tells its dies or links apart")
 
+    @property
+    def absent(self) -> dict[str, str]:
+        """Table, or table and device → why nothing is told of it."""
+        return super().absent | dict.fromkeys(self._missing, _NOT_AVAILABLE)
+
     def _add_rows(
-        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int
+        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int
     ) -> None:
         del now_ns
         who = (device.index, device.uuid)
         for domain, name in _DIES:
-            for die, clock_mhz in enumerate(metrics.arrays[name]):
+            for die, clock_mhz in enumerate(metrics.items(name)):
                 if clock_mhz:
                     sink.add("device_die", *who, domain, die, clock_mhz * _MEGA)
-        received, sent = metrics.arrays[_READ_KB], metrics.arrays[_WRITE_KB]
-        states = metrics.arrays["xgmi_link_status"]
+        received, sent = metrics.items(_READ_KB), metrics.items(_WRITE_KB)
+        states = metrics.items("xgmi_link_status")
         for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
             if rx_kb is None and tx_kb is None:
                 continue
@@ -508,7 +440,7 @@ class PartitionSource(_Source):
     tables: ClassVar[tuple[str, ...]] = ("device_partition",)
 
     def _values(
-        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
     ) -> Iterable[Any]:
         del metrics, now_ns
         wrapper, handle = self._wrapper, device.handle

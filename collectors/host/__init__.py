@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 NAME = "host"
 BY_DEFAULT = True
-_DEFAULT_HZ = 10.0
 _CORE_ROWS_PER_S = 1024
 """/proc/stat counts in ticks of 10 ms, and one row is written per core: on many cores a high rate
 costs disk and time and shows only the ticks."""
@@ -38,24 +36,7 @@ class HostCollector(SampledCollector):
 
     name: ClassVar[str] = NAME
 
-    def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
-        self._hz = hz
-        self._root = root
-
-    def probe(self, context: CollectorContext) -> Availability:
-        """Available where there is a /proc; the reason names what stays null."""
-        absent, refusals, readable = self.try_sources(context)
-        if not readable:
-            return Availability(
-                ok=False,
-                reason="; ".join(refusals),
-                remedy="run on Linux with /proc mounted",
-            )
-        by_reason: dict[str, list[str]] = {}
-        for what, why in absent.items():
-            by_reason.setdefault(why, []).append(what)
-        limits = "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
-        return Availability(ok=True, reason=limits or None)
+    absent_remedy: ClassVar[str] = "run on Linux with /proc mounted"
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """Return what its sampler reads, and how often."""

@@ -6,8 +6,8 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from chopper.collectors.base import held
 from chopper.collectors.procfs import FileSource, KeptFile, content, counted
-from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ class CoreSource(FileSource):
     tables: ClassVar[tuple[str, ...]] = ("cpu_core",)
 
     def open(self) -> None:
-        """Open /proc/stat and take the counters to start from."""
         self._file = file = self.keep("proc/stat")
         self._last = _core_ticks(file.read())
         if not self._last:
@@ -33,7 +32,6 @@ class CoreSource(FileSource):
             self.absent["cpu_core.steal_ratio"] = f"{file.path} has no steal column"
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per core that both this reading and the one before know."""
         del now_ns
         ticks = _core_ticks(self._file.read())
         for core, now in ticks.items():
@@ -90,7 +88,6 @@ class MachineSource(FileSource):
     tables: ClassVar[tuple[str, ...]] = ("host",)
 
     def open(self) -> None:
-        """Find out which of the files there are."""
         self._meminfo = self._keep_for("memory_available_bytes", "proc/meminfo")
         self._pressure = [
             self._keep_for(f"pressure_{kind}_some_ns", f"proc/pressure/{kind}")
@@ -113,7 +110,6 @@ class MachineSource(FileSource):
             return None
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row."""
         del now_ns
         throttled_ns, throttled_count = self._throttled()
         sink.add(
@@ -145,14 +141,7 @@ class MachineSource(FileSource):
         return held(total_ns), held(total_count)
 
     def _throttling_files(self) -> list[tuple[KeptFile, bytes, int]]:
-        """``cpu.stat`` of this process' cgroup and those above it.
-
-        Returns:
-            Kept file, name of its field with the throttled time, and that field's unit in ns.
-
-        Raises:
-            CollectorUnavailable: there is none.
-        """
+        """``cpu.stat`` of this process' cgroup and those above it, its field, and the unit."""
         root = self.root
         try:
             memberships = (root / "proc/self/cgroup").read_text().splitlines()
@@ -175,7 +164,6 @@ class MachineSource(FileSource):
 
 
 def _stalled_ns(pressure: KeptFile | None) -> int | None:
-    """Time in which some task waited; PSI counts in microseconds."""
     total = re.match(rb"some .*total=(\S+)", content(pressure))
     return counted(total[1], 1000) if total else None
 
@@ -227,11 +215,9 @@ class NicSource(FileSource):
     """Interfaces that are kept, once there are more than the limit."""
 
     def open(self) -> None:
-        """Open the file of the network namespace, which the sampler shares with its rank."""
         self._file = self.keep("proc/self/net/dev")
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per interface that has carried anything."""
         del now_ns
         carried = {}
         for line in self._file.read().splitlines()[2:]:

@@ -29,7 +29,6 @@ class CoreClockSource(FileSource):
     tables: ClassVar[tuple[str, ...]] = ("core_clock",)
 
     def open(self) -> None:
-        """Keep each core's file open."""
         folder = self.root / "sys/devices/system/cpu"
         self._files: dict[int, KeptFile] = {}
         cores = sorted(
@@ -48,7 +47,6 @@ class CoreClockSource(FileSource):
             )
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per core that is online."""
         del now_ns
         for core, file in self._files.items():
             try:
@@ -82,7 +80,6 @@ class CycleSource(FileSource):
         self._base_hz: dict[int, int | None] = {}
 
     def open(self) -> None:
-        """Open each core's registers and take the counts to start from."""
         reasons: list[str] = []
         numbers = sorted(int(p.name) for p in self._devices.glob("[0-9]*"))
         for core in numbers[:_CORES_LIMIT]:
@@ -119,7 +116,6 @@ class CycleSource(FileSource):
         return int(text) * 1000 if text.isdigit() else None
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per core that ran since the last sample."""
         del now_ns
         for core, file in self._files.items():
             try:
@@ -136,7 +132,6 @@ class CycleSource(FileSource):
             sink.add("core_cycle", core, ratio, None if base is None else round(ratio * base))
 
     def close(self) -> None:
-        """Close the registers."""
         for file in self._files.values():
             os.close(file)
         self._files = {}
@@ -195,7 +190,6 @@ class RaplSource(FileSource):
     tables: ClassVar[tuple[str, ...]] = ("host_energy",)
 
     def open(self) -> None:
-        """Find the domains; most systems let only root read them."""
         powercap = self.root / "sys/class/powercap"
         self._domains: list[_Domain] = []
         reasons: list[str] = []
@@ -217,7 +211,6 @@ class RaplSource(FileSource):
             self.absent["host_energy"] = "; ".join(dict.fromkeys(reasons))
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per domain."""
         del now_ns
         for domain in self._domains:
             with contextlib.suppress(OSError, ValueError):

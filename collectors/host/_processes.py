@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Process:
-    """One process under watch, through kept files.
-
-    Raises:
-        OSError: it is gone already.
-    """
+    """One process under watch, through kept files; OSError where it is gone already."""
 
     def __init__(self, pid: int, proc: Path, *, with_clock: bool) -> None:
         self.pid = pid
@@ -55,11 +51,7 @@ class _Process:
         return (int(fields[11]) + int(fields[12])) * _TICK_NS
 
     def sample(self) -> tuple[int | None, int, int]:
-        """CPU time since the last call (None when it went backwards), RSS, threads.
-
-        Raises:
-            OSError: the process has ended.
-        """
+        """CPU time since the last call (None when it went backwards), RSS, threads."""
         fields = self._fields()
         if fields[0] in (b"Z", b"X"):
             raise ProcessLookupError(self.pid)
@@ -134,7 +126,6 @@ class RankSource(RankWatcher):
         self._last_ns: dict[int, int] = {}
 
     def open(self) -> None:
-        """Look for ranks; there may be none yet."""
         if not (self._proc / "self/stat").exists():
             raise CollectorUnavailable(f"{self._proc}/self/stat: not there")
         if not (self._proc / "self/schedstat").exists():
@@ -148,7 +139,6 @@ class RankSource(RankWatcher):
         self.absent["process.pss_bytes"] = reason
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per rank that lives."""
         self.look(now_ns)
         with_pss = not self._pss_off and bool(self._ranks) and self._pss.due(now_ns)
         pss_cost_ns = 0
@@ -161,19 +151,10 @@ class RankSource(RankWatcher):
                 before_ns = time.thread_time_ns()
                 pss_bytes = self._pss_of(rank)
                 pss_cost_ns += time.thread_time_ns() - before_ns
-            cpu_ratio, child_ratio, run_delay_ns, rss_bytes, threads = row
-            sink.add(
-                "process",
-                rank,
-                process.pid,
-                cpu_ratio,
-                child_ratio,
-                run_delay_ns,
-                rss_bytes,
-                pss_bytes,
-                threads,
-                len(self._children.get(rank, ())),
-            )
+            *shares, rss_bytes, threads = row
+            children = len(self._children.get(rank, ()))
+            values = (*shares, rss_bytes, pss_bytes, threads, children)
+            sink.add("process", rank, process.pid, *values)
         if with_pss:
             self._pss.charge(now_ns, pss_cost_ns)
 

@@ -30,52 +30,18 @@ class RankPart(msgspec.Struct):
     pid: int | None = None
 
 
-class RankFinder:
-    """Looks for manifests that are new or were written anew."""
-
-    def __init__(self, run_path: str, hostname: str) -> None:
-        self._run_path = Path(run_path)
-        self._hostname = hostname
-        self._parts: dict[str, tuple[int, RankPart | None]] = {}
-
-    def changed(self) -> Iterator[tuple[int, int]]:
-        """(rank, process) of this host's ranks whose manifest changed since the last look."""
-        try:
-            folders = [e.name for e in os.scandir(self._run_path) if e.name.startswith("rank-")]
-        except OSError:
-            return  # the run directory is on a file system that went away; watch who is known
-        for folder in folders:
-            known = self._parts.get(folder)
-            if known is not None and known[1] is not None and known[1].hostname != self._hostname:
-                continue  # another host's: on a shared file system there may be thousands
-            file = self._run_path / folder / "manifest.json"
-            try:
-                changed_ns = file.stat().st_mtime_ns
-                if known is not None and known[0] == changed_ns:
-                    continue
-                part = msgspec.json.decode(file.read_bytes(), type=RankPart)
-            except (OSError, *JSON_ERRORS):
-                continue  # not written yet, or not ours: the next look comes soon
-            self._parts[folder] = (changed_ns, part)
-            if part.hostname == self._hostname and part.pid is not None:
-                yield part.rank, part.pid
-
-
 class RankWatcher(FileSource):
-    """A source that follows the ranks of a run on this host, whenever they begin.
-
-    Args:
-        hostname: this host's name as the ranks write it.
-        root: folder in which the machine's ``proc`` lies.
-        scan_ns: time between looks for new ranks, or more where a look costs too much.
-    """
+    """A source that follows the ranks of a run on this host, whenever they begin."""
 
     def __init__(
         self, run_path: str, hostname: str, root: str = "/", scan_ns: int = _SCAN_NS
     ) -> None:
         super().__init__(root)
-        self._finder = RankFinder(run_path, hostname)
+        self._run_path = Path(run_path)
+        self._hostname = hostname
         self._scan = Budget(scan_ns, _SCAN_COST_RATIO)
+        self._parts: dict[str, tuple[int, RankPart]] = {}
+        """Folder of a rank → when its manifest changed, and that."""
         self._pids: dict[int, int] = {}
         """Rank → its process."""
 
@@ -85,13 +51,35 @@ class RankWatcher(FileSource):
             return
         # CPU time: on a busy machine a look may take long because others run in the middle of it.
         before_ns = time.thread_time_ns()
-        for rank, pid in self._finder.changed():
+        for rank, pid in self._changed():
             if self._pids.get(rank) != pid:
                 self._forget(rank)  # restarted under another process
                 self._pids[rank] = pid
                 self._begin(rank, pid)
         self._look_within()
         self._scan.charge(now_ns, time.thread_time_ns() - before_ns)
+
+    def _changed(self) -> Iterator[tuple[int, int]]:
+        """(rank, process) of this host's ranks whose manifest changed since the last look."""
+        try:
+            folders = [e.name for e in os.scandir(self._run_path) if e.name.startswith("rank-")]
+        except OSError:
+            return  # the run directory is on a file system that went away; watch who is known
+        for folder in folders:
+            seen_ns, known = self._parts.get(folder, (None, None))
+            if known is not None and known.hostname != self._hostname:
+                continue  # another host's: on a shared file system there may be thousands
+            file = self._run_path / folder / "manifest.json"
+            try:
+                changed_ns = file.stat().st_mtime_ns
+                if seen_ns == changed_ns:
+                    continue
+                part = msgspec.json.decode(file.read_bytes(), type=RankPart)
+            except (OSError, *JSON_ERRORS):
+                continue  # not written yet, or not ours: the next look comes soon
+            self._parts[folder] = (changed_ns, part)
+            if part.hostname == self._hostname and part.pid is not None:
+                yield part.rank, part.pid
 
     def _begin(self, rank: int, pid: int) -> None:
         """Begin to watch a rank's process."""
@@ -103,7 +91,6 @@ class RankWatcher(FileSource):
         """Close what is open of a rank, if anything is."""
 
     def close(self) -> None:
-        """Close the files."""
         for rank in self._pids:
             self._forget(rank)
         super().close()

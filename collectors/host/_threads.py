@@ -63,7 +63,6 @@ class ThreadSource(RankWatcher):
         self.look(time.monotonic_ns())
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per thread that ran or waited since its last row."""
         self.look(now_ns)
         for rank, threads in self._threads.items():
             for tid, thread in list(threads.items()):
@@ -160,11 +159,7 @@ def open_event(kind: int, number: int, tid: int) -> int:
 
 
 def read_event(descriptor: int) -> int:
-    """Count so far, made up for the time in which other events had the counter.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Count so far, made up for the time in which other events had the counter."""
     words: tuple[int, int, int] = struct.unpack("QQQ", os.read(descriptor, 24))
     value, wanted_ns, counted_ns = words
     if counted_ns and counted_ns < wanted_ns:
@@ -195,11 +190,7 @@ class EventSource(RankWatcher):
         self._usable: dict[str, tuple[int, int]] = {}
 
     def open(self) -> None:
-        """Find out which events this process may count, of itself.
-
-        Raises:
-            CollectorUnavailable: none.
-        """
+        """Find out which events this process may count, of itself."""
         for column, event in EVENTS.items():
             try:
                 os.close(self._opener(*event, 0))
@@ -235,7 +226,6 @@ class EventSource(RankWatcher):
                     break
 
     def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per rank that lives."""
         self.look(now_ns)
         for rank, counters in list(self._counters.items()):
             pid = self._pids[rank]

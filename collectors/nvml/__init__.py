@@ -6,26 +6,14 @@ the sampler process reads, one class a tier. This module is the collector that s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from chopper.collectors.nvml import _library
 from chopper.collectors.nvml._library import NvmlDevice
-from chopper.collectors.sampled import CLOCKS, DeviceCollector
-from chopper.collectors.sampler import SourceSpec
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
+from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
 
 NAME = "nvml"
 BY_DEFAULT = True
-_FAST_HZ = 100.0
-_MEDIUM_HZ = 10.0
-_GPM_HZ = 1 / 0.11
-"""GPM wants 100 ms between two snapshots: at 10 Hz a late one would leave the next too little."""
-_SLOW_HZ = 1.0
-_ONCE_HZ = 1 / 86400
-"""At the start, and once a day."""
-_SOURCES = "chopper.collectors.nvml._sources"
 
 
 class NvmlCollector(DeviceCollector[NvmlDevice]):
@@ -46,9 +34,14 @@ class NvmlCollector(DeviceCollector[NvmlDevice]):
         "none on a machine without NVIDIA devices; else install the driver, and in a container "
         "pass the devices in (docker run --gpus all)"
     )
-
-    def __init__(self, *, hz: float = _FAST_HZ) -> None:
-        self._hz = hz
+    sources: ClassVar[str] = "chopper.collectors.nvml._sources"
+    rates_hz: ClassVar[dict[str, float]] = {
+        "CounterSource": 10.0,
+        # GPM wants 100 ms between two snapshots: at 10 Hz a late one leaves the next too little.
+        "ActivitySource": 1 / 0.11,
+        "BufferedSource": 1.0,
+        "LimitSource": ONCE_HZ,
+    }
 
     def devices(self) -> list[NvmlDevice]:
         """Ask NVML for its devices."""
@@ -58,17 +51,3 @@ class NvmlCollector(DeviceCollector[NvmlDevice]):
     def restrictions(self, devices: list[NvmlDevice]) -> list[str | None]:
         """Return the notes on devices, such as that one is partitioned."""
         return [device.note for device in devices]
-
-    def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """Return what its sampler reads, and how often."""
-        del context
-        return [
-            SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
-            SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
-            SourceSpec(factory=f"{_SOURCES}:ActivitySource", hz=_GPM_HZ),
-            SourceSpec(
-                factory=f"{_SOURCES}:BufferedSource", hz=_SLOW_HZ, options={"polled_hz": self._hz}
-            ),
-            SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
-            CLOCKS,
-        ]

@@ -8,163 +8,56 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, Plan, PlannedDevice
-from chopper.collectors.device_sources import DeviceSource, columns_of
+from chopper.collectors._plan import (
+    FIELD,
+    FIELD_BYTES,
+    METRIC,
+    NUMBER,
+    SUM,
+    Column,
+    Interval,
+    LiveCall,
+    address,
+    content,
+    pointer,
+)
+from chopper.collectors.device_sources import DeviceSource, PlannedSource
 from chopper.collectors.nvml import _library as nvml
-from chopper.collectors.nvml._gpm import METRICS, Gpm
-from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
-    from chopper.collectors._plan import DeviceTotals
+    from chopper.collectors.device_sources import PlannedReader
     from chopper.collectors.sampler import Sink
 
 _SM, _MEMORY = 1, 2
 """Clock types of NVML."""
-_FIELD_POWER_AVERAGE = 185
 _KIB = 1024
 
 
-class _Sensor:
-    """One value of one device that may be refused, once or for good."""
+class _Planned(PlannedSource[nvml.NvmlDevice]):
+    """A source whose readings a thread in C can make."""
 
-    def __init__(self, column: str, device: nvml.NvmlDevice, make: Callable[[], Any]) -> None:
-        self.column = column
-        self._device = device
-        self.absent: str | None = None
-        self._read: Callable[[], Any] | None = self._judged(make, for_good=True)
-
-    @property
-    def reader(self) -> Callable[[], Any] | None:
-        """The function that reads it; None where it is refused."""
-        return None if self.absent is not None else self._read
-
-    def read(self) -> Any:
-        """The value now; None where there is none."""
-        if self._read is None or self.absent is not None or self._device.lost is not None:
-            return None
-        return self._judged(self._read)
-
-    def _judged(self, call: Callable[[], Any], *, for_good: bool = False) -> Any:
-        try:
-            return call()
-        except nvml.ReadingFailed as exc:
-            if exc.kind == "sensor" or (for_good and exc.kind == "moment"):
-                self.absent = str(exc)
-            elif exc.kind != "moment":
-                self._device.lost = str(exc)
-        return None
-
-
-class _Source(DeviceSource[nvml.NvmlDevice, list[_Sensor]]):
-    """Devices, their sensors, and one row per device and sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._fresh: dict[int, list[Callable[[], None]]] = {}
-        """Device → what is to be done before each of its readings."""
+    errors = nvml.ERRORS
 
     def open(self) -> None:
-        """Initialize NVML, find the devices and what each of them offers.
-
-        Raises:
-            CollectorUnavailable: no device, or none that offers anything of this tier.
-        """
+        """Initialize NVML, find the devices and what each of them offers."""
         self._stack.enter_context(nvml.session())
-        for device in nvml.devices():
-            self._devices.append((device, self._sensors(device)))
-        for _device, sensors in self._devices:
-            for sensor in sensors:
-                sensor.read()
-        offered = [
-            s for device, sensors in self._devices for s in sensors if not (s.absent or device.lost)
-        ]
-        if not offered:
+        self._begin(nvml.devices())
+        if not any(d.lost is None and reader.planned().calls for d, reader in self._devices):
             reasons = "; ".join(dict.fromkeys(self.absent.values()))
             self.close()
             raise CollectorUnavailable(reasons)
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        """The sensors of a row, in the order of the table's columns."""
-        raise NotImplementedError
 
-    def _before_each(self, device: nvml.NvmlDevice, *actions: Callable[[], None]) -> None:
-        """Have something done before each reading of a device."""
-        self._fresh.setdefault(device.index, []).extend(actions)
-
-    def _add(
-        self, sink: Sink, device: nvml.NvmlDevice, sensors: list[_Sensor], now_ns: int
-    ) -> None:
-        del now_ns
-        for action in self._fresh.get(device.index, ()):
-            action()
-        values = [sensor.read() for sensor in sensors]
-        if device.lost is None and any(value is not None for value in values):
-            sink.add(self.tables[0], device.index, device.uuid, *values)
-
-    @property
-    def absent(self) -> dict[str, str]:
-        """``table.column`` → why it stays null: on all devices, or on which ones."""
-        table = self.tables[0]
-        why: dict[str, dict[int, str]] = {}
-        for device, sensors in self._devices:
-            if device.lost is not None:
-                why.setdefault(table, {})[device.index] = device.lost
-                continue
-            for sensor in sensors:
-                if sensor.absent is not None:
-                    why.setdefault(f"{table}.{sensor.column}", {})[device.index] = sensor.absent
-        absent = {}
-        for what, reasons in why.items():
-            distinct = set(reasons.values())
-            if len(reasons) == len(self._devices) and len(distinct) == 1:
-                absent[what] = distinct.pop()
-            else:
-                absent |= {f"{what}[device {i}]": reason for i, reason in reasons.items()}
-        return absent
-
-
-class _Planned(_Source):
-    """A source whose readings a thread in C can make."""
-
-    def plan(self) -> Plan:
-        """The same readings for the thread in C: what was refused at the start is not asked."""
-        devices = []
-        for device, sensors in self._devices:
-            calls: list[Call] = []
-            columns: list[Column | None] = []
-            for sensor in sensors:
-                reader = sensor.reader
-                if not isinstance(reader, nvml.Reader):
-                    columns.append(None)
-                    continue
-                # Columns of one call share it.
-                at = next((i for i, call in enumerate(calls) if call is reader.call), len(calls))
-                columns.append(reader.column._replace(call=at))
-                if at == len(calls):
-                    calls.append(reader.call)
-            if device.lost is None:
-                planned = PlannedDevice(device.index, device.uuid, tuple(calls), tuple(columns))
-                devices.append(planned)
-        outcomes = {
-            code: SENSOR if kind == "sensor" else DEVICE
-            for code, (kind, _) in nvml.ERRORS.items()
-            if kind != "moment"
-        }
-        return Plan(self.tables[0], tuple(devices), outcomes)
-
-    def learn(self, totals: list[DeviceTotals]) -> None:
-        """Take over what the thread in C was refused."""
-        of = {device.index: (device, sensors) for device, sensors in self._devices}
-        for device_totals in totals:
-            device, sensors = of[device_totals.id]
-            if device_totals.lost:
-                device.lost = nvml.explain(device_totals.lost)[1]
-            for sensor, code in zip(sensors, device_totals.refused, strict=True):
-                if code:
-                    sensor.absent = nvml.explain(code)[1]
+@contextlib.contextmanager
+def _refusals(reader: PlannedReader, *columns: str) -> Iterator[None]:
+    """Name the columns that this driver has no call for."""
+    try:
+        yield
+    except nvml.ReadingFailed as exc:
+        reader.absent |= dict.fromkeys(columns, str(exc))
 
 
 class ClockSource(_Planned):
@@ -173,48 +66,35 @@ class ClockSource(_Planned):
     name: ClassVar[str] = "nvml_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        return [
-            _Sensor("sm_clock_hz", device, lambda: nvml.clock_reader(device, _SM)),
-            _Sensor("memory_clock_hz", device, lambda: nvml.clock_reader(device, _MEMORY)),
-            _Sensor("power_w", device, lambda: nvml.power_reader(device)),
-            _Sensor("event_reasons", device, lambda: nvml.reasons_reader(device)),
-        ]
+    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
+        name = "nvmlDeviceGetClockInfo"
+        for column, kind, what in (
+            ("sm_clock_hz", _SM, "SM"),
+            ("memory_clock_hz", _MEMORY, "memory"),
+        ):
+            with _refusals(reader, column):
+                call = nvml.call_of(device, name, bytes(4), kind)
+                reader.describe(f"{name} ({what})", call, {column: nvml.HERTZ})
+        with _refusals(reader, "power_w"):
+            call, watts, _ = nvml.power(device)
+            label = "power"
+            with contextlib.suppress(nvml.ReadingFailed):
+                label = f"power ({nvml.power_basis(device)})"
+            reader.describe(label, call, {"power_w": watts})
+        with _refusals(reader, "event_reasons"):
+            name = "nvmlDeviceGetCurrentClocksEventReasons"
+            try:
+                call = nvml.call_of(device, name, bytes(8))
+            except nvml.ReadingFailed:  # older drivers
+                call = nvml.call_of(device, "nvmlDeviceGetCurrentClocksThrottleReasons", bytes(8))
+            reader.describe(name, call, {"event_reasons": nvml.BITS})
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Each call of the driver that one device's sample makes."""
-        for device, sensors in self._devices:
-            if device.lost is None:
-                return {
-                    name: sensor.read
-                    for name, sensor in zip(_clock_calls(device), sensors, strict=True)
-                    if sensor.reader is not None
-                }
-        return {}
-
-
-def _clock_calls(device: nvml.NvmlDevice) -> tuple[str, ...]:
-    """Names of the calls of the fast tier, in the order of its sensors."""
-    try:
-        power = f"power ({nvml.power_basis(device)})"
-    except nvml.ReadingFailed:
-        power = "power"
-    return (
-        "nvmlDeviceGetClockInfo (SM)",
-        "nvmlDeviceGetClockInfo (memory)",
-        power,
-        "nvmlDeviceGetCurrentClocksEventReasons",
-    )
-
-
-_LINK_ERRORS = (38, 45, 52)
-"""CRC errors of flits and of data, and replays: totals over links."""
 
 # Column of `device_counter` → (field, what one unit of it is) to try in turn. Links are summed over
 # all: a bare field would mean link 0 alone.
-_COUNTER_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
+_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
     "energy_j": ((83, 1e-3),),
-    "power_average_w": ((_FIELD_POWER_AVERAGE, 1e-3),),
+    "power_average_w": ((185, 1e-3),),
     "memory_temperature_c": ((82, 1.0),),
     "pcie_tx_bytes": ((197, 1),),
     "pcie_rx_bytes": ((198, 1),),
@@ -232,8 +112,21 @@ _COUNTER_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
     "software_thermal_ns": ((269, 1),),
     "hardware_thermal_ns": ((270, 1),),
     "power_brake_ns": ((271, 1),),
+    # Not in turn but the sum: CRC errors of flits and of data, and replays, over all links.
+    "link_error_count": ((38, 1), (45, 1), (52, 1)),
 }
 _OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
+_DEAR_NS = 500_000
+"""Eight devices' field of such a cost take 4 % of the tier's period."""
+_RARELY = 10
+"""Once a second in a tier of 10 Hz."""
+_MEMORY_V2 = 0x02000028
+"""Version of nvmlMemory_v2_t: the structure's 40 bytes and a 2 in the top byte."""
+_TEMPERATURE_V1 = 0x0100000C
+"""Version of nvmlTemperature_v1_t, likewise; its sensor 0 is that of the chip."""
+_PERCENT = Column(NUMBER, 0, ((0, 4, 0),), 0.01, most=100)
+_CELSIUS = Column(NUMBER, 0, ((8, 4, 1),), 1.0)
+_OLDER_CELSIUS = Column(NUMBER, 0, ((0, 4, 0),), 1.0, sentinel=True, most=1000)
 
 
 class CounterSource(_Planned):
@@ -251,274 +144,251 @@ class CounterSource(_Planned):
     name: ClassVar[str] = "nvml_counter"
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        by_column: dict[str, Callable[[], Any]] = {}
-        for offered in (self._fields, self._structures):
-            by_column |= offered(device)
-        other = _refusing(_NoSuchCounter())
-        return [
-            _Sensor(c, device, lambda c=c: by_column.get(c, other))  # type: ignore[misc]
-            for c in columns_of("device_counter")
-        ]
-
-    def _fields(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        """Columns that are field values: one call for all that are cheap, one for each other."""
-        wanted = {
-            column: [(i, nvml.ALL_LINKS if column in _OF_ALL_LINKS else 0) for i, _ in fields]
-            for column, fields in _COUNTER_FIELDS.items()
-        }
-        errors = wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
-        try:
-            rare = [c for c, pairs in wanted.items() if self._cost_ns(device, pairs) > _DEAR_NS]
-            cheap = [pair for c, pairs in wanted.items() if c not in rare for pair in pairs]
-            common = nvml.Fields(device, cheap)
-            own = {c: nvml.Fields(device, wanted[c], every=_RARELY) for c in rare}
-        except nvml.ReadingFailed as exc:
-            return dict.fromkeys(wanted, _refusing(exc))
-        readers: dict[str, Callable[[], Any]] = {}
-        for column, fields in _COUNTER_FIELDS.items():
-            shared = own.get(column, common)
-            pairs, units = wanted[column], [unit for _, unit in fields]
-            places = list(zip(map(shared.place, pairs), units, strict=True))
-            if column == "power_average_w":
-                read = partial(_power_of, shared, pairs[0])
-                readers[column] = nvml.Reader(read, shared.call, nvml.power_column(places))
-                continue
-            readers[column] = nvml.Reader(
-                _field_reader(shared, pairs, units), shared.call, nvml.field_column(places)
-            )
-        shared = own.get("link_error_count", common)
-        readers["link_error_count"] = nvml.Reader(
-            partial(_sum_of_fields, shared, errors),
-            shared.call,
-            nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
-        )
-        self._before_each(device, common.forget, *(fields.forget for fields in own.values()))
-        self._calls.setdefault(f"nvmlDeviceGetFieldValues ({common.count} fields)", common.read)
-        for column, one in own.items():
-            name = f"nvmlDeviceGetFieldValues ({column}, at each {_RARELY}th sample)"
-            self._calls.setdefault(name, one.read)
-        return readers
-
-    def _structures(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        """Columns that are members of structures, a call for each structure."""
-        readers: dict[str, Callable[[], Any]] = {}
-        for name, structure, members in nvml.counter_structures():
-            try:
-                filled = nvml.Structure(device, name, structure)
-            except nvml.ReadingFailed as exc:
-                readers |= dict.fromkeys((column for column, *_ in members), _refusing(exc))
-                continue
-            self._before_each(device, filled.forget)
-            self._calls.setdefault(name, filled.read_anew)
-            for column, member, factor, signed, most in members:
-                readers[column] = filled.reader(member, factor, signed=signed, most=most)
-        return readers | self._older_temperature(device, readers["temperature_c"])
-
-    def _older_temperature(
-        self, device: nvml.NvmlDevice, newer: Callable[[], Any]
-    ) -> dict[str, Callable[[], Any]]:
-        """The call of older drivers, where the device refuses the one that came after it."""
-        try:
-            newer()
-        except nvml.ReadingFailed as exc:
-            with contextlib.suppress(nvml.ReadingFailed):
-                if exc.kind == "sensor":
-                    older = nvml.older_temperature_reader(device)
-                    older()
-                    self._calls.setdefault("nvmlDeviceGetTemperature", older)
-                    return {"temperature_c": older}
-        return {}
-
     def __init__(
         self, cost_ns: Callable[[nvml.NvmlDevice, list[tuple[int, int]]], int] | None = None
     ) -> None:
         super().__init__()
         self._cost_ns = cost_ns or _fields_cost_ns
-        self._calls: dict[str, Callable[[], object]] = {}
-        """Name → call, of the first device."""
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Each call of the driver that one device's sample makes."""
-        return self._calls
+    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
+        reader.absent |= dict.fromkeys(reader.table_columns, "NVML has no such counter")
+        with _refusals(reader, *_FIELDS):
+            self._describe_fields(reader, device)
+        name = "nvmlDeviceGetTemperatureV"
+        with _refusals(reader, "temperature_c"):
+            call = nvml.call_of(device, name, _words(_TEMPERATURE_V1, 0, 0))
+            celsius = _CELSIUS
+            with contextlib.suppress(nvml.ReadingFailed):
+                older = nvml.call_of(device, "nvmlDeviceGetTemperature", bytes(4), 0)
+                if not nvml.offers(call, celsius) and nvml.offers(older, _OLDER_CELSIUS):
+                    name, call, celsius = "nvmlDeviceGetTemperature", older, _OLDER_CELSIUS
+            reader.describe(name, call, {"temperature_c": celsius})
+        with _refusals(reader, "device_utilization_ratio", "memory_utilization_ratio"):
+            call = nvml.call_of(device, "nvmlDeviceGetUtilizationRates", bytes(8))
+            memory = _PERCENT._replace(places=((4, 4, 0),))
+            columns = {"device_utilization_ratio": _PERCENT, "memory_utilization_ratio": memory}
+            reader.describe("nvmlDeviceGetUtilizationRates", call, columns)
+        with _refusals(reader, "memory_used_bytes"):
+            call = nvml.call_of(device, "nvmlDeviceGetMemoryInfo_v2", _words(_MEMORY_V2, *9 * [0]))
+            used = Column(NUMBER, 0, ((32, 8, 0),), 1, sentinel=True)
+            reader.describe("nvmlDeviceGetMemoryInfo_v2", call, {"memory_used_bytes": used})
+
+    def _describe_fields(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
+        """One call for all fields that are cheap, one for each other."""
+        scopes = dict.fromkeys(_OF_ALL_LINKS, nvml.ALL_LINKS)
+        ids = {
+            column: [(number, scopes.get(column, 0)) for number, _ in fields]
+            for column, fields in _FIELDS.items()
+        }
+        dear = [column for column, pairs in ids.items() if self._cost_ns(device, pairs) > _DEAR_NS]
+        cheap = [column for column in ids if column not in dear]
+        for columns in (cheap, *([column] for column in dear)):
+            pairs = [pair for column in columns for pair in ids[column]]
+            call = nvml.fields_call(device, pairs)
+            label = f"{len(pairs)} fields"
+            if columns is not cheap:
+                label = f"{columns[0]}, at each {_RARELY}th sample"
+                call = call._replace(every=_RARELY, turn=device.index % _RARELY)
+            described, at = {}, 0
+            for column in columns:
+                described[column] = _field_column(column, at)
+                at += len(ids[column])
+            reader.describe(f"nvmlDeviceGetFieldValues ({label})", call, described)
 
 
-_DEAR_NS = 500_000
-"""Eight devices' field of such a cost take 4 % of the tier's period."""
-_RARELY = 10
-"""Once a second in a tier of 10 Hz."""
+def _field_column(name: str, at: int) -> Column:
+    """The column of fields that lie from a position on in their call."""
+    units = [unit for _, unit in _FIELDS[name]]
+    places = tuple(
+        ((at + i) * FIELD_BYTES, 8, unit if isinstance(unit, int) else 0)
+        for i, unit in enumerate(units)
+    )
+    if name == "power_average_w":
+        return nvml.FIELD_WATTS._replace(places=places)
+    return Column(SUM if name == "link_error_count" else FIELD, 0, places, units[0])
+
+
+def _words(*words: int) -> bytes:
+    """A structure that begins with its version, and holds these words of 32 bits."""
+    return b"".join(word.to_bytes(4, "little") for word in words)
 
 
 def _fields_cost_ns(device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> int:
-    """Measure a reading of these fields: the least of three calls; a cheap one is enough.
-
-    Raises:
-        ReadingFailed: this driver has no field values.
-    """
-    fields = nvml.Fields(device, ids)
-    least_ns: int | None = None
-    for _ in range(3):
+    """Measure a reading of these fields: the least of three calls; a cheap one is enough."""
+    call = LiveCall(nvml.fields_call(device, ids))
+    costs_ns: list[int] = []
+    while len(costs_ns) < 3 and (not costs_ns or costs_ns[-1] > _DEAR_NS):
         before_ns = time.monotonic_ns()
-        with contextlib.suppress(nvml.ReadingFailed):
-            fields.read()
-        spent_ns = time.monotonic_ns() - before_ns
-        least_ns = spent_ns if least_ns is None else min(least_ns, spent_ns)
-        if least_ns <= _DEAR_NS:
-            break
-    assert least_ns is not None
-    return least_ns
+        call.make()
+        costs_ns.append(time.monotonic_ns() - before_ns)
+    return min(costs_ns)
 
 
-def _sum_of(values: Iterable[float | None]) -> int | None:
-    """The sum; None where one is not known: a sum of some would look like a counter that fell."""
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += int(value)
-    return held(total)
-
-
-def _sum_of_fields(shared: nvml.Fields, pairs: list[tuple[int, int]]) -> int | None:
-    return _sum_of(nvml.scaled(shared.value(pair), 1) for pair in pairs)
-
-
-class _NoSuchCounter(nvml.ReadingFailed):
-    """A column that this vendor's driver has no counter for."""
-
-    def __init__(self) -> None:
-        Exception.__init__(self, "NVML has no such counter")
-        self.kind, self.code = "sensor", 0
-
-
-def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:
-    """A reader of what this driver does not have at all."""
-
-    def read() -> Any:
-        raise why
-
-    return read
-
-
-def _power_of(shared: nvml.Fields, pair: tuple[int, int]) -> float | None:
-    return nvml.power_w(shared.value(pair))
-
-
-def _field_reader(
-    shared: nvml.Fields, pairs: list[tuple[int, int]], units: list[float | int]
-) -> Callable[[], int | float | None]:
-    """Reads the first of these fields that the device has."""
-
-    def read() -> int | float | None:
-        refused: nvml.ReadingFailed | None = None
-        for pair, unit in zip(pairs, units, strict=True):
-            try:
-                value = nvml.scaled(shared.value(pair), unit)
-            except nvml.ReadingFailed as exc:
-                if exc.kind != "sensor":
-                    raise
-                refused = refused or exc
-                continue
-            if value is None or isinstance(unit, float):
-                return value
-            return held(int(value))
-        assert refused is not None
-        raise refused
-
-    return read
+_MOST_MIB_PER_S = 16 << 20
+"""16 TiB/s, more than any link of a device carries; counters that wrapped come out as anything."""
+# Column of `device_activity` → metric of GPM, what one unit of it is, and the largest value.
+_METRICS = {
+    "sm_utilization_ratio": (2, 0.01, 100),
+    "sm_occupancy_ratio": (3, 0.01, 100),
+    "tensor_utilization_ratio": (5, 0.01, 100),
+    "dram_utilization_ratio": (10, 0.01, 100),
+    "fp64_utilization_ratio": (11, 0.01, 100),
+    "fp32_utilization_ratio": (12, 0.01, 100),
+    "fp16_utilization_ratio": (13, 0.01, 100),
+    "pcie_tx_bytes_per_s": (20, float(1 << 20), _MOST_MIB_PER_S),
+    "pcie_rx_bytes_per_s": (21, float(1 << 20), _MOST_MIB_PER_S),
+    "link_rx_bytes_per_s": (60, float(1 << 20), _MOST_MIB_PER_S),
+    "link_tx_bytes_per_s": (61, float(1 << 20), _MOST_MIB_PER_S),
+}
 
 
 class ActivitySource(_Planned):
     """GPU performance monitoring of Hopper and later: what the units were busy with.
 
-    -> DEVICE_ACTIVITY. Each row covers the time since the device's previous one. GPM wants 100 ms
-    between two samples; it coexists with CUPTI's profilers.
+    -> DEVICE_ACTIVITY. Each row covers the time between two snapshots of a device. GPM wants 100 ms
+    between them: while the driver has nothing to tell of so short a time, the older one stays, and
+    the next row covers the time of both. It coexists with CUPTI's profilers.
     """
 
     name: ClassVar[str] = "nvml_activity"
     tables: ClassVar[tuple[str, ...]] = ("device_activity",)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._gpm: list[Gpm] = []
+    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
+        with _refusals(reader, *_METRICS):
+            if not nvml.query("nvmlGpmQueryDeviceSupport", device.handle).isSupportedDevice:
+                raise nvml.ReadingFailed(_NOT_SUPPORTED)
+            snapshots = []
+            for _ in range(2):
+                snapshots.append(nvml.query("nvmlGpmSampleAlloc"))
+                self._stack.callback(_free, snapshots[-1])
+            request, metric_offsets = nvml.gpm_request([number for number, *_ in _METRICS.values()])
+            interval = Interval(
+                address(nvml.function("nvmlGpmMetricsGet")),
+                pointer(snapshots[0]),
+                pointer(snapshots[1]),
+                type(request).sample1.offset,
+                type(request).sample2.offset,
+            )
+            call = nvml.call_of(device, "nvmlGpmSampleGet", content(request))
+            columns = {
+                column: Column(METRIC, 0, ((offset, 8, 0),), unit, most=most)
+                for (column, (_, unit, most)), offset in zip(
+                    _METRICS.items(), metric_offsets, strict=True
+                )
+            }
+            label = "nvmlGpmSampleGet, nvmlGpmMetricsGet"
+            reader.describe(label, call._replace(interval=interval), columns)
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        gpm = Gpm(device)
-        self._gpm.append(gpm)
-        self._before_each(device, gpm.advance)
-        return [
-            _Sensor(column, device, lambda m=metric: gpm.reader(m))  # type: ignore[misc]
-            for column, metric in METRICS.items()
-        ]
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Both calls of a reading, made as one."""
-        live = [gpm for gpm in self._gpm if gpm.offered]
-        return {"nvmlGpmSampleGet, nvmlGpmMetricsGet": live[0].advance} if live else {}
-
-    def close(self) -> None:
-        """Free the samples, shut NVML down."""
-        for gpm in self._gpm:
-            gpm.free()
-        super().close()
+_NOT_SUPPORTED = 3
 
 
-class LimitSource(_Source):
+def _free(snapshot: Any) -> None:
+    with contextlib.suppress(nvml.ReadingFailed):
+        nvml.query("nvmlGpmSampleFree", snapshot)
+
+
+class _Asked:
+    """Values of one device, each asked for by a call of its own that may be refused."""
+
+    def __init__(self, device: nvml.NvmlDevice, calls: dict[str, Callable[[], Any]]) -> None:
+        self._device = device
+        self.calls = calls
+        self.absent: dict[str, str] = {}
+
+    def read(self) -> dict[str, Any]:
+        return {column: self._ask(column, call) for column, call in self.calls.items()}
+
+    def _ask(self, column: str, call: Callable[[], Any]) -> Any:
+        if column not in self.absent and self._device.lost is None:
+            try:
+                return call()
+            except nvml.ReadingFailed as exc:
+                if exc.kind == "sensor":
+                    self.absent[column] = str(exc)
+                elif exc.kind != "moment":
+                    self._device.lost = str(exc)
+        return None
+
+
+class _AskedSource(DeviceSource[nvml.NvmlDevice, _Asked]):
+    """Devices that are asked rarely, through the binding."""
+
+    def open(self) -> None:
+        """Initialize NVML, find the devices and what each of them offers."""
+        self._stack.enter_context(nvml.session())
+        for device in nvml.devices():
+            asked = _Asked(device, self._calls(device))
+            asked.read()
+            self._devices.append((device, asked))
+        if all(d.lost or len(asked.absent) == len(asked.calls) for d, asked in self._devices):
+            reasons = "; ".join(dict.fromkeys(self.absent.values()))
+            self.close()
+            raise CollectorUnavailable(reasons)
+
+    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
+        """What gives each column."""
+        raise NotImplementedError
+
+    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, now_ns: int) -> None:
+        del now_ns
+        values = list(reader.read().values())
+        if device.lost is None and any(value is not None for value in values):
+            sink.add(self.tables[0], device.index, device.uuid, *values)
+
+
+class LimitSource(_AskedSource):
     """Constants of a run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
 
     name: ClassVar[str] = "nvml_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        handle = device.handle
+    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
+        ask = partial(nvml.query_device, device)
 
-        def field(field_id: int) -> float | None:
-            return nvml.scaled(nvml.Fields(device, [(field_id, 0)]).read()[0], 1e-3)
+        def watts(field_id: int) -> float | None:
+            value = nvml.field(device, field_id)
+            return None if value is None else value * 1e-3
 
-        def megahertz(name: str, *arguments: Any) -> int | None:
-            return int(nvml.query(name, handle, *arguments)) * 1_000_000 or None
+        def hertz(name: str, *arguments: Any) -> int | None:
+            return int(ask(name, *arguments)) * 1_000_000 or None
 
-        readers: dict[str, Callable[[], Any]] = {
+        return {
             "name": lambda: device.name,
             "pci_address": lambda: device.pci_address,
             "driver_version": lambda: str(nvml.query("nvmlSystemGetDriverVersion")),
-            "sm_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _SM),
-            "sm_clock_boost_hz": lambda: megahertz("nvmlDeviceGetMaxCustomerBoostClock", _SM),
-            "sm_clock_application_hz": lambda: megahertz(
-                "nvmlDeviceGetClock", _SM, _CLOCK_ID_APPLICATION
-            ),
-            "memory_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
+            "sm_clock_max_hz": lambda: hertz("nvmlDeviceGetMaxClockInfo", _SM),
+            "sm_clock_boost_hz": lambda: hertz("nvmlDeviceGetMaxCustomerBoostClock", _SM),
+            "sm_clock_application_hz": lambda: hertz("nvmlDeviceGetClock", _SM, _APPLICATION),
+            "memory_clock_max_hz": lambda: hertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
             "power_basis": lambda: nvml.power_basis(device),
-            "power_limit_w": lambda: nvml.query("nvmlDeviceGetEnforcedPowerLimit", handle) * 1e-3,
-            "power_limit_default_w": lambda: field(_FIELD_POWER_DEFAULT_LIMIT),
-            "power_limit_max_w": lambda: field(_FIELD_POWER_MAX_LIMIT),
-            "memory_bytes": lambda: int(
-                nvml.query("nvmlDeviceGetMemoryInfo", handle, nvml.MEMORY_V2).total
-            ),
-            "pcie_generation": lambda: int(
-                nvml.query("nvmlDeviceGetCurrPcieLinkGeneration", handle)
-            ),
-            "pcie_lane_count": lambda: int(nvml.query("nvmlDeviceGetCurrPcieLinkWidth", handle)),
-            "mig": lambda: bool(nvml.query("nvmlDeviceGetMigMode", handle)[0]),
+            "power_limit_w": lambda: ask("nvmlDeviceGetEnforcedPowerLimit") * 1e-3,
+            "power_limit_default_w": lambda: watts(_FIELD_POWER_DEFAULT_LIMIT),
+            "power_limit_max_w": lambda: watts(_FIELD_POWER_MAX_LIMIT),
+            "memory_bytes": lambda: int(ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2).total),
+            "pcie_generation": lambda: int(ask("nvmlDeviceGetCurrPcieLinkGeneration")),
+            "pcie_lane_count": lambda: int(ask("nvmlDeviceGetCurrPcieLinkWidth")),
+            "mig": lambda: bool(ask("nvmlDeviceGetMigMode")[0]),
         }
-        return [_Sensor(c, device, lambda r=r: r) for c, r in readers.items()]  # type: ignore[misc]
 
 
-_CLOCK_ID_APPLICATION = 1
+_APPLICATION = 1
+"""Clock id of NVML."""
 _FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189
 
-
-# What the driver buffers: kind of sample, its name here, its unit, and what no device reaches.
-_BUFFERS = (
-    (0, "power_w", 1e-3, 1e4),
-    (5, "sm_clock_hz", 1e6, 2e10),
-    (6, "memory_clock_hz", 1e6, 2e10),
-)
+# What the driver buffers: quantity → kind of sample, its unit, and what no device reaches.
+_BUFFERS = {
+    "power_w": (0, 1e-3, 1e4),
+    "sm_clock_hz": (5, 1e6, 2e10),
+    "memory_clock_hz": (6, 1e6, 2e10),
+}
 _STRAY_US = 86_400_000_000
 """A time further from now than a day is none."""
+_NOTHING_NEW = (6, 21)
+"""Not found, no data: the buffer holds nothing since then."""
 
 
-class BufferedSource(_Source):
+class BufferedSource(_AskedSource):
     """Samples that the driver keeps, where they are finer than polling. -> DEVICE_BUFFERED.
 
     Clocks are taken as they come: the driver writes them when they change. Power comes at a rate of
@@ -534,28 +404,15 @@ class BufferedSource(_Source):
     def __init__(self, polled_hz: float = 100.0) -> None:
         super().__init__()
         self._period_us = 1e6 / polled_hz
-        self._seen_us: dict[tuple[int, int], int] = {}
+        self._seen_us: dict[tuple[int, str], int] = {}
 
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        return [
-            _Sensor(quantity, device, partial(self._opened, device, kind, unit, most))
-            for kind, quantity, unit, most in _BUFFERS
-        ]
+    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
+        return {quantity: partial(self._since, device, quantity) for quantity in _BUFFERS}
 
-    def _opened(
-        self, device: nvml.NvmlDevice, kind: int, unit: float, most: float
-    ) -> Callable[[], list[tuple[int, float]]]:
-        before = self._since(device, kind, unit, most)
-        distances = sorted(b[0] - a[0] for a, b in pairwise(before))
-        if kind == 0 and distances and distances[len(distances) // 2] >= self._period_us:
-            raise TooCoarse(distances[len(distances) // 2])
-        return lambda: self._since(device, kind, unit, most)
-
-    def _since(
-        self, device: nvml.NvmlDevice, kind: int, unit: float, most: float
-    ) -> list[tuple[int, float]]:
+    def _since(self, device: nvml.NvmlDevice, quantity: str) -> list[tuple[int, float]]:
         """(time in µs, value) of what is new since the last call."""
-        key = (device.index, kind)
+        kind, unit, most = _BUFFERS[quantity]
+        key = (device.index, quantity)
         seen_us = self._seen_us.get(key, 0)
         try:
             value_type, samples = nvml.query("nvmlDeviceGetSamples", device.handle, kind, seen_us)
@@ -566,34 +423,25 @@ class BufferedSource(_Source):
         fresh = []
         now_us = time.time_ns() // 1000
         for sample in samples:
-            value = nvml.scaled(nvml.decoded(value_type, sample.sampleValue), unit)
+            number = nvml.decoded(value_type, sample.sampleValue)
+            value = 0.0 if number is None else number * unit
             stray = abs(sample.timeStamp - now_us) > _STRAY_US
-            if sample.timeStamp > seen_us and not stray and value is not None and 0 < value <= most:
+            if sample.timeStamp > seen_us and not stray and 0 < value <= most:
                 fresh.append((int(sample.timeStamp), value))
         fresh.sort()
         if fresh:
             self._seen_us[key] = fresh[-1][0]
+        distances = sorted(after[0] - before[0] for before, after in pairwise(fresh))
+        if quantity == "power_w" and not seen_us and distances:
+            distance_us = distances[len(distances) // 2]
+            if distance_us >= self._period_us:
+                why = f"the driver keeps one every {distance_us / 1000:g} ms: polling is as fine"
+                raise nvml.ReadingFailed(0, why)
         return fresh
 
-    def _add(
-        self, sink: Sink, device: nvml.NvmlDevice, sensors: list[_Sensor], now_ns: int
-    ) -> None:
+    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, now_ns: int) -> None:
         del now_ns
-        for sensor in sensors:
-            for time_us, value in sensor.read() or ():
-                row = (device.index, device.uuid, sensor.column, value)
+        for quantity, samples in reader.read().items():
+            for time_us, value in samples or ():
+                row = (device.index, device.uuid, quantity, value)
                 sink.add_at(self.tables[0], time_us * 1000, 1000, *row)
-
-
-_NOTHING_NEW = (6, 21)
-"""Not found, no data: the buffer holds nothing since then."""
-
-
-class TooCoarse(nvml.ReadingFailed):
-    """The driver's own samples are no finer than polling."""
-
-    def __init__(self, distance_us: int) -> None:
-        Exception.__init__(
-            self, f"the driver keeps one every {distance_us / 1000:g} ms: polling is as fine"
-        )
-        self.kind, self.code = "sensor", 0

@@ -19,30 +19,34 @@ rest.
 
 from __future__ import annotations
 
-from chopper.collectors.sampler._clocks import Clock, ClockSource, SystemClock
-from chopper.collectors.sampler._costs import call_costs, reading_cost_ns
 from chopper.collectors.sampler._loop import Sampler
 from chopper.collectors.sampler._parent import SamplerProcess
-from chopper.collectors.sampler._source import Gone, Part, Sink, Source, SourceSpec, held
+from chopper.collectors.sampler._source import (
+    ClockSource,
+    Gone,
+    Part,
+    Sink,
+    Source,
+    SourceSpec,
+    SystemClock,
+    call_costs,
+    reading_cost_ns,
+)
 from chopper.collectors.sampler._status import (
     COMM,
     Quantiles,
-    SamplerConfig,
     SamplerStatus,
     SourceStatus,
-    status_file,
     to_report,
 )
 
 __all__ = [
     "COMM",
-    "Clock",
     "ClockSource",
     "Gone",
     "Part",
     "Quantiles",
     "Sampler",
-    "SamplerConfig",
     "SamplerProcess",
     "SamplerStatus",
     "Sink",
@@ -51,8 +55,6 @@ __all__ = [
     "SourceStatus",
     "SystemClock",
     "call_costs",
-    "held",
     "reading_cost_ns",
-    "status_file",
     "to_report",
 ]

@@ -10,12 +10,13 @@ import sys
 import threading
 from pathlib import Path
 
-from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
+from chopper.collectors.sampler._source import SystemClock
 from chopper.collectors.sampler._status import COMM, SamplerConfig
 from chopper.errors import ChopperError, OutputError
 from chopper.storage.files import encode_json, unpack_message
 
+_NICE = 5
 _SLICE_NS = 100_000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -56,7 +57,7 @@ def _ask_for_short_slices() -> None:
         ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes), 0)
 
 
-def _settle(config: SamplerConfig, clock: SystemClock) -> None:
+def _settle(clock: SystemClock) -> None:
     """Make this process quiet, recognisable, and mortal with its parent."""
 
     def stop(_signal: int, _frame: object) -> None:
@@ -76,7 +77,7 @@ def _settle(config: SamplerConfig, clock: SystemClock) -> None:
     _prctl(_PR_SET_NAME, COMM.encode())
     _prctl(_PR_SET_TIMERSLACK, 1000)
     with contextlib.suppress(OSError):
-        os.nice(config.nice)
+        os.nice(_NICE)
     _ask_for_short_slices()
     with contextlib.suppress(OSError, AttributeError):
         # A rank pinned to its cores passes that on; the sampler belongs wherever there is room.
@@ -133,7 +134,7 @@ def main() -> int:
         line += chunk
     config = unpack_message(line, SamplerConfig)
     clock = SystemClock(0, config.parent_pid)
-    _settle(config, clock)
+    _settle(clock)
     begun = threading.Event()
     _end_with_parent(config.parent_pid, begun)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
-from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
+from chopper.collectors.sampler._status import SamplerConfig, SamplerStatus, status_file
 from chopper.errors import JSON_ERRORS, CaptureError, CollectorUnavailable
 from chopper.fresh_python import own_python
 from chopper.storage.files import pack_message
@@ -29,7 +29,6 @@ class SamplerProcess:
         directory: the rank's folder.
         specs: what to read, and how often.
         flush_ns: longest time that rows stay in the sampler's memory.
-        nice: added to the sampler's niceness.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class SamplerProcess:
         specs: list[SourceSpec],
         *,
         flush_ns: int = 1_000_000_000,
-        nice: int = NICE,
     ) -> None:
         self._config = SamplerConfig(
             collector=collector,
@@ -47,7 +45,6 @@ class SamplerProcess:
             parent_pid=os.getpid(),
             specs=specs,
             flush_ns=flush_ns,
-            nice=nice,
         )
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None

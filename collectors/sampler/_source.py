@@ -1,11 +1,16 @@
-"""Protocol of the sources that a sampler reads, and the sink that takes their rows."""
+"""Sources that a sampler reads, the sink that takes their rows, time, and costs of readings."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
+
+from chopper.storage.manifest import CallCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +107,157 @@ class SourceSpec(msgspec.Struct, kw_only=True, frozen=True):
         return source
 
 
-def held(count: int | None) -> int | None:
-    """Return a count that a table's 64 bits can hold; None for any other, which is no count."""
-    return count if count is not None and count < 1 << 63 else None
+class SystemClock:
+    """The real clocks; :class:`chopper.testing.FakeClock` is told the time.
+
+    They wait on a pipe, so that word to stop is heard while asleep.
+
+    Args:
+        stop_fd: a descriptor that becomes readable when the sampler must stop.
+        parent_pid: process without which it must stop.
+    """
+
+    def __init__(self, stop_fd: int | None = None, parent_pid: int | None = None) -> None:
+        self._stop_fds = [] if stop_fd is None else [stop_fd]
+        self._parent_pid = parent_pid
+        self.stop_requested = False
+        self.orphaned = False
+
+    def time_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def monotonic_raw_ns(self) -> int | None:
+        raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
+        return None if raw is None else time.clock_gettime_ns(raw)
+
+    def cpu_ns(self) -> int:
+        return time.process_time_ns()
+
+    def wait_until(self, deadline_ns: int) -> bool:
+        """Sleep until a moment, or until the pipe speaks or the parent is gone."""
+        while not self.stop_requested:
+            if self._parent_pid is not None and os.getppid() != self._parent_pid:
+                self.orphaned = True
+                return True
+            left_ns = deadline_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                return False
+            # The remainder is computed from the deadline each time, so that errors do not add up.
+            # At most a second, so that a parent that vanished silently is noticed.
+            readable, _, _ = select.select(self._stop_fds, [], [], min(left_ns / 1e9, 1.0))
+            if readable and self._heard_stop(readable[0]):
+                return True
+        return True
+
+    def _heard_stop(self, fd: int) -> bool:
+        try:
+            heard = os.read(fd, 64)
+        except BlockingIOError:
+            return False
+        if not heard:  # end of file: whoever held the other end has gone
+            self.orphaned = True
+            return True
+        # A signal's handler may have set it just now: never unset it.
+        self.stop_requested = self.stop_requested or b"stop" in heard
+        return self.stop_requested
+
+
+class ClockSource:
+    """Reads the host's clocks together. -> CLOCK."""
+
+    name: ClassVar[str] = "clock"
+    tables: ClassVar[tuple[str, ...]] = ("clock",)
+
+    def __init__(self, clock: SystemClock | None = None) -> None:
+        self.absent: dict[str, str] = {}
+        self._clock = clock or SystemClock()
+        self._offset_ns: int | None = None
+        self.error_ns: int | None = None
+        """Largest error in placing a monotonic time on the wall clock that was seen: half the time
+        that reading both took, plus by how much the wall clock was stepped between readings."""
+
+    def open(self) -> None:
+        if self._clock.monotonic_raw_ns() is None:
+            self.absent["clock.monotonic_raw_ns"] = "no CLOCK_MONOTONIC_RAW on this system"
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """Read the triple: the wall clock between two readings of the monotonic one."""
+        del now_ns
+        clock = self._clock
+        # The tightest of three: the first may have been interrupted.
+        best: tuple[int, int, int] | None = None
+        for _ in range(3):
+            before_ns = clock.monotonic_ns()
+            real_ns = clock.time_ns()
+            after_ns = clock.monotonic_ns()
+            if best is None or after_ns - before_ns < best[2]:
+                best = (real_ns, (before_ns + after_ns) // 2, after_ns - before_ns)
+        assert best is not None
+        real_ns, mono_ns, width_ns = best
+        raw_ns = clock.monotonic_raw_ns()
+        if raw_ns is not None:
+            # Read a little later than the pair: bring it back to the pair's moment.
+            raw_ns -= clock.monotonic_ns() - mono_ns
+        offset_ns = real_ns - mono_ns
+        step_ns = abs(offset_ns - self._offset_ns) if self._offset_ns is not None else 0
+        self._offset_ns = offset_ns
+        self.error_ns = max(self.error_ns or 0, width_ns // 2 + step_ns)
+        sink.add("clock", mono_ns, raw_ns)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+_READINGS = 30
+_CALIBRATION_CALLS = 50
+_CALIBRATION_NS = 10_000_000
+"""For each call, at the start."""
+
+
+def call_costs(source: Source, clock: SystemClock) -> dict[str, CallCost]:
+    """Return the cost of each call of the driver that a source makes, if it works."""
+    offered = getattr(source, "calls", None)
+    costs_by_call: dict[str, CallCost] = {}
+    for name, call in (offered() if offered is not None else {}).items():
+        costs: list[int] = []
+        begun_ns = clock.monotonic_ns()
+        try:
+            while len(costs) < _CALIBRATION_CALLS:
+                before_ns = clock.monotonic_ns()
+                call()
+                after_ns = clock.monotonic_ns()
+                costs.append(after_ns - before_ns)
+                if after_ns - begun_ns > _CALIBRATION_NS and len(costs) >= 3:
+                    break
+        except Exception:  # noqa: BLE001 - whatever a driver refuses now, its source names
+            continue
+        costs.sort()
+        costs_by_call[name] = CallCost(
+            p50_ns=costs[len(costs) // 2],
+            p99_ns=costs[min(len(costs) * 99 // 100, len(costs) - 1)],
+            count=len(costs),
+        )
+    return costs_by_call
+
+
+def reading_cost_ns(source: Source) -> int:
+    """Open a source and return the median cost of one reading in this process.
+
+    Raises:
+        CollectorUnavailable: it cannot be read here.
+    """
+    sink = Sink()
+    costs_ns = []
+    try:
+        source.open()
+        for _ in range(_READINGS):
+            before_ns = time.monotonic_ns()
+            source.sample(sink, before_ns)
+            costs_ns.append(time.monotonic_ns() - before_ns)
+            sink.take()
+    finally:
+        source.close()
+    return sorted(costs_ns)[len(costs_ns) // 2]

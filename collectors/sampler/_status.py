@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 COMM = "chopper-sampler"
 """Name of the sampler's process as the kernel shows it; 15 characters is what fits."""
-NICE = 5
 
 
 class SourceStatus(msgspec.Struct, kw_only=True):
@@ -50,7 +49,6 @@ class SourceStatus(msgspec.Struct, kw_only=True):
 
     @property
     def note(self) -> str | None:
-        """All of its notes in one line; None when there are none."""
         return "; ".join(dict.fromkeys(self.notes.values())) or None
 
     @property
@@ -89,11 +87,9 @@ class SamplerConfig(msgspec.Struct, kw_only=True):
     parent_pid: int
     specs: list[SourceSpec]
     flush_ns: int = 1_000_000_000
-    nice: int = NICE
 
 
 def status_file(directory: Path, collector: str) -> Path:
-    """File in which a collector's sampler keeps its status."""
     return directory / f"sampler-{collector}.json"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.collectors.alignment import Alignment
+from chopper.collectors.torch_trace import Alignment
 
 BASE = 1_790_857_026_000_000_000
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chopper.collectors.amd._library import ERRORS, explain
+from chopper.collectors.amd._library import ERRORS
 from tests.collectors.amd_player import ONE, Player, needs_amdsmi, run_in, wrapper_source
 from tests.collectors.nvml_player import needs_native
 from tests.waiting import PATIENT_SAMPLERS
@@ -240,7 +240,7 @@ def test_every_status_costs_what_it_should(play: Player, code: int) -> None:
     found, absent = play(
         lines, "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 1, 2), s.absent]))"
     )
-    kind, reason = explain(code)
+    kind, reason = ERRORS.explain(code)
     of_device = [row for row in found if row["device_id"] == 0]
     if kind == "moment":
         assert [row["sm_clock_hz"] for row in of_device] == [2_100_000_000]

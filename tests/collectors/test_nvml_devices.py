@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from chopper.collectors.nvml._library import ERRORS, explain
+from chopper.collectors.nvml._library import ERRORS
 from tests.collectors.nvml_player import EITHER, ONE, TWO, Player
 from tests.waiting import PATIENT_SAMPLERS
 
@@ -41,7 +41,7 @@ def test_when_the_last_device_is_lost_each_reading_fails(play: Player) -> None:
 @EITHER
 @pytest.mark.parametrize("code", sorted(ERRORS))
 def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str, code: int) -> None:
-    kind, reason = explain(code)
+    kind, reason = ERRORS.explain(code)
     found = play(
         TWO + f"fail 0 nvmlDeviceGetClockInfo {code} 100 200\n",
         f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 100, 300), s.absent]))",
@@ -68,7 +68,7 @@ def test_every_code_of_the_binding_is_known() -> None:
         if name.startswith("NVML_ERROR_") and isinstance(value, int)
     }
     assert codes == set(ERRORS)
-    assert explain(31337) == ("moment", "NVML error 31337, which this version does not know")
+    assert ERRORS.explain(31337) == ("moment", "NVML error 31337, which this version does not know")
 
 
 @pytest.mark.parametrize("code", [9, 12, 17, 18])

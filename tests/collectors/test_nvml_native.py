@@ -12,8 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from chopper.collectors._plan import ring_records
-from chopper.collectors.nvml._library import FIELD_BYTES
+from chopper.collectors._plan import FIELD_BYTES, ring_records
 from chopper.tables import TABLES
 from tests.collectors.nvml_player import NATIVE, ONE, PRELUDE, TWO, Player, needs_native
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,25 +24,10 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - p
 _handles: list[Any] = []
 
 
-class Recording(Protocol):
-    """A recording that began while a module's forward ran."""
-
-    def enter_root(self, module: torch.nn.Module) -> None:
-        """Annotate that forward from here on."""
-        ...
-
-    def leave_root(self, module: torch.nn.Module) -> None:
-        """End what ``enter_root`` annotated."""
-        ...
-
-
 def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str]:
     """Variables of an environment in which every Python records itself when it trains.
 
-    Args:
-        output: the run directory, absolute.
-        launched: who launches: the value of ``CHOPPER_LAUNCHED``.
-        options: of the recording; what JSON can hold.
+    The output is absolute, the options are what JSON can hold.
     """
     import json
 
@@ -77,18 +62,14 @@ class ChildrenRecorded:
                 os.environ[name] = before
 
 
-def arm_forked(start: Callable[[], Recording | None]) -> None:
+def arm_forked(start: Callable[[], Any]) -> None:
     """Record a forked child of a process that records, if it trains."""
     if os.environ.get(HOOK_VARIABLE) and not _handles:
         arm(start)
 
 
-def arm(start: Callable[[], Recording | None]) -> None:
-    """Watch for the first sign of training.
-
-    Args:
-        start: called at that sign; begins the recording and returns it, or None where it cannot.
-    """
+def arm(start: Callable[[], Any]) -> None:
+    """Watch for the first sign of training, at which ``start`` begins and returns the recording."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -104,9 +85,9 @@ def arm(start: Callable[[], Recording | None]) -> None:
             and optimizer_was_made()
         )
 
-    recordings: list[Recording] = []
+    recordings: list[Any] = []
 
-    def begin() -> Recording | None:
+    def begin() -> Any:
         disarm()
         return start()
 

@@ -88,7 +88,8 @@ class ImportWatch:
         if self not in finders:
             return None
         for finder in finders[finders.index(self) + 1 :]:
-            spec = _ask(finder, name, path, target)
+            ask = getattr(finder, "find_spec", None)
+            spec = None if ask is None else ask(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Watched(spec.loader, self)
@@ -134,17 +135,6 @@ class _UnderWay(ModuleSpec):
             self.__class__ = ModuleSpec  # type: ignore[assignment]
             for watch in vars(self).pop("_watches"):
                 watch.import_ended()
-
-
-def _ask(finder: Any, name: str, path: Any, target: Any) -> Any:
-    if hasattr(finder, "find_spec"):
-        return finder.find_spec(name, path, target)
-    if sys.version_info >= (3, 12) or not hasattr(finder, "find_module"):
-        return None
-    from importlib.util import spec_from_loader
-
-    loader = finder.find_module(name, path)
-    return None if loader is None else spec_from_loader(name, loader)
 
 
 class _Watched:
