@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
+
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
+from chopper.attribution import FIRST
+from chopper.storage.manifest import Finding
+from chopper.views import view
+from chopper.wording import duration, plural, ranges
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.causes.attribute import RankResult
     from chopper.analyzers.trace.match import Matched
-    from chopper.storage.manifest import Finding, RunManifest
+    from chopper.attribution import StepTime
+    from chopper.storage.manifest import RunManifest
     from chopper.storage.run import Run
 
 _CLOCK_OFFSET_SAID_NS = 50_000
@@ -32,6 +43,8 @@ _KIND_RATIO = 0.2
 """Steps of a kind that was not traced are worth a window from this share of the time on."""
 _OUTSIDE_RATIO = 0.2
 """From so much of the program's time after the last step on, the steps are not its whole story."""
+_WORK = ("cpu_op", "runtime", "driver")
+"""Categories of host spans that show that a thread runs operators or launches."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -41,8 +54,6 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
     Args:
         offsets_ns: rank → how far its clock is ahead, and of whose.
     """
-    from chopper.storage.manifest import Finding
-
     return [
         Finding(
             code="run.clock_offset",
@@ -59,8 +70,6 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
 
 def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
     """Groups whose sequence numbers were not used, because their ranks do not count alike."""
-    from chopper.storage.manifest import Finding
-
     return [
         Finding(
             code="communication.numbers_differ",
@@ -77,10 +86,6 @@ def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
 
 def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
     """Say that waiting is not told from transfer where most collectives had no counterpart."""
-    import msgspec
-
-    from chopper.storage.manifest import Finding
-
     if matched_ratio is None:
         return findings
     if matched_ratio >= _MATCHED_RATIO:
@@ -110,28 +115,25 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
 
 def of_samplers(manifest: RunManifest) -> list[Finding]:
     """Holes that samplers left because they could not write as fast, and clocks that differ."""
-    from chopper.storage.manifest import Finding
-    from chopper.wording import duration
-
-    found = []
+    findings = []
     for part in manifest.ranks:
         for report in part.collectors:
-            dropped, kept = report.dropped_count or 0, report.samples_count or 0
+            dropped, read = report.dropped_count or 0, report.samples_count or 0
             if dropped:
-                share = dropped / (dropped + kept)
-                found.append(
+                share = dropped / (dropped + read)
+                findings.append(
                     Finding(
                         code="telemetry.dropped",
                         severity="warning" if share > _DROPPED_RATIO else "info",
                         rank=part.rank,
                         count=dropped,
-                        message=f"{report.name}: {dropped} of {dropped + kept} samples "
+                        message=f"{report.name}: {dropped} of {dropped + read} samples "
                         f"({share:.1%}) were dropped: its telemetry has holes",
                     )
                 )
             apart_ns = report.clock_alignment_error_ns or 0
             if apart_ns > _APART_NS:
-                found.append(
+                findings.append(
                     Finding(
                         code="telemetry.clock_apart",
                         severity="warning",
@@ -141,51 +143,41 @@ def of_samplers(manifest: RunManifest) -> list[Finding]:
                         "as much",
                     )
                 )
-    return found
+    return findings
 
 
 def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
-    from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
-    from chopper.storage.manifest import Finding
-
-    found = []
+    findings = []
     for result in results:
-        windows = result.window
+        rank, windows = result.rank, result.window
         if not windows.num_rows:
             continue
-        bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
-        ratio, which = core_wait_ratio(recording, result.rank, *bounds), "its main thread"
-        worst = thread_wait(
-            recording, result.rank, _launching_threads(recording, result.rank), *bounds
-        )
-        if worst is not None and worst[1] > (ratio or 0.0):
+        bounds = windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py()
+        spans = recording.table(rank, "host_span")
+        working = matching(*strings(spans, "category", narrow=True), _WORK.__contains__)
+        tids = {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
+        ratio, which = core_wait_ratio(recording, rank, *bounds) or 0.0, "its main thread"
+        worst = thread_wait(recording, rank, tids, *bounds)
+        if worst is not None and worst[1] > ratio:
             which, ratio = f"its thread {worst[0]}", worst[1]
-        if ratio is not None and ratio >= _CORE_WAIT_RATIO:
-            found.append(
+        if ratio >= _CORE_WAIT_RATIO:
+            findings.append(
                 Finding(
                     code="host.cores_taken",
                     severity="warning",
-                    rank=result.rank,
+                    rank=rank,
                     message=f"{which} waited for a core in {ratio:.0%} of the time: other "
                     "programs, or more threads than cores, make what the host does take longer",
                 )
             )
-    return found
+    return findings
 
 
-def of_steps(attribution: Attributed) -> list[Finding]:
+def of_steps(step: StepTime, known: Iterable[Finding]) -> list[Finding]:
     """Findings on what tracing added, kinds of steps not traced, and time after the last step."""
-    from chopper.attribution import FIRST
-    from chopper.storage.manifest import Finding
-    from chopper.wording import duration, plural, ranges
-
-    step = attribution.step_time()
-    found = []
+    findings = []
     ratio, interval = step.tracing_ratio, step.tracing_ci95_ns
-    remedy = "--no-shapes, or with a longer window (--steps), to lower it"
-    if any(f.code == "trace.no_shapes" for f in attribution.findings):
-        remedy = "a longer window (--steps) to see how much of it is noise"
     if (
         step.untraced is not None
         and ratio is not None
@@ -193,7 +185,10 @@ def of_steps(attribution: Attributed) -> list[Finding]:
         and not step.is_slow_nearby
         and (interval is None or interval[0] > 0)
     ):
-        found.append(
+        remedy = "--no-shapes, or with a longer window (--steps), to lower it"
+        if any(f.code == "trace.no_shapes" for f in known):
+            remedy = "a longer window (--steps) to see how much of it is noise"
+        findings.append(
             Finding(
                 code="steps.slowed_by_tracing",
                 severity="warning",
@@ -202,24 +197,20 @@ def of_steps(attribution: Attributed) -> list[Finding]:
                 f"the host does is overstated by as much; record with {remedy}",
             )
         )
-    for kind in step.kinds:
-        if (
-            kind.traced
-            or kind.name == FIRST
-            or kind.share_ratio < _KIND_RATIO
-            or not step.traced_ns
-        ):
+    for kind in step.kinds if step.traced_ns else ():
+        if kind.traced or kind.name == FIRST or kind.share_ratio < _KIND_RATIO:
             continue
-        last = kind.numbers[-1] if len(kind.numbers) < 3 else kind.numbers[len(kind.numbers) // 2]
-        named = f"{plural(len(kind.numbers), 'step')} ({kind.name}: {ranges(kind.numbers[:20])}"
-        named += " …)" if len(kind.numbers) > 20 else ")"
-        found.append(
+        numbers = kind.numbers
+        last = numbers[-1] if len(numbers) < 3 else numbers[len(numbers) // 2]
+        named = f"{ranges(numbers[:20])}{' …' if len(numbers) > 20 else ''}"
+        findings.append(
             Finding(
                 code="steps.not_traced",
                 severity="warning",
-                count=len(kind.numbers),
-                message=f"{named} took {kind.share_ratio:.0%} of the time of all steps and none of "
-                f"them was traced: record with --steps {last}:{last + 1}",
+                count=len(numbers),
+                message=f"{plural(len(numbers), 'step')} ({kind.name}: {named}) took "
+                f"{kind.share_ratio:.0%} of the time of all steps and none of them was traced: "
+                f"record with --steps {last}:{last + 1}",
             )
         )
     outside = step.outside
@@ -227,7 +218,7 @@ def of_steps(attribution: Attributed) -> list[Finding]:
         own_ns = outside.recording_ns - outside.profiler_ns
         if outside.after_ns >= _OUTSIDE_RATIO * own_ns > 0:
             phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
-            found.append(
+            findings.append(
                 Finding(
                     code="run.outside_steps",
                     severity="info",
@@ -238,23 +229,18 @@ def of_steps(attribution: Attributed) -> list[Finding]:
                     "traces and ended are not counted",
                 )
             )
-    return found
+    return findings
 
 
-def of_utilization(attribution: Attributed) -> list[Finding]:
+def of_utilization(run: Attributed) -> list[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
-    from chopper.storage.manifest import Finding
-    from chopper.views import view
-
-    if not attribution.ceilings:
-        return []
-    rows = view(attribution, "utilization").to_pylist()
+    rows = view(run, "utilization").to_pylist() if run.ceilings else []
     ranks = [r for r in rows if r["rank"] is not None] or rows
     return [
         Finding(
             code="utilization.above_one",
             severity="warning",
-            rank=attribution.ranks[0].rank if row["rank"] is None else row["rank"],
+            rank=run.ranks[0].rank if row["rank"] is None else row["rank"],
             message=f"MFU and HFU of the {row['ceiling']} ceiling are {row['reason']}",
         )
         for row in ranks
@@ -262,30 +248,16 @@ def of_utilization(attribution: Attributed) -> list[Finding]:
     ]
 
 
-def _launching_threads(recording: Run, rank: int) -> set[int]:
-    """Threads that the trace shows run operators or launch."""
-    import numpy as np
-
-    from chopper.analyzers.trace.columns import ints, matching, strings
-
-    spans = recording.table(rank, "host_span")
-    codes, names = strings(spans, "category", narrow=True)
-    working = matching(codes, names, ("cpu_op", "runtime", "driver").__contains__)
-    return {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
-
-
 def gathered(findings: list[Finding]) -> list[Finding]:
     """Findings once each, most severe first; the same finding of many ranks becomes one."""
-    import msgspec
-
     grouped: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         grouped.setdefault((finding.code, finding.message), []).append(finding)
     merged = []
     for (_, text), same in grouped.items():
         first = same[0]
+        ranks = sorted({f.rank for f in same if f.rank is not None})
         if len(same) > 1 and first.rank is not None:
-            ranks = sorted({f.rank for f in same if f.rank is not None})
             shown = ", ".join(map(str, ranks[:6])) + (" …" if len(ranks) > 6 else "")
             first = msgspec.structs.replace(first, rank=None, message=f"ranks {shown}: {text}")
         merged.append(first)

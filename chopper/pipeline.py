@@ -125,7 +125,8 @@ def aggregate(
         work={rank: r.work for rank, r in results.items() if r.work is not None},
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
     ).of_kind()
-    findings = found.gathered([*findings, *found.of_steps(run), *found.of_utilization(run)])
+    findings += found.of_steps(run.step_time(), findings)
+    findings = found.gathered([*findings, *found.of_utilization(run)])
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
     return replace(run, findings=findings)

@@ -28,7 +28,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.collectives import WAIT, details_of, members_of, time_of_events
+from chopper.analyzers.events.collectives import WAIT, details_of, members_of
+from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def places(attribution: Attributed) -> tuple[Place, ...]:
     if not len(found):
         return ()
     row = ints(found.table, "event_row")
-    waited = time_of_events(attribution.pieces, found.rank, row)[WAIT]
+    waited = time_in(attribution.pieces, found.rank, row, WAIT)
     last = found.straggler
     step = ints(details_of(attribution, found.rank[last], row[last]), "step")
     place, count = _numbered(

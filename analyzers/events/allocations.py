@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.events.steps import traced_steps
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import PHASES
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ def device_text(device_type: int, device_id: int) -> str:
 def known_bytes(value: int) -> int | None:
     """Return a total of the allocator, None for unknown (-1)."""
     return int(value) if value >= 0 else None
+
+
+def is_held(blocks: pa.Table) -> np.ndarray:
+    """Return the mask of a snapshot's blocks that tensors hold, or that wait for a stream."""
+    return matching(*strings(blocks, "state"), lambda state: state.startswith("active"))
 
 
 def memory_events(run: Attributed, rank: int) -> list[MemoryEvents]:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.groups import Texts
 
 
-def input_dims(run: Attributed, events: Events, rows: np.ndarray) -> Texts:
-    """Return the recorded shapes of the operators of events, -1 for none."""
+def arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> Texts:
+    """Return a column of `host_span` of the operators of events, -1 for none."""
     found = np.full(len(rows), -1, dtype=np.int64)
     number: dict[str, int] = {}
     for rank in np.unique(events.rank[rows]).tolist():
-        codes, values = strings(run.joined[rank].host_span, "input_dims")
+        codes, values = strings(run.joined[rank].host_span, name)
         at = np.flatnonzero((events.rank[rows] == rank) & (events.op_row[rows] >= 0))
         if len(at) and values:
             common = np.array([number.setdefault(v, len(number)) for v in values] + [-1])

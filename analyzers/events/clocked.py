@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.groups import rows_of, sum_by
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.events.groups import time_in
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.device import Events
     from chopper.analyzers.events.groups import Texts
@@ -61,8 +58,8 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
     sampled = [r for r, f in run.factors.items() if f.clocks.readers]
     if not sampled:
         return None
-    time = time_of(events, run.pieces, "compute.")
-    loss = time_of(events, run.pieces, "compute.clock.")
+    time = time_in(run.pieces, events.rank, events.row, "compute.")
+    loss = time_in(run.pieces, events.rank, events.row, "compute.clock.")
     rows = np.flatnonzero(np.isin(events.rank, sampled) & (time > 0))
     clock = np.full(len(events), np.nan)
     error, power, sensitivity = clock.copy(), clock.copy(), clock.copy()
@@ -103,16 +100,6 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
         labels=labels[rows],
         told=told[rows],
     )
-
-
-def time_of(events: Events, pieces: pa.Table, prefix: str) -> np.ndarray:
-    """Return the exclusive time of each event in causes whose id begins with a prefix."""
-    codes, causes = strings(pieces, "cause")
-    row = ints(pieces, "event_row")
-    wanted = np.array([cause.startswith(prefix) for cause in causes])[codes] & (row >= 0)
-    at = rows_of([events.rank, events.row], [ints(pieces, "rank")[wanted], row[wanted]])
-    known = at >= 0
-    return sum_by(at[known], ints(pieces, "time_ns")[wanted][known], len(events))
 
 
 def _without_rounding(shares: np.ndarray) -> np.ndarray:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
-from chopper.analyzers.trace.columns import ints, nullable, strings
+from chopper.analyzers.trace.columns import ints, nullable
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -74,19 +73,6 @@ class Members:
 def members_of(run: Attributed) -> Members:
     """Return the matched collectives of a run."""
     return Members(run.communication)
-
-
-def time_of_events(pieces: pa.Table, rank: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the exclusive time of events in each leaf cause of `communication`."""
-    codes, names = strings(pieces, "cause")
-    found = {}
-    for cause in CAUSES:
-        code = names.index(cause) if cause in names else -2
-        mine = pieces.select(["rank", "event_row", "time_ns"]).filter(pa.array(codes == code))
-        at = rows_of([rank, row], [ints(mine, "rank"), ints(mine, "event_row")])
-        known = at >= 0
-        found[cause] = sum_by(at[known], ints(mine, "time_ns")[known], len(rank))
-    return found
 
 
 def details_of(run: Attributed, rank: np.ndarray, row: np.ndarray) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import dictionary, distinct_rows
+from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,6 +134,16 @@ def rows_of(keys: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> np.ndar
     row = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
     row[number[:size][::-1]] = np.arange(size)[::-1]
     return row[number[size:]]
+
+
+def time_in(pieces: pa.Table, rank: np.ndarray, row: np.ndarray, cause: str) -> np.ndarray:
+    """Return the exclusive time of device events in the causes whose id begins so. PIECE -> ns."""
+    codes, causes = strings(pieces, "cause")
+    event = ints(pieces, "event_row")
+    wanted = matching(codes, causes, lambda name: name.startswith(cause)) & (event >= 0)
+    at = rows_of([rank, row], [ints(pieces, "rank")[wanted], event[wanted]])
+    known = at >= 0
+    return sum_by(at[known], ints(pieces, "time_ns")[wanted][known], len(rank))
 
 
 def busy_of(group: np.ndarray, size: int, start_ns: np.ndarray, dur_ns: np.ndarray) -> np.ndarray:

@@ -32,9 +32,10 @@ class Counter:
 
     def growth(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Return the growth over spans, linear between readings and none outside of them."""
-        zero = self.time_ns[0]
+        # Doubles hold a growth more exactly than a total since boot.
+        zero, total = self.time_ns[0], self.total - self.total[0]
         low, high = (
-            np.interp(edge - zero, self.time_ns - zero, self.total) for edge in (start_ns, end_ns)
+            np.interp(edge - zero, self.time_ns - zero, total) for edge in (start_ns, end_ns)
         )
         grown: np.ndarray = high - low
         return grown

@@ -62,5 +62,10 @@ def spans_in_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
         steps = steps.filter(pc.is_in(steps["number"], value_set=run.windows["number"]))
     if not steps.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
-    step = TracedSteps(*(ints(steps, name) for name in ("number", "start_ns", "end_ns")))
-    return step.index_at(ints(host, "start_ns")) >= 0, steps.num_rows
+    traced = TracedSteps(*(ints(steps, name) for name in ("number", "start_ns", "end_ns")))
+    time_ns = ints(host, "start_ns")
+    if run.whole is run:
+        # What lies between two steps belongs to their windows.
+        inside: np.ndarray = (time_ns >= traced.start_ns[0]) & (time_ns < traced.end_ns[-1])
+        return inside, len(traced)
+    return traced.index_at(time_ns) >= 0, len(traced)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.events.groups import sum_by, text_rows
+from chopper.analyzers.events.groups import sum_by, text_rows, time_in
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.tables import column, optional
 
@@ -43,10 +43,11 @@ class Works:
     count: np.ndarray
     time_ns: np.ndarray
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum over the events of each work."""
-        some = self.signature >= 0
-        return sum_by(self.signature[some], values[some], len(self.first))
+    def time_in(self, pieces: pa.Table, cause: str) -> np.ndarray:
+        """Return the time of each work's events in a cause. PIECE -> ns."""
+        rows = np.flatnonzero(self.signature >= 0)
+        time_ns = time_in(pieces, np.full(len(rows), self.rank), rows, cause)
+        return sum_by(self.signature[rows], time_ns, len(self.first))
 
     def table(self, declared: Table, rows: np.ndarray, columns: dict[str, object]) -> pa.Table:
         """Build the rows of some works.
@@ -86,11 +87,3 @@ def works_of(run: Attributed, rank: int, factors: Factors) -> Works:
         count=np.bincount(group, minlength=size),
         time_ns=sum_by(group, ints(events, "dur_ns")[rows], size),
     )
-
-
-def time_in_cause(pieces: pa.Table, rank: int, cause: str, size: int) -> np.ndarray:
-    """Return the time of a cause by event of one rank with ``size`` events."""
-    codes, causes = strings(pieces, "cause")
-    mine = codes == (causes.index(cause) if cause in causes else -2)
-    mine &= ints(pieces, "rank") == rank
-    return sum_by(ints(pieces, "event_row")[mine], ints(pieces, "time_ns")[mine], size)

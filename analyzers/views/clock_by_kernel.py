@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.analyzers.events.arguments import input_dims
+from chopper.analyzers.events.arguments import arguments
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
 from chopper.tables import column, optional
@@ -39,6 +39,6 @@ def clock_by_kernel(run: Attributed, clocked: Clocked | None) -> pa.Table:
     """PIECE, DEVICE_CLOCK -> CLOCK_BY_KERNEL, most time first."""
     if clocked is None:
         return VIEW.empty()
-    dims = input_dims(run, clocked.events, clocked.rows)
+    dims = arguments(run, clocked.events, clocked.rows, "input_dims")
     op, kernel = clocked.texts("op"), clocked.texts("kernel")
     return clock_table(VIEW, clocked, op=op, input_dims=dims, kernel=kernel)

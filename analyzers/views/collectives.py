@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.collectives import WAIT, details_of, time_of_events
-from chopper.analyzers.events.groups import real_or_null, reals
+from chopper.analyzers.events.collectives import WAIT, details_of
+from chopper.analyzers.events.groups import real_or_null, reals, time_in
 from chopper.analyzers.views import View
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.tables import column, optional
@@ -86,8 +86,7 @@ def collectives(run: Attributed, members: Members) -> pa.Table:
     found = members
     if not len(found):
         return VIEW.empty()
-    time = time_of_events(run.pieces, found.rank, found.row)
-    exposed_ns = found.total(np.sum(list(time.values()), axis=0))
+    exposed_ns = found.total(time_in(run.pieces, found.rank, found.row, "communication"))
     ready = found.ready_ns[found.first]
     left = np.maximum.reduceat(found.left_ns, found.first)
     transfer = np.maximum(left - ready, 0)
@@ -106,7 +105,7 @@ def collectives(run: Attributed, members: Members) -> pa.Table:
         **{name: details[name] for name in ("step", "phase", "layer", "op")},
         "waiting_ns": found.total(found.wait_ns),
         "straggler_rank": found.rank[last],
-        "exposed_waiting_ns": found.total(time[WAIT]),
+        "exposed_waiting_ns": found.total(time_in(run.pieces, found.rank, found.row, WAIT)),
         "exposed_ns": exposed_ns,
         "transfer_ns": transfer,
         "algorithm_bytes_per_s": real_or_null(rate),

@@ -8,7 +8,7 @@ import numpy as np
 
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
-from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
+from chopper.analyzers.views._works import COLUMNS, works_of
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def contention(run: Attributed) -> pa.Table:
         works = works_of(run, rank, factors)
         of = factors.contention
         rows = np.flatnonzero(of.overlapped_count > 0)
-        loss = time_in_cause(run.pieces, rank, "compute.contention", len(works.signature))
         bound = np.where(np.isnan(of.baseline_ns), of.bound_ns, np.nan)
         columns = {
             "alone_count": of.alone_count[rows],
@@ -65,7 +64,7 @@ def contention(run: Attributed) -> pa.Table:
             "overlapped_count": of.overlapped_count[rows],
             "overlapped_ns": whole_or_null(of.overlapped_ns[rows]),
             "slowdown_ratio": real_or_null(of.ratio[rows]),
-            "loss_ns": works.sum(loss)[rows],
+            "loss_ns": works.time_in(run.pieces, "compute.contention")[rows],
             "bound_ns": whole_or_null(bound[rows]),
         }
         parts.append(works.table(VIEW, rows, columns))

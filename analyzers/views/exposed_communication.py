@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.collectives import CAUSES, details_of, time_of_events
-from chopper.analyzers.events.groups import Groups, text_rows
+from chopper.analyzers.events.collectives import CAUSES, details_of
+from chopper.analyzers.events.groups import Groups, text_rows, time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.intervals import union
@@ -71,8 +71,9 @@ def exposed_communication(run: Attributed) -> pa.Table:
     keys = {name: strings(table, name) for name in ("ranks", "group", "collective")}
     keys |= {name: strings(details, name) for name in ("phase", "layer")}
     groups = Groups([codes for codes, _ in keys.values()])
-    time = time_of_events(run.pieces, rank, row)
-    wait, at_peak, below_peak, no_peak, unseparated = (groups.sum(time[c]) for c in CAUSES)
+    wait, at_peak, below_peak, no_peak, unseparated = (
+        groups.sum(time_in(run.pieces, rank, row, cause)) for cause in CAUSES
+    )
     exposed = wait + at_peak + below_peak + no_peak + unseparated
     elapsed = groups.sum(ran[inside])
     columns = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from chopper.analyzers.events.collectives import details_of
 from chopper.analyzers.events.device import of_class
-from chopper.analyzers.events.steps import traced_steps
+from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import distinct_rows, ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
@@ -70,18 +70,15 @@ def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
     rank, start, step = rank[order], start[order], step[order]
     _, name = distinct_rows([step, events.kernel[0][rows][order]])
     # Kernels of one name, step and rank follow each other.
-    _, sequence = distinct_rows([name, rank])
-    new = np.ones(len(sequence), dtype=bool)
-    new[1:] = sequence[1:] != sequence[:-1]
-    first = np.flatnonzero(new)
-    each = np.diff(np.append(first, len(sequence)))
-    occurrence = np.arange(len(sequence)) - np.repeat(first, each)
+    runs = Groups([name, rank])
+    each, named = runs.count, name[runs.first]
+    occurrence = np.arange(len(name)) - runs.first[runs.of_row]
     names = int(name.max()) + 1
-    low = np.full(names, len(sequence) + 1, dtype=np.int64)
+    low = np.full(names, len(name) + 1, dtype=np.int64)
     high = np.zeros(names, dtype=np.int64)
-    np.minimum.at(low, name[first], each)
-    np.maximum.at(high, name[first], each)
-    on_all = np.bincount(name[first], minlength=names) == len(run.recording.ranks)
+    np.minimum.at(low, named, each)
+    np.maximum.at(high, named, each)
+    on_all = np.bincount(named, minlength=names) == len(run.recording.ranks)
     keep = np.flatnonzero(((low == high) & on_all)[name])
     if not len(keep):
         return []
@@ -104,31 +101,26 @@ def _offsets_ns(run: Attributed) -> np.ndarray:
 
 def _step_numbers(run: Attributed, rank: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Step numbers of events from the index of their step within their rank; -1 for none."""
-    found = np.full(len(rank), -1, dtype=np.int64)
-    if (ints(run.windows, "number") < 0).all():
-        return found
-    for one in np.unique(rank).tolist():
-        traced = traced_steps(run, one).number
-        at = np.flatnonzero((rank == one) & (index >= 0) & (index < len(traced)))
-        found[at] = traced[index[at]]
-    return found
+    windows = run.whole.windows
+    at = rows_of([ints(windows, "rank"), ints(windows, "step_index")], [rank, index])
+    return np.append(ints(windows, "number"), -1)[at]
 
 
 def _by_rank_and_step(
     kind: str, rank: np.ndarray, step: np.ndarray, ahead: np.ndarray
 ) -> list[dict[str, object]]:
-    first, group = distinct_rows([rank, step])
-    order = np.argsort(group, kind="stable")
-    bounds = np.cumsum(np.bincount(group, minlength=len(first)))[:-1]
+    groups = Groups([rank, step])
+    order = np.argsort(groups.of_row, kind="stable")
+    members = np.split(ahead[order], np.cumsum(groups.count)[:-1])
     return [
         {
             "rank": int(rank[at]),
             "step": None if step[at] < 0 else int(step[at]),
             "kind": kind,
-            "event_count": len(rows),
-            "median_ns": int(np.median(ahead[rows])),
-            "p95_ns": int(np.quantile(ahead[rows], 0.95)),
-            "last_ratio": float((ahead[rows] <= 0).mean()),
+            "event_count": len(of),
+            "median_ns": int(np.median(of)),
+            "p95_ns": int(np.quantile(of, 0.95)),
+            "last_ratio": float((of <= 0).mean()),
         }
-        for at, rows in zip(first, np.split(order, bounds), strict=True)
+        for at, of in zip(groups.first, members, strict=True)
     ]

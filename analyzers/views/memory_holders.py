@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.analyzers.events.allocations import DEVICE, device_text
+from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
-from chopper.analyzers.views._blocks import is_held
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
+from chopper.analyzers.events.arguments import arguments
 from chopper.analyzers.events.calls import (
     RATES,
     SHARE,
@@ -19,11 +19,12 @@ from chopper.analyzers.events.calls import (
     work_columns,
 )
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
-from chopper.analyzers.trace.columns import strings
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.calls import Calls
     from chopper.analyzers.events.device import Events
@@ -69,51 +70,32 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     An operator's call is one row of `host_span`; its time is that of all events that it launched.
     Events without an operator are one row per phase, each event a call.
     """
-    if not len(events):
-        return VIEW.empty()
     first = calls.groups.first
-    arguments = _arguments(run, events, first)
+    recorded = {name: _compact(arguments(run, events, first, name)) for name in _ARGUMENTS}
     groups = Groups(
-        [events.op[0][first], events.phase[0][first], *(codes for codes, _ in arguments.values())]
+        [events.op[0][first], events.phase[0][first], *(codes for codes, _ in recorded.values())]
     )
     found = statistics_of(groups, calls.busy_ns)
     one = first[groups.first]
     columns = {
         "op": text_rows(events.op, one),
         "phase": text_rows(events.phase, one),
-        **{name: text_rows(texts, groups.first) for name, texts in arguments.items()},
+        **{name: text_rows(texts, groups.first) for name, texts in recorded.items()},
         **time_columns(found),
         **work_columns(events, groups.of_row[calls.groups.of_row], found.sum, found.count),
     }
     return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))
 
 
-def _arguments(run: Attributed, events: Events, rows: np.ndarray) -> dict[str, Texts]:
-    """Recorded arguments of the operators that launched ``rows`` of the events."""
-    parts = []
-    places = []
-    for rank in np.unique(events.rank[rows]):
-        mine = np.flatnonzero(events.rank[rows] == rank)
-        op_row = events.op_row[rows[mine]]
-        spans = run.joined[int(rank)].host_span.select(list(_ARGUMENTS))
-        parts.append(spans.take(pa.array(op_row, mask=op_row < 0)))
-        places.append(mine)
-    table = pa.concat_tables(parts)
-    back = np.argsort(np.concatenate(places), kind="stable")
-    found = {}
-    for name in _ARGUMENTS:
-        codes, values = strings(table, name)
-        texts = [_compact(v) for v in values]
-        distinct = sorted(set(texts))
-        code = {text: i for i, text in enumerate(distinct)}
-        same = np.array([*(code[t] for t in texts), -1], dtype=np.int64)
-        found[name] = (same[codes[back]], distinct)
-    return found
-
-
-def _compact(text: str) -> str:
-    """JSON without white space; what is not JSON as it is."""
-    try:
-        return msgspec.json.format(text, indent=-1)
-    except (msgspec.DecodeError, UnicodeError):
-        return text
+def _compact(texts: Texts) -> Texts:
+    """JSON without white space, in alphabetical order; what is not JSON as it is."""
+    codes, values = texts
+    short = []
+    for value in values:
+        try:
+            short.append(msgspec.json.format(value, indent=-1))
+        except (msgspec.DecodeError, UnicodeError):
+            short.append(value)
+    distinct = sorted(set(short))
+    number = {text: i for i, text in enumerate(distinct)}
+    return np.array([*(number[text] for text in short), -1])[codes], distinct

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.events.arguments import input_dims
+from chopper.analyzers.events.arguments import arguments
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import distinct_rows
@@ -79,7 +79,7 @@ def overlap(run: Attributed, events: Events) -> pa.Table:
     rows = np.flatnonzero(of_class(events, "compute") & (events.dur_ns > 0))
     if not len(rows) or not run.communication.num_rows:
         return VIEW.empty()
-    dims, texts = input_dims(run, events, rows)
+    dims, texts = arguments(run, events, rows, "input_dims")
     groups = Groups([events.op[0][rows], dims, events.kernel[0][rows]])
     beside, dur = _beside(events, rows), events.dur_ns[rows]
     ratio = beside / dur

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.events.collectives import WAIT, time_of_events
+from chopper.analyzers.events.collectives import WAIT
+from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
@@ -94,7 +95,6 @@ class Delays:
 
 def delays_of(run: Attributed, members: Members) -> Delays:
     """Return the time that each collective's straggler spent longer than the others, by cause."""
-    time = time_of_events(run.pieces, members.rank, members.row)
     spent, causes = _spent(run, members)
     excess = np.zeros((0, len(causes) + 1))
     if len(members):
@@ -104,7 +104,7 @@ def delays_of(run: Attributed, members: Members) -> Delays:
     return Delays(
         straggler=members.rank[members.straggler],
         wait_ns=members.total(members.wait_ns),
-        exposed_wait_ns=members.total(time[WAIT]),
+        exposed_wait_ns=members.total(time_in(run.pieces, members.rank, members.row, WAIT)),
         causes=causes,
         excess_ns=excess,
     )

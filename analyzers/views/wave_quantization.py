@@ -10,7 +10,7 @@ from chopper.analyzers.causes import last_wave
 from chopper.analyzers.events.groups import real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
-from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
+from chopper.analyzers.views._works import COLUMNS, works_of
 from chopper.tables import column, optional
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def wave_quantization(run: Attributed) -> pa.Table:
         if ceiling is None or ceiling.units_count is None or not factors.wave_ln.any():
             continue
         works = works_of(run, rank, factors)
-        loss = time_in_cause(run.pieces, rank, _CAUSE, len(works.signature))
         rows = np.flatnonzero((works.count > 0) & (factors.wave_ln[works.first] > 0))
         one = works.first[rows]
         events = works.events.take(one)
@@ -78,7 +77,7 @@ def wave_quantization(run: Attributed) -> pa.Table:
             "waves_ratio": real_or_null(waves),
             "slowdown_ratio": np.exp(factors.wave_ln[one]),
             "slowdown_limit_ratio": real_or_null(np.maximum(np.ceil(waves) / waves, 1.0)),
-            "loss_ns": works.sum(loss)[rows],
+            "loss_ns": works.time_in(run.pieces, _CAUSE)[rows],
         }
         parts.append(works.table(VIEW, rows, columns))
     return VIEW.joined(parts).sort_by([("loss_ns", "descending")])

@@ -83,7 +83,7 @@ def recorded(
 
 
 def codes(found: AttributedRun) -> dict[str, str]:
-    return {f.code: f.message for f in of_steps(found)}
+    return {f.code: f.message for f in of_steps(found.step_time(), found.findings)}
 
 
 def test_the_median_of_untraced_steps_is_the_step_time() -> None:
