@@ -49,6 +49,12 @@ def to_arrow(values: Sequence[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(numbers)], nulls)
 
 
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with other values in one of its columns."""
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.schema.field(at), values)
+
+
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
     if None not in values:
         return None, 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.errors import InputError
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, add_finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,10 +64,10 @@ def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding
             )
             if named.get(file, True):
                 raise refused
-            findings.append(
-                Finding(
-                    code="run.file_left_out", severity="warning", message=f"left out: {refused}"
-                )
+            add_finding(
+                findings,
+                "run.file_left_out",
+                f"left out: {refused}",
             )
             continue
         path, trace = kinetos[at]
@@ -111,17 +111,14 @@ def _moved(table: pa.Table, offset_ns: int, device_id: int | None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    at = table.schema.get_field_index("time_ns")
-    moved = table.set_column(
-        at, table.schema.field(at), pc.add(table["time_ns"], pa.scalar(offset_ns, pa.int64()))
-    )
-    at = moved.schema.get_field_index("device_id")
-    if at < 0 or device_id is None:
-        return moved
+    from chopper.arrow import with_column
+
+    moved = pc.add(table["time_ns"], pa.scalar(offset_ns, pa.int64()))
+    table = with_column(table, "time_ns", moved)
+    if "device_id" not in table.column_names or device_id is None:
+        return table
     # The one device that ran these kernels, whatever the other tool calls it.
-    return moved.set_column(
-        at, moved.schema.field(at), pa.array([device_id] * moved.num_rows, pa.int32())
-    )
+    return with_column(table, "device_id", pa.array([device_id] * table.num_rows, pa.int32()))
 
 
 def _meeting(trace: ParsedTrace, other: ParsedTrace) -> tuple[float, int]:

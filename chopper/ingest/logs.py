@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, UsageError
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, add_finding
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -96,7 +96,13 @@ def attach_logs(
             by_table.setdefault(name, []).append(table)
     alike = _called_alike(parts)
     if alike:
-        findings.append(_device_unknown(alike, files))
+        add_finding(
+            findings,
+            "telemetry.device_unknown",
+            f"ranks {ranges(alike)} call their devices alike (each sees its own, or they are on "
+            f"several hosts): which rows of {', '.join(f.name for f in files)} are whose is not "
+            "recorded, and none is joined to them; import a rank with the rows of its device alone",
+        )
     for part in parts:
         if part.rank in alike:
             continue
@@ -115,26 +121,12 @@ def _called_alike(parts: Sequence[RankManifest]) -> list[int]:
     return [p.rank for p in parts if p.device_id is not None and ordinals.count(p.device_id) > 1]
 
 
-def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
-    return Finding(
-        code="telemetry.device_unknown",
-        severity="warning",
-        message=f"ranks {ranges(ranks)} call their devices alike (each sees its own, or they are "
-        f"on several hosts): which rows of {', '.join(f.name for f in files)} are whose is not "
-        "recorded, and none is joined to them; import a rank with the rows of its device alone",
-    )
-
-
 def _check_once(
     spans_by_column: dict[tuple[int, str], list[tuple[int, int, Path]]],
     file: Path,
     log: TelemetryLog,
 ) -> None:
-    """Note the span in which a log holds each column of each device.
-
-    Raises:
-        InputError: another log tells the same of a device of this number at the same time.
-    """
+    """Note the span in which a log holds each column of each device."""
     import pyarrow.compute as pc
 
     for name, table in log.tables.items():
@@ -166,12 +158,7 @@ _SINCE_1970_NS = 10**17
 def _in_time(
     parts: Sequence[RankManifest], file: Path, log: TelemetryLog, *, zoned: bool
 ) -> list[Finding]:
-    """Check that a log can be joined to the traces, and find out whether it meets them.
-
-    Raises:
-        InputError: its times and the trace's are of different clocks, or nobody knows which hour
-            they mean.
-    """
+    """Check that a log can be joined to the traces, and find out whether it meets them."""
     import pyarrow.compute as pc
 
     traced = [p for p in parts if p.start_ns is not None and p.end_ns is not None]
@@ -208,35 +195,30 @@ def _in_time(
 
 
 def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
-    findings = []
+    findings: list[Finding] = []
     if log.local_time and not zoned:
-        findings.append(
-            Finding(
-                code="telemetry.time_zone",
-                severity="warning",
-                message=f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
-                "chopper import says otherwise",
-            )
+        add_finding(
+            findings,
+            "telemetry.time_zone",
+            f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
+            "chopper import says otherwise",
         )
     if log.repeated_count:
-        findings.append(
-            Finding(
-                code="telemetry.clock_set_back",
-                severity="warning",
-                count=log.repeated_count,
-                message=f"{file.name}: its clock was set back, and {log.repeated_count} rows of "
-                "times that passed twice are left out (the end of summer time? log in UTC)",
-            )
+        add_finding(
+            findings,
+            "telemetry.clock_set_back",
+            f"{file.name}: its clock was set back, and {log.repeated_count} rows of "
+            "times that passed twice are left out (the end of summer time? log in UTC)",
+            count=log.repeated_count,
         )
     if log.bad_rows_count:
-        findings.append(
-            Finding(
-                code="telemetry.rows_lost",
-                severity="info",
-                count=log.bad_rows_count,
-                message=f"{file.name}: {log.bad_rows_count} of "
-                f"{log.bad_rows_count + log.rows_count} rows name no device or no time and are "
-                "left out",
-            )
+        add_finding(
+            findings,
+            "telemetry.rows_lost",
+            f"{file.name}: {log.bad_rows_count} of "
+            f"{log.bad_rows_count + log.rows_count} rows name no device or no time and are "
+            "left out",
+            severity="info",
+            count=log.bad_rows_count,
         )
     return findings

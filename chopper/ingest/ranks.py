@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
 from chopper.storage.layout import MOST_RANKS
-from chopper.storage.manifest import Finding, RankManifest
+from chopper.storage.manifest import Finding, RankManifest, add_finding
+from chopper.storage.parts import ranks_missing
 from chopper.wording import device_name, some
 
 if TYPE_CHECKING:
@@ -121,22 +122,17 @@ def credible(traces: list[ParsedTrace]) -> list[Finding]:
     findings: list[Finding] = []
     for trace in traces:
         if trace.rank is not None and trace.rank >= MOST_RANKS:
-            findings.append(
-                Finding(
-                    code="run.rank_number",
-                    severity="warning",
-                    message=f"{trace.source}: says it is rank {trace.rank}; not believed",
-                )
+            add_finding(
+                findings,
+                "run.rank_number",
+                f"{trace.source}: says it is rank {trace.rank}; not believed",
             )
             trace.rank = None
         if trace.world_size is not None and trace.world_size > MOST_RANKS:
-            findings.append(
-                Finding(
-                    code="run.world_size",
-                    severity="warning",
-                    message=f"{trace.source}: says it is of a job of {trace.world_size} ranks; "
-                    "not believed",
-                )
+            add_finding(
+                findings,
+                "run.world_size",
+                f"{trace.source}: says it is of a job of {trace.world_size} ranks; not believed",
             )
             trace.world_size = None
     return findings
@@ -193,37 +189,20 @@ def check_ranks(numbered: Numbered) -> list[Finding]:
     world = max(worlds)
     unknown = [file.name for file, t in main.values() if t.rank is None]
     if unknown and len(main) > 1:
-        findings.append(
-            Finding(
-                code="run.rank_unknown",
-                severity="warning",
-                count=len(unknown),
-                message=f"{some(unknown)} do not say which rank they are, beside files of a job "
-                f"of {world}: they may be of another run, and their numbers are guessed",
-            )
+        add_finding(
+            findings,
+            "run.rank_unknown",
+            f"{some(unknown)} do not say which rank they are, beside files of a job "
+            f"of {world}: they may be of another run, and their numbers are guessed",
+            count=len(unknown),
         )
     beyond = [rank for rank in main if rank >= world]
     if beyond:
-        findings.append(
-            Finding(
-                code="run.rank_beyond_world",
-                severity="warning",
-                count=len(beyond),
-                message=f"rank {some(beyond)} of a job of {world}: ranks count from 0 to "
-                f"{world - 1}",
-            )
+        add_finding(
+            findings,
+            "run.rank_beyond_world",
+            f"rank {some(beyond)} of a job of {world}: ranks count from 0 to {world - 1}",
+            count=len(beyond),
         )
-    missing = sorted(set(range(world)) - set(main))
-    if missing:
-        findings.append(_missing_ranks(missing, world))
-    return findings
-
-
-def _missing_ranks(missing: list[int], world: int) -> Finding:
-    return Finding(
-        code="run.ranks_missing",
-        severity="warning" if len(missing) < world - 1 else "info",
-        count=len(missing),
-        message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for them "
-        "cannot be told from transfer",
-    )
+    # One of many alone is as its user wants it.
+    return findings + ranks_missing(main, world, "warning" if len(main) > 1 else "info")

@@ -16,7 +16,7 @@ from chopper.ingest.recorded import read_rank, read_traces
 from chopper.ingest.sources import check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
-from chopper.storage.manifest import Finding, RankManifest, RunManifest
+from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.run import Run
 from chopper.version import __version__
 
@@ -173,8 +173,10 @@ def _numbered(
                 raise
             # One bad file in a directory must not hide the others.
             refused = refused or exc
-            findings.append(
-                Finding(code="run.file_left_out", severity="warning", message=f"left out: {exc}")
+            add_finding(
+                findings,
+                "run.file_left_out",
+                f"left out: {exc}",
             )
             continue
         findings += credible(recording)

@@ -88,9 +88,6 @@ def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManif
 def _trace_of(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
     """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
-
-    Raises:
-        InputError: they cannot be read.
     """
     from chopper.collectors.formats import readers
 

@@ -145,11 +145,7 @@ def check_names(named: Sequence[str | Path]) -> None:
 
 
 def _in_directory(path: Path) -> list[Path]:
-    """Return the traces of a directory.
-
-    Raises:
-        InputError: there are none; says what is there instead.
-    """
+    """Return the traces of a directory."""
     from chopper.collectors.formats import readers
 
     entries = sorted(path.iterdir())

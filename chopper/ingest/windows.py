@@ -88,7 +88,8 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
         own["step"] = step = _steps(window, number)
         number = step["number"][step.num_rows - 1].as_py()
         offset = _distinct(own, offset)
-        own["collective"] = _moved(own["collective"], rows)
+        if "collective" in own:
+            own["collective"] = _moved(own["collective"], rows)
         for name in rows:
             rows[name] += own[name].num_rows
         for name, table in own.items():
@@ -105,26 +106,20 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
 
 def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
     """The steps of a window, numbered after ``last`` with a jump."""
+    import numpy as np
     import pyarrow.compute as pc
 
-    from chopper.tables import TABLES
+    from chopper.arrow import with_column
+    from chopper.collectors.formats.parsed import step_table
 
     step = window.tables["step"]
     if not step.num_rows:
         start_ns, end_ns = window.span_ns or (0, 0)
-        row = {
-            "number": 0,
-            "start_ns": start_ns,
-            "end_ns": end_ns,
-            "source": "profiler_step",
-            "traced": True,
-        }
-        step = type(step).from_pylist([row], schema=TABLES["step"].arrow)
+        starts, ends = np.array([start_ns]), np.array([end_ns])
+        step = step_table([0], starts, ends, "profiler_step")
     first = step["number"][0].as_py()
     if last is not None and first < last + 2:
-        index = step.schema.get_field_index("number")
-        moved = pc.add(step["number"], last + 2 - first)
-        step = step.set_column(index, step.schema.field(index), moved)
+        step = with_column(step, "number", pc.add(step["number"], last + 2 - first))
     return step
 
 
@@ -132,16 +127,15 @@ def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
     """Add ``offset`` to a window's ids; returns that of the window after it."""
     import pyarrow.compute as pc
 
+    from chopper.arrow import with_column
+
     highest = 0
-    for name, columns in _IDS.items():
-        table = tables[name]
-        for column in columns:
-            ids = table[column]
+    for name in _IDS.keys() & tables.keys():
+        for column in _IDS[name]:
+            ids = tables[name][column]
             highest = max(highest, pc.max(ids).as_py() or 0)
-            index = table.schema.get_field_index(column)
             moved = pc.if_else(pc.greater(ids, 0), pc.add(ids, offset), ids)
-            table = table.set_column(index, table.schema.field(index), moved)
-        tables[name] = table
+            tables[name] = with_column(tables[name], column, moved)
     return offset + highest + 1
 
 
@@ -150,7 +144,8 @@ def _moved(collective: pa.Table, rows: dict[str, int]) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from chopper.arrow import with_column
+
     first = [rows.get(source, 0) for source in collective["source"].to_pylist()]
-    index = collective.schema.get_field_index("row")
     moved = pc.add(collective["row"], pa.array(first, pa.int64()))
-    return collective.set_column(index, collective.schema.field(index), moved)
+    return with_column(collective, "row", moved)

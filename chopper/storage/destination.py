@@ -167,7 +167,27 @@ def new_output(
             the message says).
     """
     with claimed(path):
-        yield from _new_output(path, force=force, say=say)
+        for line in recover(path):
+            if say is not None:
+                say(line)
+        replace = check_output(path, force=force)
+        run_dir = _real(path)
+        existed = run_dir.is_dir()
+        old = working_dir(run_dir, "old")
+        if replace:
+            try:
+                run_dir.replace(old)
+            except OSError as exc:
+                raise OutputError(
+                    f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
+                ) from exc
+        try:
+            yield prepare_output(run_dir)
+        finally:
+            if holds_recording(run_dir):
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                _put_back(run_dir, old if replace else None, keep=existed)
 
 
 def claim_file(run_dir: Path) -> Path:
@@ -193,30 +213,6 @@ def claimed(path: Path) -> Iterator[None]:
             f"{path}: process {exc} is writing a run into it; wait for its end, or choose another "
             "-o"
         ) from None
-
-
-def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -> Iterator[Path]:
-    for line in recover(path):
-        if say is not None:
-            say(line)
-    replace = check_output(path, force=force)
-    run_dir = _real(path)
-    existed = run_dir.is_dir()
-    old = working_dir(run_dir, "old")
-    if replace:
-        try:
-            run_dir.replace(old)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
-            ) from exc
-    try:
-        yield prepare_output(run_dir)
-    finally:
-        if holds_recording(run_dir):
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            _put_back(run_dir, old if replace else None, keep=existed)
 
 
 def recover(path: Path) -> list[str]:

@@ -33,6 +33,19 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Claims that this finding withholds, for example ``compute.ideal``."""
 
 
+def add_finding(
+    findings: list[Finding],
+    code: str,
+    message: str,
+    *,
+    severity: Severity = "warning",
+    rank: int | None = None,
+    count: int | None = None,
+) -> None:
+    """Add a finding to a list."""
+    findings.append(Finding(code=code, severity=severity, message=message, rank=rank, count=count))
+
+
 class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A device as the run saw it. Peaks are joined by name when the run is analyzed."""
 

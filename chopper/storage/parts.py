@@ -29,6 +29,8 @@ from chopper.version import __version__
 from chopper.wording import some
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pyarrow as pa
 
 
@@ -54,7 +56,12 @@ class RunWriter:
     def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
         """Add a finding, once for each code."""
         if all(finding.code != code for finding in self.manifest.findings):
-            self.manifest.findings.append(m.Finding(code=code, severity=severity, message=message))
+            m.add_finding(
+                self.manifest.findings,
+                code,
+                message,
+                severity=severity,
+            )
 
     def save(self) -> None:
         """Write the part as it stands; called early and often, so that a kill loses little."""
@@ -92,24 +99,20 @@ def read_parts(
         except RunFormatError as exc:
             part, why = None, str(exc)
         if part is None:
-            findings.append(
-                m.Finding(
-                    code="run.part_missing",
-                    severity="warning",
-                    message=f"{folder.name} has no readable manifest: {why}",
-                )
+            m.add_finding(
+                findings,
+                "run.part_missing",
+                f"{folder.name} has no readable manifest: {why}",
             )
             part = m.RankManifest(rank=int(folder.name[5:]), status="running")
             part.traces = tuple(sorted(p.name for p in folder.glob("trace*.json*")))
         if part.status == "running":
-            findings.append(
-                m.Finding(
-                    code="run.rank_died",
-                    severity="warning",
-                    rank=part.rank,
-                    message=f"rank {part.rank} never closed its recording: "
-                    f"{_end_of(part, folder, exit_code)}; what it had flushed is used",
-                )
+            m.add_finding(
+                findings,
+                "run.rank_died",
+                f"rank {part.rank} never closed its recording: "
+                f"{_end_of(part, folder, exit_code)}; what it had flushed is used",
+                rank=part.rank,
             )
         parts.append(part)
     parts, of_older = _latest_attempt(parts)
@@ -117,14 +120,12 @@ def read_parts(
     findings = [f for f in findings if f.rank not in dropped]
     if of_older:
         names = [rank_dir_name(p.rank) for p in of_older]
-        findings.append(
-            m.Finding(
-                code="run.older_attempt",
-                severity="warning",
-                count=len(of_older),
-                message=f"{some(names)}: recorded before the program was restarted with other "
-                "ranks; kept there, but not part of this run",
-            )
+        m.add_finding(
+            findings,
+            "run.older_attempt",
+            f"{some(names)}: recorded before the program was restarted with other "
+            "ranks; kept there, but not part of this run",
+            count=len(of_older),
         )
     return parts, findings
 
@@ -218,16 +219,23 @@ def _is_part(data: bytes) -> bool:
 def missing_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
     """Find ranks of the job that left nothing, where all parts agree on how many there were."""
     worlds = {p.world_size for p in parts if p.world_size}
-    if len(worlds) != 1 or len(parts) >= max(worlds):
+    return ranks_missing({p.rank for p in parts}, max(worlds)) if len(worlds) == 1 else []
+
+
+def ranks_missing(
+    ranks: Collection[int], world: int, severity: m.Severity = "warning"
+) -> list[m.Finding]:
+    """Say which ranks of a job are not in a run."""
+    missing = sorted(set(range(world)) - set(ranks))
+    if not missing:
         return []
-    missing = sorted(set(range(max(worlds))) - {p.rank for p in parts})
     return [
         m.Finding(
             code="run.ranks_missing",
-            severity="warning",
+            severity=severity,
             count=len(missing),
-            message=f"{len(missing)} of {max(worlds)} ranks are not in this run: "
-            f"{some(missing)}; waiting for them cannot be told from transfer",
+            message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for "
+            "them cannot be told from transfer",
         )
     ]
 

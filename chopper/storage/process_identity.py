@@ -11,7 +11,6 @@ import fcntl
 import functools
 import os
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +82,6 @@ def _look_up(pid: int) -> tuple[bool, int | None]:
     One that its parent has not reaped runs no more. One that /proc does not show (it is mounted
     with hidepid, or not at all) runs when it could be sent a signal.
     """
-    if sys.platform != "linux":
-        import psutil
-
-        try:
-            process = psutil.Process(pid)
-            ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            return (False, None) if ended else (True, int(process.create_time() * 1e6))
-        except psutil.AccessDenied:
-            return True, None
-        except psutil.Error:
-            return False, None
     try:
         # The name of the program, in parentheses, may hold anything.
         state, *fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()

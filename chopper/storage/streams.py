@@ -6,6 +6,7 @@ Each batch carries the checksum of what stands before it. Damage ends what can b
 from __future__ import annotations
 
 import contextlib
+import io
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
     import pyarrow as pa
 
@@ -28,42 +28,23 @@ _TRAILER = b"chopper.crc32="
 _TIME_MOST_NS = 1 << 61
 
 
-class ChecksummedSink:
-    """A file that counts the CRC-32 of what was written to it.
+class ChecksummedSink(io.BufferedWriter):
+    """A file, opened for writing without a buffer, that counts the CRC-32 of what it is given."""
 
-    Args:
-        file: opened for writing, empty.
-    """
+    crc32 = 0
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.crc32 = 0
-
-    def write(self, data: Any) -> int:
-        """Write bytes; returns how many."""
+    def write(self, data: Any, /) -> int:
+        """Write bytes and return how many."""
         self.crc32 = zlib.crc32(data, self.crc32)
-        return self._file.write(data)
+        return super().write(data)
 
     def batch_metadata(self) -> dict[bytes, bytes]:
-        """Metadata of the next batch: the checksum of what stands before it."""
+        """Return the metadata of the next batch: the checksum of what stands before it."""
         return {CHECKSUM: b"%08x" % self.crc32}
 
     def write_trailer(self) -> None:
         """Write the checksum of the whole file, after the stream's end."""
-        self._file.write(_TRAILER + b"%08x" % self.crc32)
-
-    def flush(self) -> None:
-        """Hand what was written to the operating system."""
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        """Return whether the file is closed."""
-        return self._file.closed
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.write(_TRAILER + b"%08x" % self.crc32)
 
 
 class DamagedStreamError(ValueError):
@@ -209,7 +190,7 @@ class StreamWriter:
         self._declared = TABLES[name]
         self.path = path
         try:
-            self._sink = ChecksummedSink(path.open("xb" if exclusive else "wb"))
+            self._sink = ChecksummedSink(path.open("xb" if exclusive else "wb", buffering=0))
         except FileExistsError:
             raise
         except OSError as exc:

@@ -118,6 +118,3 @@ def _value(tree: Any, buffers: list[bytes]) -> Any:
 def _table(data: bytes) -> pa.Table:
     """Read a table."""
     return pa.ipc.open_stream(data).read_all()
-
-
-__all__ = ["decode", "encode"]

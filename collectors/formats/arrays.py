@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 NO_VALUE = -(2**63)
 """Stands for an integer that is absent."""
@@ -73,6 +73,12 @@ def _numbers(chunk: pa.Array, missing: int) -> np.ndarray:
         return values
     bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
     return np.where(bits[chunk.offset : chunk.offset + len(chunk)], values, dtype.type(missing))
+
+
+def is_one_of(column: tuple[np.ndarray, Sequence[str | None]], *texts: str) -> np.ndarray:
+    """Return the mask of the rows of a column, as codes and their values, that hold these texts."""
+    codes, values = column
+    return np.isin(codes, [code for code, value in enumerate(values) if value in texts])
 
 
 def _bits(flags: np.ndarray) -> pa.Buffer:

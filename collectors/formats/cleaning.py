@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.storage.manifest import Finding
+from chopper.collectors.formats.arrays import is_one_of
+from chopper.storage.manifest import Finding, add_finding
 from chopper.wording import device_name
+
+if TYPE_CHECKING:
+    from collections import Counter
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longer spans are overflows of the recorder: no step takes a month."""
@@ -20,16 +24,37 @@ _TIMELINE_RATIO = 0.01
 """A device with less of the busiest device's kernel time was touched, not used."""
 
 
-class Counts:
-    """Counts of repairs and oddities, turned into findings at the end."""
+DAMAGES = {
+    "event.without_ts": "events without a usable ts were dropped",
+    "event.without_name": "events without a name were dropped",
+    "event.without_dur": "events without a dur were taken as points in time",
+    "event.negative_duration": "events with a negative dur were taken as points",
+    "event.overflowing_duration": "events with an overflowing dur (over 30 days) were taken as "
+    "points",
+    "event.nested_too_deep": "events nested deeper than any trace were dropped",
+    "event.not_an_object": "entries of traceEvents that are no objects were dropped",
+    "event.without_ph": "events without a phase (ph) were dropped",
+    "event.without_category": "events without a category were not used",
+    "event.nanosecond_unit": "events count in nanoseconds where the format says microseconds; "
+    "converted",
+    "event.far_in_time": "events lie more than a day from the rest of the trace (another clock, or "
+    "a wrong ts) and were dropped",
+    "event.duplicate": "events were recorded twice; the repetitions were dropped",
+}
+"""Repairs of single events, by the code of the finding."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {}
 
-    def add(self, code: str, count: int = 1) -> None:
-        """Count ``count`` more of ``code``."""
-        if count:
-            self.values[code] = self.values.get(code, 0) + count
+def damage_findings(counts: Counter[str], source: str) -> list[Finding]:
+    """Say how many events of a file were repaired or dropped."""
+    return [
+        Finding(
+            code=code,
+            severity="info" if code == "event.without_category" else "warning",
+            message=f"{source}: {count} {DAMAGES[code]}",
+            count=count,
+        )
+        for code, count in sorted((+counts).items())
+    ]
 
 
 def _has_underscore(value: Any) -> bool:
@@ -68,7 +93,7 @@ def clean(text: str) -> str:
 
 
 def usable_starts(
-    counts: Counts, base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
+    counts: Counter[str], base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
 ) -> np.ndarray:
     """Mask of the events with a possible start, whichever way they were read; counts the others.
 
@@ -80,14 +105,14 @@ def usable_starts(
         in_ns: what was recorded in ns instead of µs; None for nothing.
     """
     ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
-    counts.add("event.without_ts", int((~ok).sum()))
+    counts["event.without_ts"] += int((~ok).sum())
     if in_ns is not None:
-        counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
+        counts["event.nanosecond_unit"] += int((ok & in_ns).sum())
     return ok
 
 
 def usable_spans(
-    counts: Counts,
+    counts: Counter[str],
     ok: np.ndarray,
     named: np.ndarray,
     dur: np.ndarray,
@@ -104,13 +129,13 @@ def usable_spans(
         dur_ok: what could be read.
         missing: spans without a duration.
     """
-    counts.add("event.without_name", int((ok & ~named).sum()))
+    counts["event.without_name"] += int((ok & ~named).sum())
     ok = ok & named
     negative = dur_ok & (dur < 0)
     overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
-    counts.add("event.without_dur", int((ok & missing).sum()))
-    counts.add("event.negative_duration", int((ok & negative).sum()))
-    counts.add("event.overflowing_duration", int((ok & overflow).sum()))
+    counts["event.without_dur"] += int((ok & missing).sum())
+    counts["event.negative_duration"] += int((ok & negative).sum())
+    counts["event.overflowing_duration"] += int((ok & overflow).sum())
     good = dur_ok & ~negative & ~overflow
     return ok, dur if good.all() else np.where(good, dur, 0)
 
@@ -143,7 +168,7 @@ def main_and_others(
     devices, inverse = np.unique(ids, return_inverse=True)
     if not len(devices):
         return None, [], []
-    is_kernel = np.isin(codes, [i for i, k in enumerate(kinds) if k == "kernel"])
+    is_kernel = is_one_of((codes, kinds), "kernel")
     busy = np.bincount(inverse, weights=dur * is_kernel)
     all_work = np.bincount(inverse, weights=dur)
     # The first of those that do most: equal partners keep their order from run to run.
@@ -156,35 +181,31 @@ def main_and_others(
     findings: list[Finding] = []
     if used:
         listed = ", ".join(device_name(devices[i]) for i in sorted([main, *used]))
-        findings.append(
-            Finding(
-                code="trace.several_devices",
-                severity="info",
-                count=len(used) + 1,
-                message=f"{source}: one process drives {listed}; each is a timeline of its own",
-            )
+        add_finding(
+            findings,
+            "trace.several_devices",
+            f"{source}: one process drives {listed}; each is a timeline of its own",
+            severity="info",
+            count=len(used) + 1,
         )
     unknown = int(np.isin(inverse, [i for i in (main, *used) if devices[i] == -1]).sum())
     if unknown:
-        findings.append(
-            Finding(
-                code="device.unknown",
-                severity="warning",
-                count=unknown,
-                message=f"{source}: {unknown} device events do not say which device ran them; they "
-                "are a timeline of their own, to which no log of a device is joined",
-            )
+        add_finding(
+            findings,
+            "device.unknown",
+            f"{source}: {unknown} device events do not say which device ran them; they "
+            "are a timeline of their own, to which no log of a device is joined",
+            count=unknown,
         )
     if left:
         events = int(np.isin(inverse, left).sum())
         listed = ", ".join(device_name(devices[i]) for i in left)
-        findings.append(
-            Finding(
-                code="device.stray_events",
-                severity="info",
-                count=events,
-                message=f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
-                f" on {listed}, which the process does not compute on, are left out",
-            )
+        add_finding(
+            findings,
+            "device.stray_events",
+            f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
+            f" on {listed}, which the process does not compute on, are left out",
+            severity="info",
+            count=events,
         )
     return int(devices[main]), [int(devices[i]) for i in used], findings

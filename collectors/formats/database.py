@@ -19,7 +19,7 @@ from chopper.collectors.formats.unpack import MAGIC as GZIP
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.destination import scratch
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, add_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,14 +132,12 @@ class Database:
                 yield rows
         except _DAMAGE as exc:
             if not any(table in f.message for f in self.findings):
-                self.findings.append(
-                    Finding(
-                        code="trace.damaged_table",
-                        severity="warning",
-                        count=count,
-                        message=f"{self.path.name}: table {table} is damaged ({_why(exc)}); "
-                        f"{count} rows before that are used",
-                    )
+                add_finding(
+                    self.findings,
+                    "trace.damaged_table",
+                    f"{self.path.name}: table {table} is damaged ({_why(exc)}); "
+                    f"{count} rows before that are used",
+                    count=count,
                 )
 
 

@@ -7,20 +7,18 @@ start; such windows have a length and an energy, and no place in a trace.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from chopper.arrow import to_arrow
-from chopper.collectors.formats.telemetry_csv import TelemetryLog, heading_of
+from chopper.collectors.formats.parsed import table_of_rows
+from chopper.collectors.formats.telemetry_csv import TelemetryLog
+from chopper.collectors.formats.unpack import cells_of
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from datetime import tzinfo
 
 _REQUIRED = ("start_time", "window_name", "elapsed_time")
@@ -30,21 +28,11 @@ _MOST_S = 1e10
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is such a log, by its first line."""
-    return _is_log(_heading(head.decode("utf-8-sig", "replace")))
+    return _is_log(_stripped(head.decode("utf-8-sig", "replace")))
 
 
-def _heading(text: str) -> list[str]:
-    return [cell.strip() for cell in heading_of(text)]
-
-
-def _rows(lines: Iterator[str]) -> Iterator[list[str]]:
-    for line in lines:
-        try:
-            cells = next(csv.reader([line]), [])
-        except csv.Error:
-            cells = [line]
-        if cells:
-            yield cells
+def _stripped(line: str) -> list[str]:
+    return [cell.strip() for cell in cells_of(line)]
 
 
 def _is_log(heading: list[str]) -> bool:
@@ -68,45 +56,33 @@ def read_log(
         InputError: no such log, or not a row of it can be read.
     """
     content = iter(lines)
-    heading = _heading(next(content, ""))
+    heading = _stripped(next(content, ""))
     if not _is_log(heading):
         raise InputError(f"{where}: no energy log: expected {', '.join(_REQUIRED)}, gpu0_energy …")
-    column_at = {name: i for i, name in reversed(list(enumerate(heading)))}
     gpus = [(int(m[1]), i) for i, name in enumerate(heading) if (m := _GPU.fullmatch(name))]
-    columns: dict[str, list[object]] = {
-        column.name: [] for column in TABLES["energy_window"].columns
-    }
+    rows: list[tuple[object, ...]] = []
     bad = read = 0
-    for cells in _rows(content):
-        times = [
-            _seconds(cells[column_at[n]]) if len(cells) == len(heading) else None
-            for n in ("start_time", "elapsed_time")
-        ]
-        start_s, elapsed_s = times
+    for line in filter(str.strip, content):
+        cells = _stripped(line)
+        # Of columns of one name the first counts.
+        values = zip(reversed(heading), reversed(cells), strict=False)
+        row = dict(values) if len(cells) == len(heading) else {}
+        start_s, elapsed_s = (_seconds(row.get(n, "")) for n in ("start_time", "elapsed_time"))
         if start_s is None or elapsed_s is None:
             bad += 1
             continue
         read += 1
         span_ns = _ns(elapsed_s)
-        window = cells[column_at["window_name"]].strip() or "(no name)"
+        time_ns = _ns(start_s) + span_ns // 2
+        window = row["window_name"] or "(no name)"
         for device, column in gpus:
             energy_j = _seconds(cells[column])
             if energy_j is not None:
-                row = {
-                    "time_ns": _ns(start_s) + span_ns // 2,
-                    "span_ns": span_ns,
-                    "device_id": device,
-                    "window": window,
-                    "energy_j": float(energy_j),
-                }
-                for name, values in columns.items():
-                    values.append(row.get(name))
-    if not columns["time_ns"]:
+                rows.append((time_ns, span_ns, device, None, window, float(energy_j)))
+    if not rows:
         raise InputError(f"{where}: an energy log without a readable row ({bad} could not be read)")
-    declared = TABLES["energy_window"]
-    arrays = [to_arrow(columns[f.name], f.type) for f in declared.arrow]
-    table = pa.Table.from_arrays(arrays, schema=declared.arrow)
-    table = declared.validate(table).sort_by("time_ns")
+    table = TABLES["energy_window"].validate(table_of_rows("energy_window", rows))
+    table = table.sort_by("time_ns")
     known = {*_REQUIRED, *(heading[i] for _, i in gpus)}
     return TelemetryLog(
         {"energy_window": table}, tuple(h for h in heading if h not in known), False, read, bad

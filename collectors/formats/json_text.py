@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from chopper.collectors.formats.unpack import DAMAGE, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, add_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import BinaryIO
 
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, a piece of it decoded, and the columns."""
@@ -30,10 +29,10 @@ _NOT_JSON = (
     ),
     (b"PAR1", "is a Parquet file, not a trace in JSON"),
     (b"ARROW1", "is an Arrow file, not a trace in JSON"),
-    (b"\x80\x02", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
-    (b"\x80\x03", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
-    (b"\x80\x04", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
-    (b"\x80\x05", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (
+        (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+        "is a Python pickle (a memory snapshot?), not a trace in JSON",
+    ),
 )
 """What people pass by mistake, by its first bytes."""
 
@@ -47,9 +46,13 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         InputError: missing, unreadable or empty.
     """
     intake = Intake(path, _HELD_RATIO)
+    parts: list[bytes] = []
+    problem = None
     try:
         with path.open("rb") as file:
-            data, problem = _content(file, intake)
+            parts.extend(salvaged(file, intake))
+    except DAMAGE as exc:
+        problem = str(exc)
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
     except IsADirectoryError as exc:
@@ -58,42 +61,30 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
         raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
+    data = b"".join(parts)
     if not data and problem is not None:
         raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
     if not data:
         raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
     findings: list[Finding] = []
     if problem is not None:
-        findings.append(
-            Finding(
-                code="trace.truncated_gzip",
-                severity="warning",
-                message=f"{path.name}: gzip stream damaged ({problem}); {len(data)} bytes of text "
-                "before that are used",
-            )
+        add_finding(
+            findings,
+            "trace.truncated_gzip",
+            f"{path.name}: gzip stream damaged ({problem}); {len(data)} bytes of text "
+            "before that are used",
         )
     for magic, what in _NOT_JSON:
         if data.startswith(magic):
             raise InputError(f"{path}: {what}")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        findings.append(
-            Finding(
-                code="trace.utf16",
-                severity="info",
-                message=f"{path.name}: is UTF-16, where JSON is UTF-8; converted",
-            )
+        add_finding(
+            findings,
+            "trace.utf16",
+            f"{path.name}: is UTF-16, where JSON is UTF-8; converted",
+            severity="info",
         )
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     if not data.strip():
         raise InputError(f"{path}: holds nothing but blanks, expected a Kineto trace in JSON")
     return data, findings
-
-
-def _content(file: BinaryIO, intake: Intake) -> tuple[bytes, str | None]:
-    """The content of a file, unpacked, and why it ends early if it does."""
-    parts: list[bytes] = []
-    try:
-        parts.extend(salvaged(file, intake))
-    except DAMAGE as exc:
-        return b"".join(parts), str(exc)
-    return b"".join(parts), None

@@ -18,11 +18,10 @@ from chopper.collectors.formats.recording import (
     Text,
     by_number,
     coded,
-    constant,
-    triples,
+    renamed,
 )
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding
+from chopper.storage.manifest import Device, add_finding
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.database import Database
@@ -75,9 +74,7 @@ def read(database: Database) -> Recording:
     base_ns = _session_start_ns(database)
     recording.boot_clock = base_ns is None
     strings = database.named("StringIds", "id", "value")
-    _kernels(database, recording, strings, base_ns or 0)
-    _copies(database, recording, base_ns or 0)
-    _graphs(database, recording, base_ns or 0)
+    _device_events(database, recording, strings, base_ns or 0)
     _calls(database, recording, strings, base_ns or 0)
     _ranges(database, recording, strings, base_ns or 0)
     recording.threads = _threads(database, strings)
@@ -122,66 +119,73 @@ def _thread(packed: np.ndarray) -> np.ndarray:
     return np.where(packed == NO_VALUE, -1, packed & 0xFFFFFF)
 
 
-def _kernels(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
-    rows = db.integers(
-        _KERNEL,
-        (
-            *("start", "end", "deviceId", "streamId", "correlationId", "globalPid"),
-            *("demangledName", "shortName", "mangledName", "registersPerThread"),
-            *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
-            *("staticSharedMemory", "dynamicSharedMemory", "graphId", "graphNodeId"),
-        ),
-    )
-    name = rows["demangledName"]
-    for other in ("shortName", "mangledName"):
-        name = np.where(name == NO_VALUE, rows[other], name)
-    static, dynamic = rows["staticSharedMemory"], rows["dynamicSharedMemory"]
-    shared = np.where(
-        (static < 0) | (dynamic < 0), NO_VALUE, np.maximum(static, 0) + np.maximum(dynamic, 0)
-    )
-    recording.device.add(
-        _moved(rows["start"], base_ns),
-        _moved(rows["end"], base_ns),
-        kind=constant("kernel", len(name)),
-        name=by_number(name, strings),
-        grid=triples(rows["gridX"], rows["gridY"], rows["gridZ"]),
-        block=triples(rows["blockX"], rows["blockY"], rows["blockZ"]),
-        registers_count=rows["registersPerThread"],
-        shared_memory_bytes=shared,
-        graph_id=rows["graphId"],
-        graph_node_id=rows["graphNodeId"],
-        **_place(rows),
-    )
+_COLUMNS = {
+    "device_id": "deviceId",
+    "stream_id": "streamId",
+    "correlation_id": "correlationId",
+    "bytes_count": "bytes",
+    "registers_count": "registersPerThread",
+    "graph_id": "graphId",
+    "graph_node_id": "graphNodeId",
+}
+_GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
+_NAMES = ("demangledName", "shortName", "mangledName")
 
 
-def _place(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        "pid": _process(rows["globalPid"]),
-        "device_id": rows["deviceId"],
-        "stream_id": rows["streamId"],
-        "correlation_id": rows["correlationId"],
-    }
-
-
-def _copies(db: Database, recording: Recording, base_ns: int) -> None:
-    for table, kind in ((_MEMCPY, "memcpy"), (_MEMSET, "memset")):
+def _device_events(
+    db: Database, recording: Recording, strings: dict[int, str], base_ns: int
+) -> None:
+    for table, kind in (
+        (_KERNEL, "kernel"),
+        (_MEMCPY, "memcpy"),
+        (_MEMSET, "memset"),
+        (_GRAPH, "kernel"),
+    ):
         rows = db.integers(
             table,
             (
-                *("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes"),
-                *("copyKind", "srcKind", "dstKind", "memKind", "graphId", "graphNodeId"),
+                *("start", "end", "globalPid", "copyKind", "srcKind", "dstKind", "memKind"),
+                *("staticSharedMemory", "dynamicSharedMemory"),
+                *(*_COLUMNS.values(), *_GRID, *_BLOCK, *_NAMES),
             ),
         )
+        static, dynamic = rows["staticSharedMemory"], rows["dynamicSharedMemory"]
+        shared = np.maximum(static, 0) + np.maximum(dynamic, 0)
         recording.device.add(
             _moved(rows["start"], base_ns),
             _moved(rows["end"], base_ns),
-            kind=constant(kind, len(rows["start"])),
-            name=_copy_names(rows) if kind == "memcpy" else _set_names(rows),
-            bytes_count=rows["bytes"],
-            graph_id=rows["graphId"],
-            graph_node_id=rows["graphNodeId"],
-            **_place(rows),
+            kind=kind,
+            name=_event_names(table, rows, strings),
+            pid=_process(rows["globalPid"]),
+            grid=[rows[column] for column in _GRID],
+            block=[rows[column] for column in _BLOCK],
+            shared_memory_bytes=np.where((static < 0) | (dynamic < 0), NO_VALUE, shared),
+            **{ours: rows[theirs] for ours, theirs in _COLUMNS.items()},
         )
+    # Of whole graphs, where the tool did not look into them.
+    count = len(rows["start"])
+    if count:
+        add_finding(
+            recording.findings,
+            "trace.whole_graphs",
+            f"{recording.source}: {count} replays of CUDA graphs were recorded as one "
+            "event each: what ran in them, and the gaps between, is not known; record with "
+            "--cuda-graph-trace=node",
+            count=count,
+        )
+
+
+def _event_names(table: str, rows: dict[str, np.ndarray], strings: dict[int, str]) -> Text | str:
+    if table == _GRAPH:
+        return "CUDA graph, its kernels not recorded"
+    if table == _MEMCPY:
+        return _copy_names(rows)
+    if table == _MEMSET:
+        return coded([f"Memset ({_MEMORY.get(k, 'Unknown')})" for k in rows["memKind"].tolist()])
+    name = rows[_NAMES[0]]
+    for other in _NAMES[1:]:
+        name = np.where(name == NO_VALUE, rows[other], name)
+    return by_number(name, strings)
 
 
 def _copy_names(rows: dict[str, np.ndarray]) -> Text:
@@ -196,83 +200,49 @@ def _copy_names(rows: dict[str, np.ndarray]) -> Text:
     return codes.reshape(-1).astype(np.int32) + 1, [None, *texts]
 
 
-def _set_names(rows: dict[str, np.ndarray]) -> Text:
-    return coded([f"Memset ({_MEMORY.get(k, 'Unknown')})" for k in rows["memKind"].tolist()])
-
-
-def _graphs(db: Database, recording: Recording, base_ns: int) -> None:
-    """Whole CUDA graphs, where the tool did not look into them."""
-    rows = db.integers(
-        _GRAPH,
-        ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphId"),
+def _calls(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
+    columns = ("start", "end", "globalTid", "correlationId", "nameId")
+    rows = db.integers(_RUNTIME, columns)
+    name = by_number(
+        rows["nameId"], {n: _VERSION_SUFFIX.sub("", text) for n, text in strings.items()}
     )
-    count = len(rows["start"])
-    recording.device.add(
-        _moved(rows["start"], base_ns),
-        _moved(rows["end"], base_ns),
-        kind=constant("kernel", count),
-        name=constant("CUDA graph, its kernels not recorded", count),
-        graph_id=rows["graphId"],
-        **_place(rows),
-    )
-    if count:
-        recording.findings.append(
-            Finding(
-                code="trace.whole_graphs",
-                severity="warning",
-                count=count,
-                message=f"{recording.source}: {count} replays of CUDA graphs were recorded as one "
-                "event each: what ran in them, and the gaps between, is not known; record with "
-                "--cuda-graph-trace=node",
-            )
+    category = renamed(name, lambda n: "driver" if re.match(r"cu[A-Z]", n) else "runtime")
+    overhead = db.integers("PROFILER_OVERHEAD", columns)
+    for calls, names, categories in (
+        (rows, name, category),
+        (overhead, by_number(overhead["nameId"], strings), "overhead"),
+    ):
+        recording.host.add(
+            **_spans(calls, base_ns),
+            category=categories,
+            name=names,
+            correlation_id=calls["correlationId"],
         )
 
 
-def _calls(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
-    rows = db.integers(_RUNTIME, ("start", "end", "globalTid", "correlationId", "nameId"))
-    plain = {number: _VERSION_SUFFIX.sub("", text) for number, text in strings.items()}
-    codes, names = by_number(rows["nameId"], plain)
-    driver = np.array([n is not None and re.match(r"cu[A-Z]", n) is not None for n in names])
-    recording.host.add(
-        _moved(rows["start"], base_ns),
-        _moved(rows["end"], base_ns),
-        pid=_process(rows["globalTid"]),
-        tid=_thread(rows["globalTid"]),
-        category=(np.where(driver[codes], 2, 1).astype(np.int32), [None, "runtime", "driver"]),
-        name=(codes, names),
-        correlation_id=rows["correlationId"],
-    )
-    overhead = db.integers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
-    recording.host.add(
-        _moved(overhead["start"], base_ns),
-        _moved(overhead["end"], base_ns),
-        pid=_process(overhead["globalTid"]),
-        tid=_thread(overhead["globalTid"]),
-        category=constant("overhead", len(overhead["start"])),
-        name=by_number(overhead["nameId"], strings),
-    )
+def _spans(rows: dict[str, np.ndarray], base_ns: int) -> dict[str, np.ndarray]:
+    return {
+        "start_ns": _moved(rows["start"], base_ns),
+        "end_ns": _moved(rows["end"], base_ns),
+        "pid": _process(rows["globalTid"]),
+        "tid": _thread(rows["globalTid"]),
+    }
 
 
 def _ranges(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
     rows = db.integers(_RANGES, ("start", "end", "eventType", "globalTid", "textId"))
     inline = db.texts(_RANGES, "text") or [None] * len(rows["start"])
-    count = min(len(rows["start"]), len(inline))
-    rows = {name: values[:count] for name, values in rows.items()}
-    # Older exports have no type; what has an end is a range there.
-    kind = rows["eventType"]
-    wanted = (rows["end"] != NO_VALUE) & np.isin(kind, (_PUSH_POP, _START_END, NO_VALUE))
-    at = np.flatnonzero(wanted)
-    numbers = rows["textId"][at].tolist()
+    rows = {name: values[: len(inline)] for name, values in rows.items()}
     texts = [
-        inline[row] if inline[row] is not None else strings.get(number)
-        for row, number in zip(at.tolist(), numbers, strict=True)
+        strings.get(number) if text is None else text
+        for text, number in zip(inline, rows["textId"].tolist(), strict=False)
     ]
+    # Older exports have no type; what has an end is a range there.
+    is_range = np.isin(rows["eventType"], (_PUSH_POP, _START_END, NO_VALUE))
     recording.host.add(
-        _moved(rows["start"][at], base_ns),
-        _moved(rows["end"][at], base_ns),
-        pid=_process(rows["globalTid"][at]),
-        tid=_thread(rows["globalTid"][at]),
-        category=constant("annotation", len(at)),
+        **_spans(rows, base_ns),
+        mask=is_range & (rows["end"] != NO_VALUE),
+        category="annotation",
         name=coded(texts),
     )
 

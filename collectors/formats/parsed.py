@@ -33,23 +33,23 @@ class ParsedTrace:
         main: False for further devices of the same process, which are timelines of their own.
         process_groups: as recorded.
         environment: facts of the header worth keeping.
-        tables: the declared trace tables by name, times in Unix nanoseconds.
+        tables: declared trace tables by name, times in Unix nanoseconds.
         findings: what must be known about it.
         borrowed: names of tables that another file gave.
     """
 
     source: str
-    rank: int | None
-    world_size: int | None
-    backend: str | None
-    devices: list[Device]
     host_pid: int | None
-    process: str | None
     device_id: int | None
     main: bool
-    process_groups: list[dict[str, Any]]
+    devices: list[Device]
     environment: dict[str, str]
     tables: dict[str, pa.Table]
+    process: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    process_groups: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     borrowed: frozenset[str] = frozenset()
 

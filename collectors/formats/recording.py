@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import NO_VALUE, to_numpy
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, to_numpy
 from chopper.collectors.formats.cleaning import (
-    Counts,
     clean,
+    damage_findings,
     far_in_time,
     main_and_others,
     usable_spans,
@@ -23,15 +24,18 @@ from chopper.collectors.formats.cleaning import (
 from chopper.collectors.formats.counters import table_of
 from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, step_table, table_of_rows
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding
+from chopper.storage.manifest import Device, Finding, add_finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 Text = tuple[np.ndarray, list[str | None]]
 """A column of texts: codes, and what they stand for; code 0 is null."""
+
+Ordinals = dict[int | None, int]
+"""Ordinals of devices by the numbers that a tool gives them."""
 
 _MOST_STEPS = 1_000_000
 
@@ -50,9 +54,15 @@ def coded(values: Sequence[str | None]) -> Text:
     return codes.reshape(-1), [None if v is None else clean(v) for v in known]
 
 
-def rows_of(column: Text, mask: np.ndarray) -> Text:
-    """Return the rows of a column of texts that a mask holds."""
-    return column[0][mask], column[1]
+def renamed(column: Text, name: Callable[[str], str | None]) -> Text:
+    """A column of texts with each text replaced by what a function makes of it."""
+    return column[0], [None if text is None else name(text) for text in column[1]]
+
+
+def ordinals_of(agents: np.ndarray, ordinals: Ordinals) -> np.ndarray:
+    """Devices of agents; -1 for an agent that is none."""
+    distinct, codes = np.unique(agents, return_inverse=True)
+    return np.array([ordinals.get(int(a), -1) for a in distinct], dtype=np.int64)[codes]
 
 
 def streams_or_queues(streams: np.ndarray, queues: np.ndarray) -> np.ndarray:
@@ -61,22 +71,12 @@ def streams_or_queues(streams: np.ndarray, queues: np.ndarray) -> np.ndarray:
     return streams if several or (queues == NO_VALUE).all() else queues
 
 
-def units_count(count: object) -> int | None:
-    """Return how many units a device has; None for a number that no device has."""
-    return count if isinstance(count, int) and 0 < count < 1 << 20 else None
-
-
 def json_member(text: str | None, key: str) -> Any:
     """Return a member of a JSON object; None where the text is none, or has no such member."""
     try:
         return json.loads(text or "{}").get(key)
     except (ValueError, AttributeError, RecursionError):
         return None
-
-
-def constant(value: str | None, count: int) -> Text:
-    """The same text in all rows."""
-    return np.full(count, 0 if value is None else 1, dtype=np.int32), [None, value]
 
 
 def triples(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> Text:
@@ -145,74 +145,83 @@ def counters_table(
 class _Rows:
     """Rows of one table as they come, some columns at a time."""
 
-    def __init__(self, table: str, counts: Counts) -> None:
-        self._schema = TABLES[table].arrow
+    def __init__(self, table: str, counts: Counter[str]) -> None:
+        self._kinds = {f.name: f.type for f in TABLES[table].arrow} | {"pid": pa.int64()}
         self._counts = counts
         self._parts: list[dict[str, Any]] = []
 
-    def add(self, start_ns: np.ndarray, end_ns: np.ndarray, **columns: Any) -> None:
+    def add(
+        self,
+        start_ns: np.ndarray,
+        end_ns: np.ndarray,
+        mask: np.ndarray | None = None,
+        **columns: Any,
+    ) -> None:
         """Take rows; what has no start or no name is dropped and counted.
 
         Args:
             start_ns, end_ns: as recorded, ``NO_VALUE`` where there is none.
-            columns: further columns of the table: numbers, or :data:`Text`; what is not given is
-                null.
+            mask: rows to take; all with None.
+            columns: further columns of the table: numbers, :data:`Text`, one value for all rows, or
+                a list of three columns for grids and blocks; what is not given is null.
         """
-        count = len(start_ns)
-        if not count:
+        every = {"start_ns": start_ns, "end_ns": end_ns}
+        for name, value in columns.items():
+            every[name] = _column(value, len(start_ns))
+        if mask is not None:
+            every = rows_where(every, mask)
+        start_ns, end_ns = every["start_ns"], every.pop("end_ns")
+        if not len(start_ns):
             return
         missing = end_ns == NO_VALUE
         ok = usable_starts(self._counts, 0, start_ns, start_ns != NO_VALUE, None)
         sane = ok & ~missing & (np.abs(end_ns) < 1 << 62)
         dur = np.where(sane, end_ns, 0) - np.where(sane, start_ns, 0)
-        codes, values = columns["name"]
+        codes, values = every["name"]
         named = np.array([v is not None for v in values])[codes]
-        ok, dur = usable_spans(self._counts, ok, named, dur, sane, missing)
-        rows = {"start_ns": start_ns[ok], "dur_ns": dur[ok]}
-        for column in [*self._schema.names, "pid"]:
-            if column in rows:
-                continue
-            value = columns.get(column)
-            if isinstance(value, tuple):
-                rows[column] = (value[0][ok], value[1])
-            elif value is not None:
-                rows[column] = _placed(column, value[ok]) if column in _PLACES else value[ok]
-            elif column == "occupancy_ratio":
-                rows[column] = np.full(int(ok.sum()), np.nan)
-            elif pa.types.is_dictionary(self._type(column)):
-                rows[column] = constant(None, int(ok.sum()))
-            elif column in _PLACES:
-                rows[column] = np.full(int(ok.sum()), -1, dtype=np.int64)
-            else:
-                rows[column] = np.full(int(ok.sum()), NO_VALUE, dtype=np.int64)
-        self._parts.append(rows)
+        ok, every["dur_ns"] = usable_spans(self._counts, ok, named, dur, sane, missing)
+        rows = rows_where(every, ok)
+        for column in _PLACES & rows.keys():
+            # A device's ordinal has 32 bits in our tables; what has more is none.
+            largest = (1 << 31) - 1 if column == "device_id" else (1 << 63) - 1
+            known = (rows[column] >= -largest) & (rows[column] <= largest)
+            rows[column] = np.where(known, rows[column], -1)
+        count = int(ok.sum())
+        self._parts.append(
+            {name: rows.get(name, self._absent(name, count)) for name in self._kinds}
+        )
 
-    def _type(self, column: str) -> pa.DataType:
-        return pa.int64() if column not in self._schema.names else self._schema.field(column).type
+    def _absent(self, column: str, count: int) -> Any:
+        if pa.types.is_dictionary(self._kinds[column]):
+            return _column(None, count)
+        if self._kinds[column] == pa.float64():
+            return np.full(count, np.nan)
+        return np.full(count, -1 if column in _PLACES else NO_VALUE, dtype=np.int64)
 
     def finish(self) -> dict[str, Any]:
         """All rows, as columns."""
-        if not self._parts:
-            self._parts.append(self._none())
-        return {name: _joined([part[name] for part in self._parts]) for name in self._parts[0]}
-
-    def _none(self) -> dict[str, Any]:
-        return {
-            name: constant(None, 0)
-            if pa.types.is_dictionary(self._type(name))
-            else np.zeros(0, np.float64 if name == "occupancy_ratio" else np.int64)
-            for name in dict.fromkeys([*self._schema.names, "pid"])
-        }
+        none = {name: self._absent(name, 0) for name in self._kinds}
+        return {name: _joined([part[name] for part in [none, *self._parts]]) for name in none}
 
 
-_PLACES = ("pid", "tid", "device_id", "stream_id")
+_PLACES = frozenset(("pid", "tid", "device_id", "stream_id"))
 """Columns where -1 stands for what nobody says."""
 
 
-def _placed(column: str, values: np.ndarray) -> np.ndarray:
-    # A device's ordinal has 32 bits in our tables; what has more is none.
-    largest = (1 << 31) - 1 if column == "device_id" else (1 << 63) - 1
-    return np.where((values < -largest) | (values > largest), -1, values)
+def _column(value: Any, count: int) -> Any:
+    if value is None or isinstance(value, str):
+        return np.full(count, 0 if value is None else 1, dtype=np.int32), [None, value]
+    if isinstance(value, int):
+        return np.full(count, value, dtype=np.int64)
+    return triples(*value) if isinstance(value, list) else value
+
+
+def rows_where(columns: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
+    """Return the rows of columns that a mask holds."""
+    return {
+        name: (value[0][mask], value[1]) if isinstance(value, tuple) else value[mask]
+        for name, value in columns.items()
+    }
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -246,7 +255,7 @@ class Recording:
 
     path: Path
     tool: str
-    counts: Counts = field(default_factory=Counts)
+    counts: Counter[str] = field(default_factory=Counter)
     devices: list[Device] = field(default_factory=list)
     ranks: dict[int, int] = field(default_factory=dict)
     threads: list[tuple[int, int, str | None, str | None]] = field(default_factory=list)
@@ -261,19 +270,34 @@ class Recording:
         """Name of the file."""
         return self.path.name
 
+    def add_devices(self, agents: Iterable[tuple[int | None, int, str | None, object]]) -> Ordinals:
+        """Add the devices of a process.
+
+        Args:
+            agents: (the tool's number, ordinal, name, count of multiprocessors) of each.
+
+        Returns:
+            Ordinals by the tool's numbers.
+        """
+        ordinals = {}
+        for number, ordinal, name, units in agents:
+            ordinals[number] = ordinal
+            if all(d.device_id != ordinal for d in self.devices):
+                if not isinstance(units, int) or not 0 < units < 1 << 20:
+                    units = None
+                self.devices.append(
+                    Device(
+                        device_id=ordinal,
+                        name=name or None,
+                        multiprocessor_count=units,
+                    )
+                )
+        self.devices.sort(key=lambda d: d.device_id)
+        return ordinals
+
     def __post_init__(self) -> None:
         self.host = _Rows("host_span", self.counts)
         self.device = _Rows("device_event", self.counts)
-
-
-_DAMAGE = {
-    "event.far_in_time": "rows lie more than a day from the rest and were dropped",
-    "event.without_ts": "rows without a usable start were dropped",
-    "event.without_name": "rows without a name were dropped",
-    "event.without_dur": "rows without an end were taken as points in time",
-    "event.negative_duration": "rows that end before they start were taken as points",
-    "event.overflowing_duration": "rows longer than 30 days were taken as points",
-}
 
 
 def traces_of(recording: Recording) -> list[ParsedTrace]:
@@ -288,7 +312,10 @@ def traces_of(recording: Recording) -> list[ParsedTrace]:
             f"{recording.path}: {recording.tool}, without a single usable event; was the tool "
             "told to trace kernels and API calls?"
         )
-    host, device = _near_in_time(recording, host, device)
+    far = far_in_time(host, device)
+    if far is not None:
+        recording.counts["event.far_in_time"] += int(far[0].sum() + far[1].sum())
+        host, device = rows_where(host, ~far[0]), rows_where(device, ~far[1])
     host = _annotated(host)
     processes = _processes(host, device, recording.ranks)
     traces: list[ParsedTrace] = []
@@ -296,24 +323,6 @@ def traces_of(recording: Recording) -> list[ParsedTrace]:
         traces += _of_process(recording, host, device, pid, processes)
     traces[0].findings[:0] = [*_findings(recording, host, device), *recording.findings]
     return traces
-
-
-def _near_in_time(
-    recording: Recording, host: dict[str, Any], device: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Without the rows that lie more than a day from the middle of the others."""
-    far = far_in_time(host, device)
-    if far is None:
-        return host, device
-    recording.counts.add("event.far_in_time", int(far[0].sum() + far[1].sum()))
-    return _kept(host, ~far[0]), _kept(device, ~far[1])
-
-
-def _kept(columns: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    return {
-        name: (value[0][mask], value[1]) if isinstance(value, tuple) else value[mask]
-        for name, value in columns.items()
-    }
 
 
 def _processes(host: dict[str, Any], device: dict[str, Any], ranks: dict[int, int]) -> list[int]:
@@ -354,8 +363,6 @@ def _of_process(
             ParsedTrace(
                 source=recording.source,
                 rank=recording.ranks.get(pid),
-                world_size=None,
-                backend=None,
                 tables={
                     **recording.tables,
                     "host_span": host_table,
@@ -364,18 +371,12 @@ def _of_process(
                         "thread", sorted(set(recording.threads), key=lambda r: (r[0], r[1]))
                     ),
                     "step": steps_of(host_table),
-                    "collective": TABLES["collective"].empty(),
-                    "memory_event": recording.tables.get(
-                        "memory_event", TABLES["memory_event"].empty()
-                    ),
-                    "counter": recording.tables.get("counter", TABLES["counter"].empty()),
                 },
                 devices=recording.devices,
                 host_pid=pid if pid >= 0 else None,
                 process=f"process {pid}" if several else None,
                 device_id=device_id,
                 main=device_id == main,
-                process_groups=[],
                 environment={
                     **recording.environment,
                     "recorded_by": recording.tool,
@@ -389,15 +390,7 @@ def _of_process(
 
 def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]) -> list[Finding]:
     source = recording.source
-    findings = [
-        Finding(
-            code=code,
-            severity="warning",
-            count=count,
-            message=f"{source}: {count} {_DAMAGE[code]}",
-        )
-        for code, count in sorted(recording.counts.values.items())
-    ]
+    findings = damage_findings(recording.counts, source)
     categories = {host["category"][1][code] for code in np.unique(host["category"][0])}
     lacks = list(recording.lacks)
     if "cpu_op" not in categories:
@@ -406,23 +399,21 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
         lacks.append("launches")
     if not len(device["start_ns"]):
         lacks.append("kernels")
-    findings.append(
-        Finding(
-            code="trace.not_recorded",
-            severity="info",
-            message=f"{source}: {recording.tool}; it tells nothing of "
-            f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: what rests on "
-            "these is unknown",
-        )
+    add_finding(
+        findings,
+        "trace.not_recorded",
+        f"{source}: {recording.tool}; it tells nothing of "
+        f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: what rests on "
+        "these is unknown",
+        severity="info",
     )
     if recording.boot_clock:
-        findings.append(
-            Finding(
-                code="trace.boot_clock",
-                severity="info",
-                message=f"{source}: times count from the host's start, not from 1970: no log of "
-                "another tool can be joined to them",
-            )
+        add_finding(
+            findings,
+            "trace.boot_clock",
+            f"{source}: times count from the host's start, not from 1970: no log of "
+            "another tool can be joined to them",
+            severity="info",
         )
     return findings
 
@@ -478,9 +469,8 @@ def _without_inputs(text: str) -> tuple[str, str | None]:
 
 def _annotated(host: dict[str, Any]) -> dict[str, Any]:
     """Ranges that are operators become operators."""
-    category, categories = host["category"]
     codes, names = host["name"]
-    ranges = np.isin(category, [i for i, c in enumerate(categories) if c == "annotation"])
+    ranges = is_one_of(host["category"], "annotation")
     parsed_by_code = {
         code: torch_text
         for code in np.unique(codes[ranges]).tolist()

@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
 from chopper.collectors.formats.recording import (
+    Ordinals,
     Recording,
     blocks_of,
     by_number,
-    constant,
     counters_table,
     json_member,
     lookup,
+    ordinals_of,
+    renamed,
     streams_or_queues,
     taken,
-    triples,
-    units_count,
 )
 from chopper.errors import InputError
-from chopper.storage.manifest import Device
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.database import Database
@@ -97,20 +97,18 @@ def _one(db: Database, recording: Recording, suffix: str) -> None:
     symbols = name("info_kernel_symbol")
     kernels = db.named(symbols, "id", "kernel_name") | db.named(symbols, "id", "display_name")
     block = [rows[f"workgroup_size_{axis}"] for axis in "xyz"]
-    grid = [
-        blocks_of(rows[f"grid_size_{axis}"], size) for axis, size in zip("xyz", block, strict=True)
-    ]
+    grid = [rows[f"grid_size_{axis}"] for axis in "xyz"]
     recording.device.add(
         rows["start"],
         rows["end"],
         pid=pid_of(rows["pid"]),
-        device_id=_ordinal(rows["agent_id"], ordinals),
+        device_id=ordinals_of(rows["agent_id"], ordinals),
         stream_id=streams_or_queues(rows["stream_id"], rows["queue_id"]),
-        kind=constant("kernel", len(rows["start"])),
+        kind="kernel",
         name=by_number(rows["kernel_id"], kernels),
         correlation_id=_correlation(rows["event_id"], events),
-        grid=triples(*grid),
-        block=triples(*block),
+        grid=list(map(blocks_of, grid, block)),
+        block=block,
         shared_memory_bytes=rows["group_segment_size"],
     )
     _counters(db, recording, name, rows, kernels)
@@ -121,16 +119,16 @@ def _one(db: Database, recording: Recording, suffix: str) -> None:
             *("queue_id", "stream_id", "event_id"),
         ),
     )
-    target = _ordinal(copies["dst_agent_id"], ordinals)
-    source = _ordinal(copies["src_agent_id"], ordinals)
+    target = ordinals_of(copies["dst_agent_id"], ordinals)
+    source = ordinals_of(copies["src_agent_id"], ordinals)
     recording.device.add(
         copies["start"],
         copies["end"],
         pid=pid_of(copies["pid"]),
         device_id=np.where(target >= 0, target, source),
         stream_id=streams_or_queues(copies["stream_id"], copies["queue_id"]),
-        kind=constant("memcpy", len(copies["start"])),
-        name=by_number(copies["name_id"], {n: copy_name(s) for n, s in strings.items()}),
+        kind="memcpy",
+        name=renamed(by_number(copies["name_id"], strings), copy_name),
         correlation_id=_correlation(copies["event_id"], events),
         bytes_count=copies["size"],
     )
@@ -156,42 +154,18 @@ def _correlation(event: np.ndarray, events: dict[str, np.ndarray]) -> np.ndarray
     return np.where(correlation > 0, correlation, np.where(stack > 0, stack, NO_VALUE))
 
 
-def _agents(db: Database, recording: Recording, table: str) -> dict[int, int]:
-    """Ordinal of each agent that is a GPU."""
-    rows = db.integers(table, ("id", "type_index", "logical_index"))
-    kinds = db.texts(table, "type")
-    product, generic = db.texts(table, "product_name"), db.texts(table, "name")
-    details = db.texts(table, "extdata")
-    ordinals: dict[int, int] = {}
-    for i, (agent, index) in enumerate(
-        zip(rows["id"].tolist(), rows["type_index"].tolist(), strict=True)
+def _agents(db: Database, recording: Recording, table: str) -> Ordinals:
+    """Return the ordinal of each agent that is a GPU."""
+    rows = db.integers(table, ("id", "type_index"))
+    columns = (db.texts(table, name) for name in ("type", "product_name", "name", "extdata"))
+    gpus: list[tuple[int | None, int, str | None, object]] = []
+    for agent, index, kind, product, generic, details in zip_longest(
+        rows["id"].tolist(), rows["type_index"].tolist(), *columns
     ):
-        if i >= len(kinds) or (kinds[i] or "").upper() != "GPU":
-            continue
-        ordinal = index if 0 <= index < 1 << 31 else len(ordinals)
-        ordinals[agent] = ordinal
-        if any(d.device_id == ordinal for d in recording.devices):
-            continue
-        name = (product[i] if i < len(product) else None) or (
-            generic[i] if i < len(generic) else None
-        )
-        recording.devices.append(
-            Device(
-                device_id=ordinal,
-                name=name or None,
-                multiprocessor_count=units_count(
-                    json_member(details[i] if i < len(details) else None, "cu_count")
-                ),
-            )
-        )
-    recording.devices.sort(key=lambda d: d.device_id)
-    return ordinals
-
-
-def _ordinal(agents: np.ndarray, ordinals: dict[int, int]) -> np.ndarray:
-    distinct, codes = np.unique(agents, return_inverse=True)
-    values = [ordinals.get(int(a), -1) for a in distinct]
-    return np.array(values, dtype=np.int64)[codes] if len(distinct) else agents
+        if agent is not None and (kind or "").upper() == "GPU":
+            ordinal = index if 0 <= index < 1 << 31 else len(gpus)
+            gpus.append((agent, ordinal, product or generic, json_member(details, "cu_count")))
+    return recording.add_devices(gpus)
 
 
 def _regions(
@@ -204,39 +178,34 @@ def _regions(
     tid_of: Any,
 ) -> None:
     rows = db.integers(table, ("pid", "tid", "start", "end", "name_id", "event_id"))
-    category = taken(events["category_id"], lookup(events["id"], rows["event_id"]))
-    codes, names = by_number(category, strings)
-    kinds = np.array([api_category(n or "") for n in names])
-    correlation = _correlation(rows["event_id"], events)
-    marker = kinds[codes] == 3
-    name = by_number(rows["name_id"], strings)
+    number = taken(events["category_id"], lookup(events["id"], rows["event_id"]))
+    codes, domains = by_number(number, strings)
+    category = codes, [None, *(api_category(domain or "") for domain in domains[1:])]
+    marker = is_one_of(category, "annotation")
+    codes, names = by_number(rows["name_id"], strings)
     messages = _messages(db, table, rows["event_id"][marker])
-    if messages:
-        texts = [messages.get(int(e)) for e in rows["event_id"][marker].tolist()]
-        new, old = name[0].copy(), list(name[1])
-        at = np.flatnonzero(marker)
-        for i, text in zip(at.tolist(), texts, strict=True):
-            if text:
-                new[i] = len(old)
-                old.append(text)
-        name = new, old
+    for row in np.flatnonzero(marker).tolist() if messages else ():
+        text = messages.get(int(rows["event_id"][row]))
+        if text:
+            codes[row] = len(names)
+            names.append(text)
     recording.host.add(
         rows["start"],
         rows["end"],
         pid=pid_of(rows["pid"]),
         tid=tid_of(rows["tid"]),
-        category=(kinds[codes].astype(np.int32), [None, "runtime", "driver", "annotation"]),
-        name=name,
-        correlation_id=np.where(marker, NO_VALUE, correlation),
+        category=category,
+        name=(codes, names),
+        correlation_id=np.where(marker, NO_VALUE, _correlation(rows["event_id"], events)),
     )
 
 
-def api_category(domain: str) -> int:
-    """1 for calls of the runtime, 2 for those below it, 3 for ranges that the program names."""
+def api_category(domain: str) -> str:
+    """Return the category of an API's calls; ranges that the program names are annotations."""
     upper = domain.upper()
     if "MARKER" in upper or "ROCTX" in upper:
-        return 3
-    return 2 if upper.startswith(("HSA", "ROCR")) else 1
+        return "annotation"
+    return "driver" if upper.startswith(("HSA", "ROCR")) else "runtime"
 
 
 def _messages(db: Database, region: str, wanted: np.ndarray) -> dict[int, str]:

@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
 from chopper.collectors.formats.recording import (
+    Ordinals,
     Recording,
     blocks_of,
     coded,
-    constant,
-    rows_of,
+    renamed,
     streams_or_queues,
     traces_of,
-    triples,
-    units_count,
 )
 from chopper.collectors.formats.rocpd import api_category, copy_name
-from chopper.collectors.formats.unpack import DAMAGE, head_of, lines
+from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, lines
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
-from chopper.storage.manifest import Device, Finding
+from chopper.storage.manifest import add_finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +53,7 @@ _END = ("endtimestamp", "endns")
 
 def part_of(head: bytes) -> str | None:
     """Return which file of a recording this is, by its heading; None for none of them."""
-    lines = head.decode("utf-8-sig", "replace").splitlines()
-    try:
-        cells = {_simple(cell) for cell in next(csv.reader(lines[:1]), [])}
-    except csv.Error:
-        return None
+    cells = {_simple(cell) for cell in cells_of(head.decode("utf-8-sig", "replace"))}
     if "nodeid" in cells and "agenttype" in cells:
         return AGENTS
     if not cells & set(_START) or not cells & set(_END):
@@ -141,16 +135,14 @@ class _Table:
         self._place = {_simple(name): i for i, name in reversed(list(enumerate(self.heading)))}
         self.count = len(rows)
         if bad or problem:
-            recording.findings.append(
-                Finding(
-                    code="trace.damaged_table",
-                    severity="warning",
-                    count=bad,
-                    message=f"{path.name}: "
-                    + (f"{bad} rows are cut short or too long and are left out" if bad else "")
-                    + ("; " if bad and problem else "")
-                    + (f"ends in the middle ({problem})" if problem else ""),
-                )
+            add_finding(
+                recording.findings,
+                "trace.damaged_table",
+                f"{path.name}: "
+                + (f"{bad} rows are cut short or too long and are left out" if bad else "")
+                + ("; " if bad and problem else "")
+                + (f"ends in the middle ({problem})" if problem else ""),
+                count=bad,
             )
 
     def text(self, *names: str) -> Sequence[str] | None:
@@ -180,37 +172,25 @@ def _number(cell: str) -> int:
 _AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE)
 
 
-def _agents(recording: Recording, tables: list[_Table]) -> dict[int, int]:
-    """Ordinal of each node that is a GPU; empty when no file says."""
-    gpus: list[tuple[int, str | None, int]] = []
+def _agents(recording: Recording, tables: list[_Table]) -> Ordinals:
+    """Return the ordinal of each node that is a GPU; none when no file says."""
+    gpus: dict[int, tuple[str, int]] = {}
     for table in tables:
-        kinds = table.text("agenttype") or ()
-        names = table.text("productname", "name") or [""] * table.count
         for node, kind, name, units in zip(
             table.whole("nodeid").tolist(),
-            kinds,
-            names,
+            table.text("agenttype") or (),
+            table.text("productname", "name") or [""] * table.count,
             table.whole("cucount").tolist(),
             strict=False,
         ):
             if kind.strip().upper() == "GPU":
-                gpus.append((node, name.strip() or None, units))
-    gpus.sort(key=lambda item: item[0])
-    ordinals: dict[int, int] = {}
-    for node, known_as, units in gpus:
-        if node not in ordinals:
-            ordinals[node] = len(ordinals)
-            recording.devices.append(
-                Device(
-                    device_id=ordinals[node],
-                    name=known_as,
-                    multiprocessor_count=units_count(units),
-                )
-            )
-    return ordinals
+                gpus.setdefault(node, (name.strip(), units))
+    return recording.add_devices(
+        (node, ordinal, *gpus[node]) for ordinal, node in enumerate(sorted(gpus))
+    )
 
 
-def _device(cells: Sequence[str] | None, count: int, ordinals: dict[int, int]) -> np.ndarray:
+def _device(cells: Sequence[str] | None, count: int, ordinals: Ordinals) -> np.ndarray:
     """Ordinals of agents: ``GPU 3`` is one, ``Agent 4`` and ``4`` are nodes."""
     if cells is None:
         return np.full(count, -1, dtype=np.int64)
@@ -227,44 +207,38 @@ def _device(cells: Sequence[str] | None, count: int, ordinals: dict[int, int]) -
     return np.array(values, dtype=np.int64)[codes]
 
 
-def _kernels(recording: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
-    start, end = table.whole(*_START), table.whole(*_END)
+def _kernels(recording: Recording, table: _Table, ordinals: Ordinals, pid: int) -> None:
+    start = table.whole(*_START)
     block = [table.whole(f"workgroupsize{axis}") for axis in "xyz"]
-    grid = [
-        blocks_of(table.whole(f"gridsize{axis}"), size)
-        for axis, size in zip("xyz", block, strict=True)
-    ]
+    threads = [table.whole(f"gridsize{axis}") for axis in "xyz"]
     if (block[0] == NO_VALUE).all():
         # rocprof gives the products only; in one dimension the blocks are as many.
         size = table.whole("wgr", "workgroupsize")
         one = np.where(size > 0, 1, NO_VALUE)
         block = [size, one, one]
-        grid = [blocks_of(table.whole("grd", "gridsize"), size), one, one]
-    names = [without_suffixes(cell) or None for cell in table.text("kernelname") or ()]
+        threads = [table.whole("grd", "gridsize"), one, one]
     own = table.whole("pid", "processid")
-    columns = {
-        "pid": np.where(own == NO_VALUE, pid, own),
-        "device_id": _device(table.text("agentid", "gpuid"), table.count, ordinals),
-        "stream_id": streams_or_queues(table.whole("streamid"), table.whole("queueid")),
-        "correlation_id": _correlations(table),
-        "registers_count": table.whole("vgprcount", "archvgpr"),
-        "shared_memory_bytes": table.whole(
+    device = _device(table.text("agentid", "gpuid"), table.count, ordinals)
+    # A table of counters has a row for each of them.
+    keys = np.stack([table.whole("dispatchid", "index"), device, start], axis=1)
+    first = np.zeros(len(start), dtype=bool)
+    first[np.unique(keys, axis=0, return_index=True)[1]] = True
+    recording.device.add(
+        start,
+        table.whole(*_END),
+        mask=first,
+        pid=np.where(own == NO_VALUE, pid, own),
+        device_id=device,
+        stream_id=streams_or_queues(table.whole("streamid"), table.whole("queueid")),
+        kind="kernel",
+        name=coded([without_suffixes(cell) or None for cell in table.text("kernelname") or ()]),
+        correlation_id=_correlations(table),
+        registers_count=table.whole("vgprcount", "archvgpr"),
+        shared_memory_bytes=table.whole(
             "groupsegmentsize", "ldsblocksize", "lds", "ldsperworkgroup"
         ),
-    }
-    # A table of counters has a row for each of them.
-    keys = np.stack([table.whole("dispatchid", "index"), columns["device_id"], start], axis=1)
-    first = np.zeros(len(start), dtype=bool)
-    if len(start):
-        first[np.unique(keys, axis=0, return_index=True)[1]] = True
-    recording.device.add(
-        start[first],
-        end[first],
-        kind=constant("kernel", int(first.sum())),
-        name=rows_of(coded(names), first),
-        grid=rows_of(triples(*grid), first),
-        block=rows_of(triples(*block), first),
-        **{name: values[first] for name, values in columns.items()},
+        grid=list(map(blocks_of, threads, block)),
+        block=block,
     )
 
 
@@ -274,7 +248,7 @@ def _correlations(table: _Table) -> np.ndarray:
     return np.where(ids > 0, ids, NO_VALUE)
 
 
-def _copies(recording: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
+def _copies(recording: Recording, table: _Table, ordinals: Ordinals, pid: int) -> None:
     target = _device(table.text("destinationagentid"), table.count, ordinals)
     source = _device(table.text("sourceagentid"), table.count, ordinals)
     directions = list(table.text("direction") or ())
@@ -285,26 +259,24 @@ def _copies(recording: Recording, table: _Table, ordinals: dict[int, int], pid: 
     recording.device.add(
         table.whole(*_START),
         table.whole(*_END),
-        pid=np.full(table.count, pid, dtype=np.int64),
+        pid=pid,
         device_id=np.where(target >= 0, target, source),
         stream_id=table.whole("streamid"),
-        kind=constant("memcpy", table.count),
+        kind="memcpy",
         name=coded([copy_name(d) for d in directions]),
         correlation_id=_correlations(table),
     )
 
 
 def _calls(recording: Recording, table: _Table) -> None:
-    domains = table.text("domain", "kind") or [""] * table.count
-    codes, names = coded(list(domains))
-    kinds = np.array([api_category(n or "") for n in names], dtype=np.int32)
-    category = kinds[codes]
+    domains = coded(table.text("domain", "kind") or [""] * table.count)
+    category = renamed(domains, api_category)
     recording.host.add(
         table.whole(*_START),
         table.whole(*_END),
         pid=table.whole("processid", "pid"),
         tid=table.whole("threadid", "tid"),
-        category=(category, [None, "runtime", "driver", "annotation"]),
+        category=category,
         name=coded([cell or None for cell in table.text("function") or ()]),
-        correlation_id=np.where(category == 3, NO_VALUE, _correlations(table)),
+        correlation_id=np.where(is_one_of(category, "annotation"), NO_VALUE, _correlations(table)),
     )

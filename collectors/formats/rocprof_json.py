@@ -7,8 +7,7 @@ their correlation id. Grids count threads.
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -16,20 +15,17 @@ import numpy as np
 from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.recording import (
+    Ordinals,
     Recording,
     blocks_of,
     by_number,
     coded,
-    constant,
     counters_table,
     traces_of,
-    triples,
-    units_count,
 )
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
-from chopper.storage.manifest import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,12 +40,10 @@ _GPU = 2
 Int = int | None
 
 
-class _Handle(msgspec.Struct, gc=False, frozen=True):
+class _Id(msgspec.Struct, gc=False, frozen=True):
     handle: Int = None
-
-
-class _Correlation(msgspec.Struct, gc=False, frozen=True):
     internal: Int = None
+    """Of a correlation id."""
 
 
 class _Size(msgspec.Struct, gc=False, frozen=True):
@@ -58,12 +52,12 @@ class _Size(msgspec.Struct, gc=False, frozen=True):
     z: Int = None
 
 
-_NO_HANDLE, _NO_CORRELATION, _NO_SIZE = _Handle(), _Correlation(), _Size()
+_NO_ID, _NO_SIZE = _Id(), _Size()
 
 
 class _Dispatch(msgspec.Struct, gc=False, frozen=True):
-    agent_id: _Handle = _NO_HANDLE
-    queue_id: _Handle = _NO_HANDLE
+    agent_id: _Id = _NO_ID
+    queue_id: _Id = _NO_ID
     kernel_id: Int = None
     dispatch_id: Int = None
     group_segment_size: Int = None
@@ -74,51 +68,38 @@ class _Dispatch(msgspec.Struct, gc=False, frozen=True):
 _NO_DISPATCH = _Dispatch()
 
 
-class _Kernel(msgspec.Struct, gc=False, frozen=True):
-    correlation_id: _Correlation = _NO_CORRELATION
-    start_timestamp: Int = None
-    end_timestamp: Int = None
-    dispatch_info: _Dispatch = _NO_DISPATCH
-    stream_id: _Handle = _NO_HANDLE
+class _Record(msgspec.Struct, gc=False, frozen=True):
+    """A kernel, a copy or a call."""
 
-
-class _Copy(msgspec.Struct, gc=False, frozen=True):
     kind: Int = None
     operation: Int = None
-    correlation_id: _Correlation = _NO_CORRELATION
-    start_timestamp: Int = None
-    end_timestamp: Int = None
-    dst_agent_id: _Handle = _NO_HANDLE
-    src_agent_id: _Handle = _NO_HANDLE
-    stream_id: _Handle = _NO_HANDLE
-    bytes: Int = None
-
-
-class _Call(msgspec.Struct, gc=False, frozen=True):
-    kind: Int = None
-    operation: Int = None
-    correlation_id: _Correlation = _NO_CORRELATION
-    start_timestamp: Int = None
-    end_timestamp: Int = None
     thread_id: Int = None
+    correlation_id: _Id = _NO_ID
+    start_timestamp: Int = None
+    end_timestamp: Int = None
+    stream_id: _Id = _NO_ID
+    dst_agent_id: _Id = _NO_ID
+    src_agent_id: _Id = _NO_ID
+    bytes: Int = None
+    dispatch_info: _Dispatch = _NO_DISPATCH
 
 
 class _Buffers(msgspec.Struct, frozen=True):
-    kernel_dispatch: list[_Kernel] = []
-    memory_copy: list[_Copy] = []
-    hip_api: list[_Call] = []
-    hsa_api: list[_Call] = []
-    rccl_api: list[_Call] = []
-    marker_api: list[_Call] = []
+    kernel_dispatch: list[_Record] = []
+    memory_copy: list[_Record] = []
+    hip_api: list[_Record] = []
+    hsa_api: list[_Record] = []
+    rccl_api: list[_Record] = []
+    marker_api: list[_Record] = []
 
 
 class _Value(msgspec.Struct, gc=False, frozen=True):
-    counter_id: _Handle = _NO_HANDLE
+    counter_id: _Id = _NO_ID
     value: float | int | str | None = None
 
 
 class _Counted(msgspec.Struct, gc=False, frozen=True):
-    dispatch_data: _Kernel = _Kernel()
+    dispatch_data: _Record = _Record()
     records: list[_Value] = []
 
 
@@ -142,7 +123,7 @@ class _Strings(msgspec.Struct, frozen=True):
 
 
 class _Agent(msgspec.Struct, frozen=True):
-    id: _Handle = _NO_HANDLE
+    id: _Id = _NO_ID
     type: Int = None
     name: str | None = None
     product_name: str | None = None
@@ -158,7 +139,7 @@ class _Symbol(msgspec.Struct, frozen=True):
 
 
 class _Counter(msgspec.Struct, frozen=True):
-    id: _Handle = _NO_HANDLE
+    id: _Id = _NO_ID
     name: str | None = None
 
 
@@ -260,69 +241,63 @@ def whole(values: Iterable[Int]) -> np.ndarray:
         return np.array(list(fits), dtype=np.int64)
 
 
-def _agents(recording: Recording, agents: list[_Agent]) -> dict[Int, int]:
+def _agents(recording: Recording, agents: list[_Agent]) -> Ordinals:
     gpus = [a for a in agents if a.type == _GPU]
     gpus.sort(key=lambda a: (a.logical_node_type_id or 0, a.node_id or 0))
-    for ordinal, agent in enumerate(gpus):
-        if all(d.device_id != ordinal for d in recording.devices):
-            recording.devices.append(
-                Device(
-                    device_id=ordinal,
-                    name=agent.product_name or agent.name or None,
-                    multiprocessor_count=units_count(agent.cu_count),
-                )
-            )
-    return {agent.id.handle: ordinal for ordinal, agent in enumerate(gpus)}
+    return recording.add_devices(
+        (agent.id.handle, ordinal, agent.product_name or agent.name, agent.cu_count)
+        for ordinal, agent in enumerate(gpus)
+    )
+
+
+def _spans(records: Sequence[_Record], pid: int) -> dict[str, Any]:
+    return {
+        "start_ns": whole(r.start_timestamp for r in records),
+        "end_ns": whole(r.end_timestamp for r in records),
+        "pid": pid,
+        "correlation_id": whole(r.correlation_id.internal for r in records),
+    }
 
 
 def _kernels(
     recording: Recording,
-    records: list[_Kernel],
-    ordinals: dict[Int, int],
+    records: list[_Record],
+    ordinals: Ordinals,
     symbols: dict[int, str],
     pid: int,
 ) -> None:
     infos = [r.dispatch_info for r in records]
     block = [whole(getattr(i.workgroup_size, axis) for i in infos) for axis in "xyz"]
-    grid = [
-        blocks_of(whole(getattr(i.grid_size, axis) for i in infos), size)
-        for axis, size in zip("xyz", block, strict=True)
-    ]
+    threads = [whole(getattr(i.grid_size, axis) for i in infos) for axis in "xyz"]
     streams = whole(r.stream_id.handle for r in records)
     queues = whole(i.queue_id.handle for i in infos)
     recording.device.add(
-        whole(r.start_timestamp for r in records),
-        whole(r.end_timestamp for r in records),
-        pid=np.full(len(records), pid, dtype=np.int64),
+        **_spans(records, pid),
         device_id=whole(ordinals.get(i.agent_id.handle, -1) for i in infos),
         stream_id=streams if len(np.unique(streams)) > 1 else queues,
-        kind=constant("kernel", len(records)),
+        kind="kernel",
         name=by_number(whole(i.kernel_id for i in infos), symbols),
-        correlation_id=whole(r.correlation_id.internal for r in records),
-        grid=triples(*grid),
-        block=triples(*block),
+        grid=list(map(blocks_of, threads, block)),
+        block=block,
         shared_memory_bytes=whole(i.group_segment_size for i in infos),
     )
 
 
-def _copies(recording: Recording, tool: _Tool, ordinals: dict[Int, int], pid: int) -> None:
+def _copies(recording: Recording, tool: _Tool, ordinals: Ordinals, pid: int) -> None:
     records = tool.buffer_records.memory_copy
     target = whole(ordinals.get(r.dst_agent_id.handle, -1) for r in records)
     source = whole(ordinals.get(r.src_agent_id.handle, -1) for r in records)
     recording.device.add(
-        whole(r.start_timestamp for r in records),
-        whole(r.end_timestamp for r in records),
-        pid=np.full(len(records), pid, dtype=np.int64),
+        **_spans(records, pid),
         device_id=np.where(target >= 0, target, source),
         stream_id=whole(r.stream_id.handle for r in records),
-        kind=constant("memcpy", len(records)),
+        kind="memcpy",
         name=coded([copy_name(_operation(tool, r) or "unknown") for r in records]),
-        correlation_id=whole(r.correlation_id.internal for r in records),
         bytes_count=whole(r.bytes for r in records),
     )
 
 
-def _operation(tool: _Tool, record: _Copy | _Call) -> str | None:
+def _operation(tool: _Tool, record: _Record) -> str | None:
     kinds = tool.strings.buffer_records
     if record.kind is None or not 0 <= record.kind < len(kinds):
         return None
@@ -333,29 +308,18 @@ def _operation(tool: _Tool, record: _Copy | _Call) -> str | None:
 
 def _calls(recording: Recording, tool: _Tool, pid: int) -> None:
     messages = {t.key: t.value for t in tool.strings.marker_api}
-    buffers = tool.buffer_records
-    records = list(chain.from_iterable(getattr(buffers, name) for name in _APIS))
-    kinds = [
-        category
-        for name in _APIS
-        for category in [api_category(name)] * len(getattr(buffers, name))
-    ]
-    category = np.array(kinds, dtype=np.int32)
-    marker = category == 3
-    recording.host.add(
-        whole(r.start_timestamp for r in records),
-        whole(r.end_timestamp for r in records),
-        pid=np.full(len(records), pid, dtype=np.int64),
-        tid=whole(r.thread_id for r in records),
-        category=(category, [None, "runtime", "driver", "annotation"]),
-        name=coded(
-            [
-                (messages.get(r.correlation_id.internal) if kind == 3 else None)
-                or _operation(tool, r)
-                for r, kind in zip(records, kinds, strict=True)
-            ]
-        ),
-        correlation_id=np.where(
-            marker, NO_VALUE, whole(r.correlation_id.internal for r in records)
-        ),
-    )
+    for api in _APIS:
+        records: list[_Record] = getattr(tool.buffer_records, api)
+        spans = _spans(records, pid)
+        names = [_operation(tool, r) for r in records]
+        category = api_category(api)
+        if category == "annotation":
+            texts = [messages.get(r.correlation_id.internal) for r in records]
+            names = [text or name for text, name in zip(texts, names, strict=True)]
+            del spans["correlation_id"]
+        recording.host.add(
+            **spans,
+            tid=whole(r.thread_id for r in records),
+            category=category,
+            name=coded(names),
+        )

@@ -7,12 +7,12 @@ that is empty, with the arguments of its call.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
 from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.recording import (
     Recording,
@@ -21,18 +21,19 @@ from chopper.collectors.formats.recording import (
     by_number,
     coded,
     lookup,
-    rows_of,
+    renamed,
     taken,
-    triples,
 )
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding
+from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.database import Database
 
-_COPIES = {
+_FILL = "FillBuffer"
+_NAMES = {
+    _FILL: "Memset (Device)",
     "CopyDeviceToHost": "Memcpy DtoH (Device -> Host)",
     "CopyHostToDevice": "Memcpy HtoD (Host -> Device)",
     "CopyDeviceToDevice": "Memcpy DtoD (Device -> Device)",
@@ -83,32 +84,25 @@ def read(database: Database) -> Recording:
 def _calls(
     db: Database, recording: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
 ) -> None:
-    marker = np.isin(calls["apiName_id"], [n for n, s in strings.items() if s == _MARKER])
-    named = by_number(np.where(marker, calls["args_id"], calls["apiName_id"]), strings)
+    name = by_number(calls["apiName_id"], strings)
+    marker = is_one_of(name, _MARKER)
     operators = db.integers("ext_autogradapi", ("api_ptr_id", "autogradName_id", "seq", "op_id"))
     shapes = db.texts("ext_autogradapi", "sizes")
     at = lookup(operators["api_ptr_id"], calls["id"])
-    known = at >= 0
-    values = {
-        name: np.where(known, operators[name][np.maximum(at, 0)], NO_VALUE)
-        if len(operators[name])
-        else np.full(len(at), NO_VALUE)
-        for name in ("seq", "op_id")
-    }
-    sizes: Text = coded([None] * len(at))
-    if shapes:
-        sizes = coded([shapes[i] or None if 0 <= i < len(shapes) else None for i in at.tolist()])
+    sequence = taken(operators["seq"], at)
     recording.host.add(
         calls["start"],
         calls["end"],
         pid=calls["pid"],
         tid=calls["tid"],
         category=(np.where(marker, 2, 1).astype(np.int32), [None, "runtime", "annotation"]),
-        name=named,
+        name=by_number(np.where(marker, calls["args_id"], calls["apiName_id"]), strings),
         correlation_id=np.where(marker, NO_VALUE, calls["id"]),
-        sequence_id=np.where(values["seq"] < 0, NO_VALUE, values["seq"]),
-        external_id=values["op_id"],
-        input_dims=sizes,
+        sequence_id=np.where(sequence < 0, NO_VALUE, sequence),
+        external_id=taken(operators["op_id"], at),
+        input_dims=coded(
+            [shapes[i] or None if 0 <= i < len(shapes) else None for i in at.tolist()]
+        ),
     )
 
 
@@ -131,53 +125,48 @@ def _operations(
         ),
     )
     kernel = lookup(kernels["api_ptr_id"], call)
-    types = [strings.get(number) for number in ops["opType_id"].tolist()]
-    type_of, type_names = coded(types)
-    copy = np.isin(
-        type_of, [i for i, t in enumerate(type_names) if t is not None and t.startswith("Copy")]
-    )
-    fill = np.isin(type_of, [i for i, t in enumerate(type_names) if t == "FillBuffer"])
-    work = ~np.isin(type_of, [i for i, t in enumerate(type_names) if t in _NO_WORK])
+    types = by_number(ops["opType_id"], strings)
+    copy = is_one_of(types, *(t for t in types[1] if t is not None and t.startswith("Copy")))
+    fill = is_one_of(types, _FILL)
+    work = ~is_one_of(types, *_NO_WORK)
     empty = np.isin(ops["description_id"], [n for n, s in strings.items() if not s])
     number = np.where(
         empty & ~copy & ~fill, taken(kernels["kernelName_id"], kernel), ops["description_id"]
     )
     codes, texts = by_number(number, {n: s for n, s in strings.items() if s})
     # What is still without a name, and copies, are called by what kind of operation they are.
-    kinds = [
-        None if t is None else _COPIES.get(t, "Memset (Device)" if t == "FillBuffer" else t)
-        for t in type_names
-    ]
-    own = (codes == 0) | np.array([t is None for t in texts])[codes] | copy | fill
+    type_of, kinds = renamed(types, lambda kind: _NAMES.get(kind, kind))
+    own = np.array([t is None for t in texts])[codes] | copy | fill
     name: Text = (
         np.where(own, type_of + (len(texts) - 1), codes).astype(np.int32),
         [*texts, *kinds[1:]],
     )
-    block = {axis: taken(kernels[f"workgroup{axis}"], kernel) for axis in "XYZ"}
-    grid = {axis: taken(kernels[f"grid{axis}"], kernel) for axis in "XYZ"}
+    block = [taken(kernels[f"workgroup{axis}"], kernel) for axis in "XYZ"]
+    recorded = [taken(kernels[f"grid{axis}"], kernel) for axis in "XYZ"]
     launch = taken(calls["apiName_id"], row)
     threads = np.isin(launch, [n for n, s in strings.items() if s in _IN_THREADS])
     # A graph's launch has no arguments of a kernel; the ones of one kernel are not another's.
-    grid = {a: np.where(threads, blocks_of(grid[a], block[a]), grid[a]) for a in "XYZ"}
+    grid = [
+        np.where(threads, blocks_of(count, size), count)
+        for count, size in zip(recorded, block, strict=True)
+    ]
     copies = db.integers("rocpd_copyapi", ("api_ptr_id", "size"))
     size = taken(copies["size"], lookup(copies["api_ptr_id"], call))
     kind = np.where(copy, 2, np.where(fill, 3, 1)).astype(np.int32)
-    columns: dict[str, Any] = {
-        "pid": np.where(pid == NO_VALUE, _only(calls["pid"]), pid),
-        "device_id": ops["gpuId"],
-        "stream_id": ops["queueId"],
-        "correlation_id": call,
-        "bytes_count": np.where(copy | fill, size, NO_VALUE),
-        "shared_memory_bytes": taken(kernels["groupSegmentSize"], kernel),
-    }
     recording.device.add(
-        ops["start"][work],
-        ops["end"][work],
-        kind=(kind[work], [None, "kernel", "memcpy", "memset"]),
-        name=rows_of(name, work),
-        grid=rows_of(triples(grid["X"], grid["Y"], grid["Z"]), work),
-        block=rows_of(triples(block["X"], block["Y"], block["Z"]), work),
-        **{column: values[work] for column, values in columns.items()},
+        ops["start"],
+        ops["end"],
+        mask=work,
+        pid=np.where(pid == NO_VALUE, _only(calls["pid"]), pid),
+        device_id=ops["gpuId"],
+        stream_id=ops["queueId"],
+        correlation_id=call,
+        kind=(kind, [None, "kernel", "memcpy", "memset"]),
+        name=name,
+        grid=grid,
+        block=block,
+        bytes_count=np.where(copy | fill, size, NO_VALUE),
+        shared_memory_bytes=taken(kernels["groupSegmentSize"], kernel),
     )
     recording.devices = [
         Device(device_id=int(d)) for d in np.unique(ops["gpuId"][work]) if 0 <= d < 1 << 31
@@ -234,16 +223,14 @@ def _monitor(db: Database, recording: Recording) -> None:
         )
     elif clocks:
         listed = ", ".join(str(d.device_id) for d in recording.devices)
-        recording.findings.append(
-            Finding(
-                code="telemetry.device_unknown",
-                severity="warning",
-                count=len(monitored),
-                message=f"{recording.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
-                f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime "
-                "counts; which is which is not recorded: the clocks are kept as counters and not "
-                "joined",
-            )
+        add_finding(
+            recording.findings,
+            "telemetry.device_unknown",
+            f"{recording.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
+            f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime "
+            "counts; which is which is not recorded: the clocks are kept as counters and not "
+            "joined",
+            count=len(monitored),
         )
 
 

@@ -14,12 +14,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from chopper.arrow import to_arrow
+from chopper.collectors.formats.unpack import cells_of
 from chopper.errors import InputError
 from chopper.storage.clock import in_order
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -48,54 +49,35 @@ class TelemetryLog:
     repeated_count: int = 0
 
 
-# Pattern of a heading without its unit → (table, column). Looked for in this order.
-_COLUMNS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+# Table → column → pattern of a heading without its unit. Looked for in this order.
+_HEADINGS = {
+    "device_clock": {
+        "sm_clock_hz": r"clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k"
+        r"|sclk(_clock_speed:?)?|gfx_0_clk",
+        "memory_clock_hz": r"clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k"
+        r"|mclk(_clock_speed:?)?|uclk|mem_0_clk",
+        "event_reasons": r"clocks_(event|throttle)_reasons\.active",
+        "power_w": r"power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage"
+        r"|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power",
+    },
+    "device_counter": {
+        "power_average_w": r"power\.draw\.average",
+        "temperature_c": r"temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction"
+        r"|hotspot(_temperature)?|temperature_.{0,40}junction.{0,40}",
+        "memory_temperature_c": r"temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?"
+        r"|temperature_.{0,40}memory.{0,40}",
+        "device_utilization_ratio": r"utilization\.gpu|gpu_use|utilization_gpu"
+        r"|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_",
+        "memory_utilization_ratio": r"utilization\.memory|utilization_memory"
+        r"|mem(ory)?_util(ization)?|umc_activity",
+        "memory_used_bytes": r"memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram",
+        "energy_j": r"energy|total_energy(_consumption)?|energy_consumption",
+    },
+}
+_COLUMNS = tuple(
     (re.compile(pattern), table, column)
-    for pattern, table, column in (
-        (
-            r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk(_clock_speed:?)?|gfx_0_clk)",
-            "device_clock",
-            "sm_clock_hz",
-        ),
-        (
-            r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk(_clock_speed:?)?|uclk|mem_0_clk)",
-            "device_clock",
-            "memory_clock_hz",
-        ),
-        (r"(clocks_(event|throttle)_reasons\.active)", "device_clock", "event_reasons"),
-        (
-            r"(power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power)",
-            "device_clock",
-            "power_w",
-        ),
-        (r"power\.draw\.average", "device_counter", "power_average_w"),
-        (
-            r"(temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction|hotspot(_temperature)?|temperature_.{0,40}junction.{0,40})",
-            "device_counter",
-            "temperature_c",
-        ),
-        (
-            r"(temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?|temperature_.{0,40}memory.{0,40})",
-            "device_counter",
-            "memory_temperature_c",
-        ),
-        (
-            r"(utilization\.gpu|gpu_use|utilization_gpu|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_)",
-            "device_counter",
-            "device_utilization_ratio",
-        ),
-        (
-            r"(utilization\.memory|utilization_memory|mem(ory)?_util(ization)?|umc_activity)",
-            "device_counter",
-            "memory_utilization_ratio",
-        ),
-        (
-            r"(memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram)",
-            "device_counter",
-            "memory_used_bytes",
-        ),
-        (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
-    )
+    for table, patterns in _HEADINGS.items()
+    for column, pattern in patterns.items()
 )
 
 _INSTANT = "power.draw.instant"
@@ -135,12 +117,7 @@ _ABSENT = frozenset(
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is such a log, by its first line."""
-    return looks_like_log(head.decode("utf-8-sig", "replace"))
-
-
-def looks_like_log(head: str) -> bool:
-    """Return whether a file's first line is the heading of such a log."""
-    return _is_log([_plain(cell) for cell in heading_of(head)])
+    return _is_log([_plain(cell) for cell in cells_of(head.decode("utf-8-sig", "replace"))])
 
 
 def _is_log(columns: list[tuple[str, str | None]]) -> bool:
@@ -149,16 +126,6 @@ def _is_log(columns: list[tuple[str, str | None]]) -> bool:
         and any(name in _DEVICE_NAMES for name, _ in columns)
         and any(_place(name) for name, _ in columns)
     )
-
-
-def heading_of(text: str) -> list[str]:
-    """The cells of the first line of a text; none for what is no CSV."""
-    import csv
-
-    try:
-        return next(csv.reader(text.splitlines()[:1], skipinitialspace=True), [])
-    except csv.Error:
-        return []
 
 
 def _plain(heading: str) -> tuple[str, str | None]:
@@ -197,7 +164,7 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
 
     content = iter(lines)
     first = next(content, "")
-    heading = heading_of(first)
+    heading = cells_of(first)
     columns = [_plain(cell) for cell in heading]
     if not _is_log(columns):
         raise InputError(
@@ -215,41 +182,23 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
         raise InputError(
             f"{where}: a telemetry log without a readable row ({log.bad_count} could not be read)"
         )
-    tables = {name: _by_device(name, rows.columns) for name, rows in log.rows.items() if rows}
+    tables = {
+        name: _by_device(name, log.placed[name], rows) for name, rows in log.rows.items() if rows
+    }
     repeated = max(len(log.rows[name]) - table.num_rows for name, table in tables.items())
     ignored = tuple(cell.strip() for i, cell in enumerate(heading) if i not in log.used)
     return TelemetryLog(tables, ignored, log.local_time, log.count, log.bad_count, repeated)
 
 
-class _TableRows:
-    """Rows of one table, as columns."""
-
-    def __init__(self, placed: list[tuple[int, str, str | None]]) -> None:
-        self._placed = placed
-        self.columns: dict[str, list[Any]] = {column: [] for _, column, _ in placed}
-        self.columns |= {"time_ns": [], "device_id": [], "device_uuid": []}
-
-    def __len__(self) -> int:
-        return len(self.columns["time_ns"])
-
-    def add(self, cells: list[str], time_ns: int, device: int, uuid: str | None) -> None:
-        values = [
-            _value(cells[i], column, unit) if i < len(cells) else None
-            for i, column, unit in self._placed
-        ]
-        if all(value is None for value in values):
-            return
-        for (_, column, _), value in zip(self._placed, values, strict=True):
-            self.columns[column].append(value)
-        for column, value in (("time_ns", time_ns), ("device_id", device), ("device_uuid", uuid)):
-            self.columns[column].append(value)
+_EVERY_ROW = ("time_ns", "span_ns", "device_id", "device_uuid")
 
 
 class _Rows:
     """Rows of a log on their way into tables.
 
     Attributes:
-        rows: of each table.
+        placed: (position, column, unit) of what is read of a row, by table.
+        rows: of each table: what :data:`_EVERY_ROW` names, then the placed columns.
         used: columns of the log that are read.
         local_time, count, bad_count: see :class:`TelemetryLog`.
     """
@@ -260,28 +209,23 @@ class _Rows:
         self._width = len(columns)
         self._where = where
         self._zone = zone
-        self._time = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
-        self._device = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
-        self._uuid = next(
-            (i for i, (name, _) in enumerate(columns) if name in ("uuid", "gpu_uuid")), None
+        self._time, self._device, self._uuid = (
+            next((i for i, (name, _) in enumerate(columns) if name in names), -1)
+            for names in (_TIME_NAMES, _DEVICE_NAMES, ("uuid", "gpu_uuid"))
         )
         self._uuids: dict[str, int] = {}
         self._devices: set[int] = set()
         placed = _placed(columns, (self._time, self._device))
-        self.rows = {
-            table: _TableRows([(i, c, unit) for i, (t, c, unit) in placed.items() if t == table])
-            for table in dict.fromkeys(table for table, _, _ in placed.values())
-        }
+        self.placed: dict[str, list[tuple[int, str, str | None]]] = {}
+        for i, (table, column, unit) in placed.items():
+            self.placed.setdefault(table, []).append((i, column, unit))
+        self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in self.placed}
         self.used = {self._time, self._device, self._uuid, *placed}
         self.count = self.bad_count = 0
         self.local_time = False
 
     def add(self, cells: list[str]) -> None:
-        """Take a row, or count it as one that cannot be read.
-
-        Raises:
-            InputError: more devices than any host has.
-        """
+        """Take a row, or count it as one that cannot be read."""
         # Some loggers leave out what a device does not tell, at the end of the row.
         whole = max(self._time, self._device) < len(cells) <= self._width
         moment = _time_ns(cells[self._time], self._zone) if whole else None
@@ -297,10 +241,14 @@ class _Rows:
         time_ns, named_zone = moment
         self.local_time |= not named_zone
         self.count += 1
-        at = self._uuid
-        uuid = cells[at].strip() if at is not None and at < len(cells) else None
-        for rows in self.rows.values():
-            rows.add(cells, time_ns, device, uuid)
+        uuid = cells[self._uuid].strip() if 0 <= self._uuid < len(cells) else None
+        for table, placed in self.placed.items():
+            values = [
+                _value(cells[i], column, unit) if i < len(cells) else None
+                for i, column, unit in placed
+            ]
+            if any(value is not None for value in values):
+                self.rows[table].append((time_ns, 0, device, uuid, *values))
 
 
 def _placed(
@@ -326,15 +274,17 @@ def _measures(unit: str, column: str) -> bool:
     return _UNITS.get(unit, ("",))[0] == column.rpartition("_")[2]
 
 
-def _by_device(name: str, columns: dict[str, list[Any]]) -> pa.Table:
+def _by_device(
+    name: str, placed: list[tuple[int, str, str | None]], rows: list[tuple[Any, ...]]
+) -> pa.Table:
     """The rows as a table sorted by time, each device's without times that passed twice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     declared = TABLES[name]
-    count = len(columns["time_ns"])
-    columns = columns | {"span_ns": [0] * count}
-    arrays = [to_arrow(columns.get(f.name, [None] * count), f.type) for f in declared.arrow]
+    names = (*_EVERY_ROW, *(column for _, column, _ in placed))
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    arrays = [to_arrow(columns.get(f.name, [None] * len(rows)), f.type) for f in declared.arrow]
     table = pa.Table.from_arrays(arrays, schema=declared.arrow)
     parts = [
         in_order(table.filter(pc.equal(table["device_id"], device)))
@@ -392,14 +342,6 @@ _BEYOND = 1 << 63
 """What a column of whole numbers does not hold."""
 
 
-_FORMATS = (
-    "%Y/%m/%d %H:%M:%S.%f",
-    "%Y/%m/%d %H:%M:%S",
-    "%Y-%m-%d %H:%M:%S.%f",
-    "%Y-%m-%d %H:%M:%S",
-)
-
-
 def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
     """(Unix time, whether the text names its zone); None for what is no time of 1970 to 2262."""
     text = cell.strip()
@@ -422,11 +364,7 @@ def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
 
 
 def _parsed(text: str) -> datetime | None:
-    attempts: list[Callable[[], datetime]] = [lambda: datetime.fromisoformat(text)]
-    attempts += [lambda f=f: datetime.strptime(text, f) for f in _FORMATS]  # type: ignore[misc]
-    for attempt in attempts:
-        try:
-            return attempt()
-        except ValueError:
-            continue
-    return None
+    try:
+        return datetime.fromisoformat(text.replace("/", "-"))
+    except ValueError:
+        return None

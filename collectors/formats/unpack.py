@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,14 @@ class _Stream(io.RawIOBase):
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+
+def cells_of(text: str) -> list[str]:
+    """Return the cells of the first line of a text; none for what is no CSV."""
+    try:
+        return next(csv.reader(text.splitlines()[:1], skipinitialspace=True), [])
+    except csv.Error:
+        return []
 
 
 def lines(path: Path, *, held_ratio: float) -> Iterator[str]:

@@ -99,11 +99,12 @@ def test_checksums_are_invisible_to_other_readers(tmp_path: Path) -> None:
 
 
 def test_a_sink_counts_what_it_writes(tmp_path: Path) -> None:
-    with (tmp_path / "f").open("wb") as file:
+    with (tmp_path / "f").open("wb", buffering=0) as file:
         sink = ChecksummedSink(file)
         assert sink.write(b"123456789") == 9
         assert sink.crc32 == 0xCBF43926  # the check value of CRC-32
         sink.write_trailer()
+        sink.close()
     assert (tmp_path / "f").read_bytes() == b"123456789chopper.crc32=cbf43926"
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
-from chopper.collectors.formats.cleaning import far_in_time, integer, main_and_others
+from chopper.collectors.formats.cleaning import (
+    DAMAGES,
+    damage_findings,
+    far_in_time,
+    integer,
+    main_and_others,
+)
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.collectors.formats.kineto._values import text_of
@@ -21,7 +28,7 @@ from chopper.collectors.formats.parsed import (
     table_of_rows,
 )
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding, Severity
+from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -30,31 +37,6 @@ if TYPE_CHECKING:
     from chopper.collectors.formats.kineto._events import Args, Header
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
-
-_COUNT_MESSAGES: dict[str, tuple[Severity, str]] = {
-    "event.without_ts": ("warning", "events without a usable ts were dropped"),
-    "event.without_name": ("warning", "events without a name were dropped"),
-    "event.without_dur": ("warning", "events without a dur were taken as points in time"),
-    "event.negative_duration": ("warning", "events with a negative dur were taken as points"),
-    "event.overflowing_duration": (
-        "warning",
-        "events with an overflowing dur (over 30 days) were taken as points",
-    ),
-    "event.nested_too_deep": ("warning", "events nested deeper than any trace were dropped"),
-    "event.not_an_object": ("warning", "entries of traceEvents that are no objects were dropped"),
-    "event.without_ph": ("warning", "events without a phase (ph) were dropped"),
-    "event.without_category": ("info", "events without a category were not used"),
-    "event.nanosecond_unit": (
-        "warning",
-        "events count in nanoseconds where the format says microseconds; converted",
-    ),
-    "event.far_in_time": (
-        "warning",
-        "events lie more than a day from the rest of the trace (another clock, or a wrong ts) and "
-        "were dropped",
-    ),
-    "event.duplicate": ("warning", "events were recorded twice; the repetitions were dropped"),
-}
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
@@ -68,12 +50,23 @@ def read_trace(path: Path) -> list[ParsedTrace]:
     """
     reader = FileReader(path)
     host, device = reader.host.columns, reader.device.columns
+    unknown = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
     if not len(host["start_ns"]) and not len(device["start_ns"]):
-        raise InputError(f"{path}: a trace without a single usable event{_what_else(reader)}")
+        raise InputError(
+            f"{path}: a trace without a single usable event{_what_else(reader, unknown)}"
+        )
     far = far_in_time(host, device)
     if far is not None:
-        reader.counts.add("event.far_in_time", int(far[0].sum() + far[1].sum()))
-    findings = [*reader.findings, *_count_findings(reader, path.name)]
+        reader.counts["event.far_in_time"] += int(far[0].sum() + far[1].sum())
+    findings = [*reader.findings, *damage_findings(reader.counts, path.name)]
+    if unknown:
+        add_finding(
+            findings,
+            "event.unknown_category",
+            f"{path.name}: events of unknown categories were not used: {unknown}",
+            severity="info",
+            count=sum(reader.unknown.values()),
+        )
     parts, doubt = parts_of_file(path, reader, host, device)
     findings += doubt
     if far is not None:
@@ -86,41 +79,15 @@ def read_trace(path: Path) -> list[ParsedTrace]:
     return traces
 
 
-def _what_else(reader: FileReader) -> str:
+def _what_else(reader: FileReader, unknown: str) -> str:
     """Why nothing could be used, as far as it can be told."""
-    if reader.unknown:
-        listed = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
-        return f": its events are of categories that Kineto does not write: {listed}"
-    if reader.counts.values:
-        code, count = max(reader.counts.values.items(), key=lambda item: item[1])
+    if unknown:
+        return f": its events are of categories that Kineto does not write: {unknown}"
+    if +reader.counts:
+        [(code, count)] = reader.counts.most_common(1)
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
-        return f": {count} {_COUNT_MESSAGES[code][1]}" + (
-            hint if code == "event.without_category" else ""
-        )
+        return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
     return "; was the profiler active while the program worked?"
-
-
-def _count_findings(reader: FileReader, source: str) -> list[Finding]:
-    findings = [
-        Finding(
-            code=code,
-            severity=_COUNT_MESSAGES[code][0],
-            message=f"{source}: {count} {_COUNT_MESSAGES[code][1]}",
-            count=count,
-        )
-        for code, count in sorted(reader.counts.values.items())
-    ]
-    if reader.unknown:
-        listed = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
-        findings.append(
-            Finding(
-                code="event.unknown_category",
-                severity="info",
-                message=f"{source}: events of unknown categories were not used: {listed}",
-                count=sum(reader.unknown.values()),
-            )
-        )
-    return findings
 
 
 def _timelines(
@@ -186,14 +153,7 @@ def _timelines(
             )
         )
     if dropped:
-        findings.append(
-            Finding(
-                code="event.duplicate",
-                severity="warning",
-                count=dropped,
-                message=f"{path.name}: {dropped} {_COUNT_MESSAGES['event.duplicate'][1]}",
-            )
-        )
+        findings += damage_findings(Counter({"event.duplicate": dropped}), path.name)
     traces[0].findings += findings
     return traces
 
@@ -257,25 +217,16 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
     ):
         rows += [(source, int(moved[i]), a) for i, a in listed if moved[i] >= 0]
     rows.sort(key=lambda r: (r[0], r[1]))
-    return table_of_rows("collective", [(source, row, *_cells(a)) for source, row, a in rows])
+    # The arguments are named like the columns.
+    fields = list(TABLES["collective"].arrow)[2:]
+    return table_of_rows("collective", [(*place, *_cells(fields, args)) for *place, args in rows])
 
 
-def _cells(a: Args) -> tuple[Any, ...]:
-    """Return what a collective's arguments say, in the order of COLLECTIVE's columns."""
-    return (
-        a.collective,
-        integer(a.in_elements),
-        integer(a.out_elements),
-        text_of(a.dtype),
-        integer(a.group_size),
-        text_of(a.group_name),
-        text_of(a.group_ranks),
-        integer(a.collective_sequence),
-        integer(a.first_rank),
-        integer(a.rank_stride),
-        integer(a.source_rank),
-        integer(a.target_rank),
-    )
+def _cells(fields: list[pa.Field], args: Args) -> list[int | str | None]:
+    return [
+        integer(value) if field.type == pa.int64() else text_of(value)
+        for field, value in ((field, getattr(args, field.name)) for field in fields)
+    ]
 
 
 def _threads(reader: FileReader) -> pa.Table:
@@ -304,27 +255,22 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
     pids = to_numpy(host["pid"])
     if pid is not None and (pids[rows] == pid).any():
         rows = rows[pids[rows] == pid]
-    start = to_numpy(host["start_ns"])[rows]
-    end = start + to_numpy(host["dur_ns"])[rows]
     # A step recorded twice (as an operator and as an annotation) counts once.
-    seen: set[int] = set()
-    keep = []
-    for i, row in enumerate(rows):
-        n = numbers[int(codes[row])]
-        if n not in seen:
-            seen.add(n)
-            keep.append(i)
-    kept_numbers = [numbers[int(codes[rows[i]])] for i in keep]
-    return step_table(kept_numbers, start[keep], end[keep], "profiler_step")
+    row_by_number: dict[int, int] = {}
+    for row in rows.tolist():
+        row_by_number.setdefault(numbers[int(codes[row])], row)
+    first = np.array([*row_by_number.values()], dtype=np.int64)
+    start = to_numpy(host["start_ns"])[first]
+    end = start + to_numpy(host["dur_ns"])[first]
+    return step_table([*row_by_number], start, end, "profiler_step")
 
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
     declared = TABLES["memory_event"]
     columns = reader.memory
-    keep = np.flatnonzero(columns["pid"] == pid) if pid is not None else None
     order = np.argsort(columns["time_ns"], kind="stable")
-    if keep is not None:
-        order = order[np.isin(order, keep)]
+    if pid is not None:
+        order = order[columns["pid"][order] == pid]
     arrays = []
     for f in declared.arrow:
         picked = columns[f.name][order]

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 
 Number = int | float | str | None
-"""Ids and times occur as any of these."""
-
-
+"""Ids occur as any of these."""
 NOTHING = msgspec.Raw(b"")
 """An argument or member that is not there."""
 
@@ -42,17 +40,17 @@ class Args(msgspec.Struct, gc=False):
     graph_id: Number = msgspec.field(default=None, name="graph id")
     graph_node_id: Number = msgspec.field(default=None, name="graph node id")
     collective: str | None = msgspec.field(default=None, name="Collective name")
-    in_elements: Number = msgspec.field(default=None, name="In msg nelems")
-    out_elements: Number = msgspec.field(default=None, name="Out msg nelems")
-    group_size: Number = msgspec.field(default=None, name="Group size")
+    in_elements_count: Number = msgspec.field(default=None, name="In msg nelems")
+    out_elements_count: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size_count: Number = msgspec.field(default=None, name="Group size")
     dtype: msgspec.Raw = NOTHING
     group_name: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Name")
     group_ranks: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Ranks")
-    collective_sequence: Number = msgspec.field(default=None, name="Seq")
-    first_rank: Number = msgspec.field(default=None, name="Global rank start")
-    rank_stride: Number = msgspec.field(default=None, name="Global rank stride")
-    source_rank: Number = msgspec.field(default=None, name="Src Rank")
-    target_rank: Number = msgspec.field(default=None, name="Dst Rank")
+    sequence_id: Number = msgspec.field(default=None, name="Seq")
+    first_rank_id: Number = msgspec.field(default=None, name="Global rank start")
+    rank_stride_count: Number = msgspec.field(default=None, name="Global rank stride")
+    source_rank_id: Number = msgspec.field(default=None, name="Src Rank")
+    target_rank_id: Number = msgspec.field(default=None, name="Dst Rank")
     device_type: Number = msgspec.field(default=None, name="Device Type")
     memory_device: Number = msgspec.field(default=None, name="Device Id")
     address: Number = msgspec.field(default=None, name="Addr")
@@ -72,16 +70,10 @@ class Event(msgspec.Struct, gc=False):
     name: str | int | float | None = None
     pid: Number = None
     tid: Number = None
-    ts: Number = None
-    dur: Number = None
-    args: Args | None = None
-
-
-class ExactTimes(msgspec.Struct, gc=False):
-    """The times of an event as their digits."""
-
+    # A float of microseconds since 1970 tells no nanoseconds apart: their digits do.
     ts: msgspec.Raw = NOTHING
     dur: msgspec.Raw = NOTHING
+    args: Args | None = None
 
 
 class CounterEvent(msgspec.Struct, gc=False):
@@ -90,7 +82,7 @@ class CounterEvent(msgspec.Struct, gc=False):
     ph: str = ""
     name: str | None = None
     pid: Number = None
-    ts: Number = None
+    ts: msgspec.Raw = NOTHING
     args: dict[str, Any] | None = None
 
 
@@ -115,55 +107,5 @@ class Document(Header):
 
 
 NO_ARGS = Args()
-
-HOST_CATEGORIES = {
-    "cpu_op": "cpu_op",
-    "Operator": "cpu_op",
-    "user_annotation": "annotation",
-    "cuda_runtime": "runtime",
-    "Runtime": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "cuda_driver": "driver",
-    "xpu_driver": "driver",
-    "privateuse1_driver": "driver",
-    "python_function": "python",
-    "overhead": "overhead",
-}
-"""Kineto's categories (today's and 2021's) → `host_span.category`."""
-
-DEVICE_CATEGORIES = {
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "concurrent_kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "Memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "Memset": "memset",
-    "mtia_ccp_events": "mtia",
-}
-"""Kineto's categories → `device_event.kind`; mtia rows are told apart by their names."""
-
-SYNCHRONIZATION_CATEGORY = "cuda_sync"
-
-SKIPPED_CATEGORIES = frozenset(
-    (
-        "gpu_user_annotation",
-        "cuda_event",
-        "cuda_profiler_range",
-        "Trace",
-        "fwdbwd",
-        "ac2g",
-        "async",
-        "async_cpu_to_gpu",
-        "async_gpu",
-        "forward_backward",
-        "collective_comm",
-        "critical_path",
-    )
-)
-"""Known categories that repeat what other rows say, or that no analyzer reads yet."""
 
 MEMORY_NAME = "[memory]"

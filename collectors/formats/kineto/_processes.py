@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chopper.collectors.formats.arrays import is_one_of
 from chopper.collectors.formats.kineto._reader import FileReader
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, add_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ def parts_of_file(
     """The ranks in a file, in order of rank or of process id, and what is in doubt about them."""
     pids = host["pid"]
     has_device = len(device["start_ns"]) > 0
-    launches = _of(host, "runtime", "driver")
+    launches = is_one_of(host["category"], "runtime", "driver")
     if has_device:
         correlation = host["correlation_id"]
         launches = launches & (correlation >= 0)
@@ -77,15 +78,13 @@ def parts_of_file(
         if len(used) < 2:
             return [Part(used[0] if used else candidates[0])], []
         if unsure:
-            doubt.append(
-                Finding(
-                    code="trace.ranks_ambiguous",
-                    severity="warning",
-                    count=unsure,
-                    message=f"{path.name}: {unsure} device events fit the launches of several "
-                    "merged ranks alike (same ids), and went to them in order of time and device: "
-                    "load the ranks' own files to be sure",
-                )
+            add_finding(
+                doubt,
+                "trace.ranks_ambiguous",
+                f"{path.name}: {unsure} device events fit the launches of several "
+                "merged ranks alike (same ids), and went to them in order of time and device: "
+                "load the ranks' own files to be sure",
+                count=unsure,
             )
     else:
         used, owner = candidates, np.zeros(0, np.int64)
@@ -108,13 +107,10 @@ def parts_of_file(
     return sorted(parts, key=lambda p: p.rank or 0), doubt
 
 
-def _of(host: dict[str, Any], *categories: str) -> np.ndarray:
-    codes, values = host["category"]
-    return np.isin(codes, [i for i, c in enumerate(values) if c in categories])
-
-
 def _busiest_process(host: dict[str, Any]) -> int | None:
-    pids, counts = np.unique(host["pid"][_of(host, "cpu_op", "annotation")], return_counts=True)
+    pids, counts = np.unique(
+        host["pid"][is_one_of(host["category"], "cpu_op", "annotation")], return_counts=True
+    )
     return int(pids[np.argmax(counts)]) if len(pids) else None
 
 
@@ -125,7 +121,7 @@ def _working_processes(host: dict[str, Any]) -> list[int]:
     stepping = np.unique(host["pid"][np.isin(codes, steps)])
     if len(stepping):
         return [int(p) for p in stepping]
-    pids, counts = np.unique(host["pid"][_of(host, "cpu_op")], return_counts=True)
+    pids, counts = np.unique(host["pid"][is_one_of(host["category"], "cpu_op")], return_counts=True)
     # A tenth of the busiest: less is a helper, not a rank.
     return [int(p) for p, n in zip(pids, counts, strict=True) if n * 10 >= counts.max()]
 

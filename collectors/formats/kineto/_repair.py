@@ -1,32 +1,219 @@
 """Traces that no strict parser reads: damaged, truncated, or with the wrong types.
 
 The events are scanned one by one up to the first that cannot be read; each is made into the same
-typed structure as on the fast path. What was repaired or lost is counted and said.
+typed structure as where the text is strict. What was repaired or lost is counted and said.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper.collectors.formats.cleaning import Counts, clean
-from chopper.collectors.formats.kineto._events import Args, CounterEvent, Event, ExactTimes, Header
+from chopper.collectors.formats.cleaning import clean
+from chopper.collectors.formats.kineto._events import Args, CounterEvent, Event, Header
+from chopper.errors import InputError
+from chopper.storage.manifest import Finding, Severity, add_finding
 
-_ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
-_RAW = frozenset(
-    field.encode_name for field in msgspec.structs.fields(Args) if field.type is msgspec.Raw
-)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ARGUMENTS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
 _HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
 _SPACE = re.compile(r"[\s,]*")
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _NOT_A_NUMBER = re.compile(r"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 # Floats keep their digits until it is known which of them are times.
 _scanner = json.JSONDecoder(parse_float=Decimal)
+
+
+@dataclass
+class Repaired:
+    """Contents of a damaged text, as far as they could be read."""
+
+    header: Header
+    findings: list[Finding]
+    events: list[Event] = field(default_factory=list)
+    counters: list[CounterEvent] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Events that could not be used, by code."""
+
+    def add(self, raw: Any) -> None:
+        """Take an entry of ``traceEvents``; count one that cannot be used."""
+        if not isinstance(raw, dict):
+            self.counts["event.not_an_object"] += 1
+        elif raw.get("ph") == "C":
+            if isinstance(raw.get("args"), dict):
+                name = raw.get("name")
+                self.counters.append(
+                    CounterEvent(
+                        ph="C",
+                        name=name if isinstance(name, str) else None,
+                        pid=_scalar(raw.get("pid")),
+                        ts=_digits(raw.get("ts")),
+                        args=raw["args"],
+                    )
+                )
+        elif isinstance(raw.get("ph"), str):
+            try:
+                self.events.append(_event(raw))
+            except RecursionError:
+                self.counts["event.nested_too_deep"] += 1
+        elif raw:
+            self.counts["event.without_ph"] += 1
+
+
+def repair(path: Path, text: bytes) -> Repaired:
+    """Read what can be read of JSON text, or of what remains of it.
+
+    Raises:
+        InputError: it is no trace.
+    """
+    documents = _Documents(path.name)
+    if text.startswith(b"\xef\xbb\xbf"):
+        documents.note(
+            "trace.byte_order_mark", "starts with a UTF-8 byte order mark; skipped", "info"
+        )
+        text = text[3:]
+    try:
+        source = text.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        source = text.decode("utf-8", "replace")
+        documents.note(
+            "trace.invalid_utf8",
+            f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
+        )
+    documents.read(source)
+    if not documents.is_trace:
+        raise InputError(
+            f"{path}: {documents.why}; expected a Kineto (Chrome JSON) trace as torch.profiler "
+            "exports"
+        )
+    if documents.count > 1:
+        documents.note(
+            "trace.concatenated",
+            f"{documents.count} JSON documents in one file; their events are taken together",
+        )
+    if _NOT_A_NUMBER.search(source):
+        documents.note("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown")
+    repaired = Repaired(_header(documents.header), documents.findings)
+    for raw in documents.events:
+        repaired.add(raw)
+    return repaired
+
+
+@dataclass
+class _Documents:
+    """JSON documents of a text, as far as they could be read."""
+
+    source_name: str
+    header: dict[str, Any] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    count: int = 0
+    is_trace: bool = False
+    why: str = "no JSON in it"
+    """Description of what was found instead of a trace."""
+
+    def note(self, code: str, message: str, severity: Severity = "warning") -> None:
+        """Add a finding."""
+        add_finding(
+            self.findings,
+            code,
+            f"{self.source_name}: {message}",
+            severity=severity,
+        )
+
+    def read(self, source: str) -> None:
+        """Read one document after the other, up to the first that is damaged."""
+        at = _skip(source, 0)
+        while at < len(source):
+            try:
+                document, end = _decode_at(source, at)
+            except ValueError:
+                self._add_open(source, at)
+                break
+            at = _skip(source, end)
+            self._add(document)
+
+    def _add(self, document: Any) -> None:
+        """Take what a whole document holds."""
+        self.count += 1
+        if isinstance(document, list):
+            self.why = "JSON of another kind: a list without trace events"
+            self.is_trace = self.is_trace or not document or any(map(_is_event, document))
+            self.events += document
+        elif not isinstance(document, dict):
+            self.why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
+        elif isinstance(document.get("traceEvents"), list):
+            self.is_trace = True
+            self.events += document["traceEvents"]
+            self._merge(document)
+        elif "traceEvents" in document:
+            kind = _KINDS.get(type(document["traceEvents"]), "a number")
+            self.why = f"traceEvents is {kind}, not a list"
+        else:
+            self.why = "JSON, but not a trace: no traceEvents"
+
+    def _add_open(self, source: str, at: int) -> None:
+        """Take the events of a document that is damaged or not closed, up to the first such one."""
+        opening = _EVENTS.search(source, at) if source[at] == "{" else None
+        if opening is not None:
+            self._merge(_open_header(source[at : opening.start()]))
+        elif source[at] != "[":
+            if self.count:
+                rest = f"{len(source) - at} characters after the JSON are no JSON; ignored"
+                self.note("trace.trailing_text", rest)
+            else:
+                sample = source[at : at + 40].replace("\n", " ")
+                self.why = f"not JSON: found {sample!r} at character {at}, expected {{ or ["
+            return
+        events: list[Any] = []
+        position = _skip(source, at + 1 if opening is None else opening.end())
+        broken = False
+        while position < len(source) and source[position] != "]" and not broken:
+            try:
+                event, position = _decode_at(source, position)
+            except ValueError:
+                broken = True
+            else:
+                events.append(event)
+                position = _skip(source, position)
+        if broken:
+            self.note(
+                "trace.truncated",
+                f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
+                f"{position}); the {len(events)} events before it are used, "
+                f"{len(source) - position} characters after are lost",
+            )
+        elif position < len(source):
+            self._merge(_open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
+            self.note(
+                "trace.not_strict",
+                "JSON is not strict (for example a comma after the last event); all "
+                f"{len(events)} events were read",
+            )
+        else:
+            self.note(
+                "trace.truncated",
+                f"JSON ends after event {len(events)} without closing; those events are used",
+            )
+        # A list cut off before its first whole event may be anything.
+        self.is_trace = self.is_trace or source[at] == "{" or any(map(_is_event, events))
+        self.why = "a list that is cut off and holds no event"
+        self.count += 1
+        self.events += events
+
+    def _merge(self, document: dict[str, Any]) -> None:
+        """Take the members beside the events; the first of several counts."""
+        self.header = {**document, **self.header}
 
 
 def _skip(source: str, at: int) -> int:
@@ -36,245 +223,19 @@ def _skip(source: str, at: int) -> int:
 
 
 def _decode_at(source: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``at``, and where it ends.
-
-    Raises:
-        ValueError: there is none, or it is nested deeper than any trace.
-    """
+    """Return the JSON value that begins at ``at``, and where it ends."""
     try:
         return _scanner.raw_decode(source, at)
     except RecursionError as exc:
         raise ValueError("nested too deep") from exc
 
 
-class Repaired(msgspec.Struct, kw_only=True):
-    """Events of a damaged text, as far as they could be read."""
-
-    header: Header
-    events: list[Event] = []
-    stamps: list[ExactTimes] = []
-    """The times of the events as their digits."""
-    counters: list[CounterEvent] = []
-    counter_stamps: list[ExactTimes] = []
-    counts: dict[str, int] = {}
-    """Events that could not be used, by code."""
-    notes: list[tuple[str, str]]
-    """(code, message) for each kind of damage."""
-    is_trace: bool
-    why: str
-    """Description of what was found instead of a trace."""
-
-
-@dataclass
-class _Documents:
-    """JSON documents of a text, as far as they could be read."""
-
-    header: dict[str, Any] = field(default_factory=dict)
-    events: list[Any] = field(default_factory=list)
-    notes: list[tuple[str, str]] = field(default_factory=list)
-    count: int = 0
-    is_trace: bool = False
-    why: str = "no JSON in it"
-
-    def add(self, document: Any) -> None:
-        """Take what a whole document holds."""
-        self.count += 1
-        if isinstance(document, list):
-            self.why = "JSON of another kind: a list without trace events"
-            self.is_trace = self.is_trace or not document or any(map(_is_event, document))
-            self.events += document
-        elif isinstance(document, dict):
-            listed = document.get("traceEvents")
-            if isinstance(listed, list):
-                self.is_trace = True
-                self.events += listed
-                _merge(self.header, document)
-            elif "traceEvents" in document:
-                kind = _KINDS.get(type(listed), "a number")
-                self.why = f"traceEvents is {kind}, not a list"
-            else:
-                self.why = "JSON, but not a trace: no traceEvents"
-        else:
-            self.why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
-
-    def add_open(self, source: str, at: int) -> None:
-        """Take the events of a document that is damaged or not closed."""
-        opened = _scan_open_document(source, at)
-        if opened is not None:
-            header, events, message = opened
-            # A list cut off before its first whole event may be anything.
-            self.is_trace = self.is_trace or source[at] == "{" or any(map(_is_event, events))
-            self.why = "a list that is cut off and holds no event"
-            self.count += 1
-            _merge(self.header, header)
-            self.events += events
-            self.notes.append(message)
-        elif self.count:
-            rest = len(source) - at
-            self.notes.append(
-                (
-                    "trace.trailing_text",
-                    f"{rest} characters after the JSON are no JSON; ignored",
-                )
-            )
-        else:
-            self.why = _where(source, at)
-
-
-def _documents_of(source: str) -> _Documents:
-    """Read one document after the other, up to the first that is damaged."""
-    documents = _Documents()
-    at = _skip(source, 0)
-    while at < len(source):
-        try:
-            document, end = _decode_at(source, at)
-        except ValueError:
-            documents.add_open(source, at)
-            break
-        at = _skip(source, end)
-        documents.add(document)
-    return documents
-
-
-def repair(text: bytes) -> Repaired:
-    """Read what can be read of JSON text, or of what remains of it."""
-    notes: list[tuple[str, str]] = []
-    if text.startswith(b"\xef\xbb\xbf"):
-        notes.append(("trace.byte_order_mark", "starts with a UTF-8 byte order mark; skipped"))
-        text = text[3:]
-    try:
-        source = text.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        source = text.decode("utf-8", "replace")
-        notes.append(
-            (
-                "trace.invalid_utf8",
-                f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
-            )
-        )
-    documents = _documents_of(source)
-    notes += documents.notes
-    if documents.count > 1 and documents.is_trace:
-        notes.append(
-            (
-                "trace.concatenated",
-                f"{documents.count} JSON documents in one file; their events are taken together",
-            )
-        )
-    if _NOT_A_NUMBER.search(source):
-        notes.append(("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown"))
-    repaired = Repaired(
-        header=_header(documents.header),
-        notes=notes,
-        is_trace=documents.is_trace,
-        why=documents.why,
-    )
-    counts = Counts()
-    for raw in documents.events:
-        _take(repaired, counts, raw)
-    repaired.counts = counts.values
-    return repaired
-
-
-def _take(repaired: Repaired, counts: Counts, raw: Any) -> None:
-    """Add an entry of ``traceEvents`` to what was read; count one that cannot be used."""
-    if not isinstance(raw, dict):
-        counts.add("event.not_an_object")
-    elif raw.get("ph") == "C":
-        if isinstance(raw.get("args"), dict):
-            repaired.counter_stamps.append(_stamp(raw))
-            repaired.counters.append(
-                CounterEvent(
-                    ph="C",
-                    name=raw["name"] if isinstance(raw.get("name"), str) else None,
-                    pid=_scalar(raw.get("pid")),
-                    ts=_scalar(raw.get("ts")),
-                    args=raw["args"],
-                )
-            )
-    else:
-        try:
-            event = _event(raw)
-        except RecursionError:
-            counts.add("event.nested_too_deep")
-            return
-        if event is not None:
-            repaired.events.append(event)
-            repaired.stamps.append(_stamp(raw))
-        elif raw:
-            counts.add("event.without_ph")
-
-
 def _is_event(value: Any) -> bool:
     return isinstance(value, dict) and ("ph" in value or "ts" in value)
 
 
-def _merge(into: dict[str, Any], document: dict[str, Any]) -> None:
-    for key, value in document.items():
-        if key != "traceEvents":
-            into.setdefault(key, value)
-
-
-def _where(source: str, at: int) -> str:
-    sample = source[at : at + 40].replace("\n", " ")
-    return f"not JSON: found {sample!r} at character {at}, expected {{ or ["
-
-
-def _scan_open_document(
-    source: str, at: int
-) -> tuple[dict[str, Any], list[Any], tuple[str, str]] | None:
-    """Events of a document that does not parse as a whole, up to the first unreadable one."""
-    if source[at] == "[":
-        start = at + 1
-        header: dict[str, Any] = {}
-    else:
-        opening = re.compile(r'"traceEvents"\s*:\s*\[').search(source, at)
-        if source[at] != "{" or opening is None:
-            return None
-        start = opening.end()
-        header = _open_header(source[at : opening.start()])
-    events: list[Any] = []
-    position = _skip(source, start)
-    while position < len(source) and source[position] != "]":
-        try:
-            event, position = _decode_at(source, position)
-        except ValueError:
-            lost = len(source) - position
-            return (
-                header,
-                events,
-                (
-                    "trace.truncated",
-                    f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
-                    f"{position}); the {len(events)} events before it are used, {lost} characters "
-                    "after are lost",
-                ),
-            )
-        events.append(event)
-        position = _skip(source, position)
-    if position < len(source):
-        _merge(header, _open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
-        return (
-            header,
-            events,
-            (
-                "trace.not_strict",
-                "JSON is not strict (for example a comma after the last event); all "
-                f"{len(events)} events were read",
-            ),
-        )
-    return (
-        header,
-        events,
-        (
-            "trace.truncated",
-            f"JSON ends after event {len(events)} without closing; those events are used",
-        ),
-    )
-
-
 def _open_header(source: str) -> dict[str, Any]:
-    """The members of an object that is not closed, as far as they are whole."""
+    """Return the members of an object that is not closed, as far as they are whole."""
     body = source.rstrip().rstrip(",").rstrip()
     for closing in ("", "}"):
         try:
@@ -287,24 +248,16 @@ def _open_header(source: str) -> dict[str, Any]:
 
 
 def _scalar(value: Any) -> int | float | str | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, Decimal):
-        value = float(value)
     if isinstance(value, str):
         return clean(value)
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    return None
-
-
-def _stamp(raw: dict[str, Any]) -> ExactTimes:
-    return ExactTimes(ts=_digits(raw.get("ts")), dur=_digits(raw.get("dur")))
+    if isinstance(value, Decimal | float):
+        real = float(value)
+        return real if math.isfinite(real) else None
+    return value if type(value) is int else None
 
 
 def _digits(value: Any) -> msgspec.Raw:
+    """Return a time as it was written."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         return msgspec.Raw(b"null")
     try:
@@ -321,7 +274,7 @@ def _header(members: dict[str, Any]) -> Header:
 
 
 def _plain(value: Any) -> Any:
-    """A decoded value with floats as floats, and text that UTF-8 can hold."""
+    """Return a decoded value with floats as floats, and text that UTF-8 can hold."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, str):
@@ -333,21 +286,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _event(raw: dict[str, Any]) -> Event | None:
-    ph = raw.get("ph")
-    if not isinstance(ph, str):
-        return None
-    args = raw.get("args")
-    category = raw.get("cat")
-    name = raw.get("name")
+def _event(raw: dict[str, Any]) -> Event:
+    args, category, name = raw.get("args"), raw.get("cat"), raw.get("name")
     return Event(
-        ph=ph,
+        ph=raw["ph"],
         cat=clean(category) if isinstance(category, str) else None,
         name=None if name is None else clean(str(name)),
         pid=_scalar(raw.get("pid")),
         tid=_scalar(raw.get("tid")),
-        ts=_scalar(raw.get("ts")),
-        dur=_scalar(raw.get("dur")),
+        ts=_digits(raw.get("ts")),
+        dur=_digits(raw.get("dur")),
         args=_args(args) if isinstance(args, dict) else None,
     )
 
@@ -355,13 +303,11 @@ def _event(raw: dict[str, Any]) -> Event | None:
 def _args(raw: dict[str, Any]) -> Args:
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        name = _ARGUMENTS.get(key)
-        if name is None or value is None:
+        known = _ARGUMENTS.get(key)
+        if known is None or value is None:
             continue
-        if key in _RAW:
-            values[name] = msgspec.Raw(json.dumps(_plain(value)).encode())
-        elif key == "Collective name":
-            values[name] = clean(str(value))
+        if known.type is msgspec.Raw:
+            values[known.name] = msgspec.Raw(json.dumps(_plain(value)).encode())
         else:
-            values[name] = _scalar(value)
+            values[known.name] = clean(str(value)) if key == "Collective name" else _scalar(value)
     return Args(**values)

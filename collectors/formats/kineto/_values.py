@@ -7,7 +7,6 @@ become integer nanoseconds before anything is added to them: float64 holds the s
 
 from __future__ import annotations
 
-import math
 import re
 from decimal import Decimal
 from typing import Any
@@ -17,23 +16,10 @@ import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.cleaning import LAST_NS, clean, integer
-from chopper.collectors.formats.kineto._events import (
-    NOTHING,
-    Event,
-    Header,
-    Number,
-)
+from chopper.collectors.formats.kineto._events import NOTHING, Event, Header
 from chopper.errors import JSON_ERRORS
 
-EXACT_FLOAT_US = float(1 << 43)
-"""Above this a float64 of microseconds no longer tells nanoseconds apart."""
-
 _NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
-
-RELATIVE_NS_THRESHOLD = 1e14
-"""With a base, ``ts`` counts from it, less than a few months (8e12 µs); more is nanoseconds."""
-ABSOLUTE_NS_THRESHOLD = 9.2e15
-"""Without a base, ``ts`` may be Unix microseconds (1.8e15); more is nanoseconds."""
 
 
 class Ids(dict[Any, int]):
@@ -45,9 +31,6 @@ class Ids(dict[Any, int]):
     def __init__(self) -> None:
         super().__init__()
         self.labels: dict[int, str] = {}
-
-    def __call__(self, value: Number) -> int:
-        return self[value]
 
     def __missing__(self, value: Any) -> int:
         if isinstance(value, bool) or value is None:
@@ -77,8 +60,12 @@ def base_of(header: Header) -> int | None:
 
 
 def threshold_of(header: Header) -> float:
-    """A recorded ``ts`` of at least this can only be nanoseconds."""
-    return ABSOLUTE_NS_THRESHOLD if base_of(header) is None else RELATIVE_NS_THRESHOLD
+    """Return the magnitude from which a recorded ``ts`` can only be nanoseconds.
+
+    Without a base it may be Unix microseconds (1.8e15); else it counts from the base, less than a
+    few months (8e12 µs).
+    """
+    return 9.2e15 if base_of(header) is None else 1e14
 
 
 Names = dict[tuple[int, int | None, str], str]
@@ -108,10 +95,6 @@ def ints(values: list[Any]) -> np.ndarray:
     return whole
 
 
-def no_ints(count: int) -> np.ndarray:
-    return np.full(count, NO_VALUE, dtype=np.int64)
-
-
 def _exact_thousandths(text: str) -> int | None:
     """A decimal number times 1000, rounded half up, from its digits."""
     text = text.strip()
@@ -131,72 +114,22 @@ def _exact_thousandths(text: str) -> int | None:
         return None
 
 
-def _thousandths(value: Any, stamp: msgspec.Raw | None) -> int | None:
-    """A recorded number times 1000, without loss; None for what is no number of 64 bits."""
-    if stamp is not None:
-        exact = _exact_thousandths(bytes(stamp).decode("ascii", "replace").strip('"'))
-    elif isinstance(value, str):
-        exact = _exact_thousandths(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        exact = value * 1000
-    elif isinstance(value, float) and math.isfinite(value):
-        whole = math.floor(value)
-        exact = whole * 1000 + round((value - whole) * 1000)
-    else:
-        exact = None
-    return exact if exact is not None and abs(exact) < 1000 << 63 else None
-
-
-def _as_array(values: list[Any]) -> np.ndarray | None:
-    """The values as int64 or float64 when they all are numbers of that kind, else None.
-
-    Floats are refused where float64 no longer tells thousandths apart.
-    """
-    try:
-        array = np.array(values)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if array.dtype == np.int64:
-        return array
-    if array.dtype != np.float64 or not len(array):
-        return None
-    if not np.isfinite(array).all() or np.abs(array).max() > EXACT_FLOAT_US:
-        return None
-    return array
-
-
 def to_ns(
-    values: list[Any], stamps: list[msgspec.Raw] | None, unit: float | np.ndarray
+    digits: list[msgspec.Raw], unit: float | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Recorded times → (integer ns, usable, recorded in ns); what is not usable is 0.
 
-    The whole and the fractional part are converted apart, so that no digit is lost.
-
     Args:
-        values: as decoded.
-        stamps: their digits, where float64 may have lost some.
+        digits: as they were written.
         unit: values from this magnitude on are nanoseconds, all others microseconds; or a mask
             that says which are nanoseconds.
     """
-    array = None if stamps is not None else _as_array(values)
-    if array is not None and array.dtype == np.int64:
-        magnitude = np.abs(array)
-        in_ns = magnitude >= unit if isinstance(unit, float) else unit
-        # The one value without a positive counterpart has a negative magnitude.
-        ok = (magnitude >= 0) & (in_ns | (magnitude < (1 << 63) // 1000))
-        return np.where(ok, np.where(in_ns, array, np.where(ok, array, 0) * 1000), 0), ok, in_ns
-    if array is not None and not (
-        (np.abs(array).max() >= unit) if isinstance(unit, float) else unit.any()
-    ):
-        whole = np.floor(array)
-        ns = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000).astype(np.int64)
-        return ns, np.ones(len(ns), dtype=bool), np.zeros(len(ns), dtype=bool)
-    time_ns = np.zeros(len(values), dtype=np.int64)
-    ok = np.zeros(len(values), dtype=bool)
-    in_ns = np.zeros(len(values), dtype=bool) if isinstance(unit, float) else unit
-    for i, value in enumerate(values):
-        exact = _thousandths(value, None if stamps is None else stamps[i])
-        if exact is None:
+    time_ns = np.zeros(len(digits), dtype=np.int64)
+    ok = np.zeros(len(digits), dtype=bool)
+    in_ns = ok.copy() if isinstance(unit, float) else unit
+    for i, written in enumerate(digits):
+        exact = _exact_thousandths(bytes(written).decode("ascii", "replace").strip('"'))
+        if exact is None or abs(exact) >= 1000 << 63:
             continue
         if isinstance(unit, float):
             in_ns[i] = abs(exact) >= unit * 1000

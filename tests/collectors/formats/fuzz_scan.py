@@ -44,7 +44,7 @@ def fuzz(count: int, seed: int) -> None:
         ends = sorted(rng.randrange(len(text) + 1) for _ in range(rng.choice((0, 1, 3, 20))))
         pieces = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
         try:
-            _native._scan_pieces(iter(pieces))
+            _native.scan_pieces(iter(pieces))
             accepted += 1
         except (ValueError, RecursionError):
             pass

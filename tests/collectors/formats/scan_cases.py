@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 from chopper.collectors.formats.kineto._events import Args
-from chopper.collectors.formats.kineto._native import _CATEGORIES
+from chopper.collectors.formats.kineto._groups import MTIA, TARGETS
 
 ARGUMENTS = sorted(
     {*Args.__struct_fields__, *Args.__struct_encode_fields__, "blocks per SM", "Ev Idx"}
 )
-CATEGORIES = [c[0].decode() for c in _CATEGORIES] + ["other", "Kernel ", ""]
+CATEGORIES = [*TARGETS, MTIA, "[memory]", "other", "Kernel ", ""]
 
 WHOLE = ("0", "1", "7", "-1", "42", "4294967296", "1669783687464181", "9223372036854775807")
 DECIMAL = ("0.5", "12.345", "1669783687464.181", "1669783687464181.123", "3.1000", "-0.250")

@@ -11,8 +11,7 @@ import chopper
 from chopper.analyzers.causes.counters import join_counters
 from chopper.collectors.formats import energy_log
 from chopper.collectors.formats.cleaning import integer, number
-from chopper.collectors.formats.counters import read_counters, sniff
-from chopper.collectors.formats.counters._values import measured
+from chopper.collectors.formats.counters import measured, read_counters, sniff
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
 from chopper.ingest import write_run

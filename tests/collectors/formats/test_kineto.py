@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper.collectors.formats.kineto import ParsedTrace, _reader, read_trace
+from chopper.collectors.formats.kineto import ParsedTrace, read_trace
 from chopper.errors import InputError
 from chopper.tables import TABLES
 from tests.kineto_writer import (
@@ -339,19 +339,6 @@ def test_spelling_of_a_time(text: str, ns: int) -> None:
 
 
 # ---------------------------------------------------------------- layout and order
-
-
-def test_pieces_of_a_large_file_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = small_trace()
-    for i in range(300):
-        trace.launch(f"k{i % 7}", 30_000 + 10 * i, 5, kernel_at=40_000 + 10 * i, kernel_for=9)
-        trace.counter("clock", 30_000 + i, mhz=i)
-    whole = parse_one(trace.encode())
-    monkeypatch.setattr(_reader, "_CHUNK_BYTES", 1_000)
-    pieces = parse_one(trace.encode())
-    for name, table in whole.tables.items():
-        assert pieces.tables[name].to_pylist() == table.to_pylist()
-    assert pieces.tables["device_event"].num_rows == 306
 
 
 def test_members_after_the_events_do_not_confuse_the_layout() -> None:

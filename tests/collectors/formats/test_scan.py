@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.collectors.formats.kineto import ParsedTrace, _native, _reader, read_trace
+from chopper.collectors.formats.kineto import ParsedTrace, _groups, _native, _reader, read_trace
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.errors import InputError
 from tests.collectors.formats.scan_cases import Writer, mutated
@@ -275,14 +275,7 @@ def test_invalid_utf8_in_an_argument(tmp_path: Path) -> None:
 
 
 def scanner() -> Any:
-    return Scanner(
-        args=_native._ARGS,
-        groups=_native._GROUPS,
-        categories=_native._CATEGORIES,
-        marked=_native._NUMBER_OF["Collective name"],
-        instant=b"[memory]",
-        instant_group=_native._MEMORY,
-    )
+    return _native.new_scanner()
 
 
 def feed(text: bytes, *cuts: int, every: int = 0) -> list[Any]:
@@ -317,7 +310,7 @@ def test_nothing_of_an_event_that_is_cut_off_stays() -> None:
     found = scanner()
     assert found.feed(b'[{"ph": "X", "cat": "kernel", "args": {"correlation": 5, "str') == 1
     assert found.feed(b'{"ph": "X", "cat": "kernel", "args": {"stream": 3}}]') > 0
-    columns = [np.asarray(c).tolist() for c in found.finish()[1][_native._DEVICE]]
+    columns = [np.asarray(c).tolist() for c in found.finish()[1][_groups.DEVICE]]
     device, stream, correlation, *_ = columns[8:]
     assert (device, stream, correlation) == ([-(2**63)], [3], [-(2**63)])
 
@@ -325,7 +318,7 @@ def test_nothing_of_an_event_that_is_cut_off_stays() -> None:
 def test_columns_outlive_the_scanner_and_are_not_copied() -> None:
     found = scanner()
     found.feed(trace(*(event(ts=str(i)) for i in range(5000))))
-    column = found.finish()[1][_native._DEVICE][0]
+    column = found.finish()[1][_groups.DEVICE][0]
     del found
     first, second = np.asarray(column), np.asarray(column)
     del column

@@ -8,7 +8,7 @@ from datetime import timedelta, timezone
 import pytest
 
 from chopper.collectors.formats import telemetry_csv
-from chopper.collectors.formats.telemetry_csv import TelemetryLog, looks_like_log
+from chopper.collectors.formats.telemetry_csv import TelemetryLog, sniff
 from chopper.errors import InputError
 
 
@@ -189,7 +189,7 @@ def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
     ],
 )
 def test_other_tables_are_no_logs(text: str) -> None:
-    assert not looks_like_log(text)
+    assert not sniff(text.encode())
     with pytest.raises(InputError, match=r"^x\.csv: no telemetry log: expected a heading with"):
         read_log(text, "x.csv")
 

@@ -1,9 +1,16 @@
-"""From a CSV of any of the known layouts to the table ``kernel_counter``."""
+"""Readers of hardware counters that other tools wrote, as CSV: rocprofv3, rocprof, Nsight Compute.
+
+    rocprofv3 --pmc SQ_INSTS_VALU_MFMA_MOPS_BF16 GRBM_GUI_ACTIVE --output-format csv -- python t.py
+    ncu --metrics sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed --csv --page raw …
+
+What a file is, is read from its heading, whatever its name.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import dataclass
 from itertools import chain
@@ -12,13 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.counters import _values
-from chopper.collectors.formats.unpack import DAMAGE, lines
+from chopper.arrow import with_column
+from chopper.collectors.formats.parsed import table_of_rows
+from chopper.collectors.formats.unpack import DAMAGE, cells_of, lines
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _HELD_RATIO = 10
@@ -55,15 +63,19 @@ class _Layout:
     units_below: bool = False
     """The row below the heading names the units."""
 
-
-def looks_like_counters(head: str) -> bool:
-    """Return whether the beginning of a file is that of a table of counters."""
-    return any(_layout(row) is not None for row in _rows(io.StringIO(head)))
+    def values(self, row: list[str], units: list[str]) -> Iterator[tuple[str, str, str]]:
+        """Yield (counter, value, unit) of a row."""
+        if self.counter is not None and self.value is not None and row[self.counter].strip():
+            unit = row[self.unit] if self.unit is not None else ""
+            yield row[self.counter].strip(), row[self.value], unit
+        for column, counter in self.wide:
+            if column < len(row):
+                yield counter, row[column], units[column] if units else ""
 
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is a table of counters, by its first lines."""
-    return looks_like_counters(head.decode("utf-8-sig", "replace"))
+    return _heading(io.StringIO(head.decode("utf-8-sig", "replace"))) is not None
 
 
 def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
@@ -75,55 +87,49 @@ def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
     Raises:
         InputError: it cannot be read, or is not a table of counters.
     """
-    columns: dict[str, list[object]] = {c.name: [] for c in TABLES["kernel_counter"].columns}
+    rows: list[tuple[object, ...]] = []
     odd: list[str] = []
     try:
-        _read(path.name, lines(path, held_ratio=_HELD_RATIO), columns, odd)
+        _read(path.name, lines(path, held_ratio=_HELD_RATIO), rows, odd)
     except DAMAGE as exc:
         odd.append(f"{path.name}: ends in the middle ({exc}); the rows before that are used")
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
     except csv.Error as exc:
         raise InputError(f"{path}: not a CSV table ({exc})") from exc
-    if not columns["counter"] and not odd:
+    if not rows and not odd:
         raise InputError(
             f"{path}: a table of counters without counters; name them when recording, for example "
             "rocprofv3 --pmc NAME or ncu --metrics NAME"
         )
-    return _table(columns), odd
+    return table_of(rows), odd
 
 
-def _rows(file: Iterable[str]) -> Iterator[list[str]]:
-    for count, line in enumerate(file):
-        if count == _HEADING_WITHIN:
-            return
+def _heading(content: Iterator[str]) -> tuple[_Layout, int] | None:
+    """Return the layout and width of the table in a text that may begin with other lines."""
+    for count, line in enumerate(content):
         if "," in line:
-            yield _cells(line)
-
-
-def _cells(line: str) -> list[str]:
-    """Cells of a line that may be no CSV at all."""
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        return []
+            cells = cells_of(line)
+            layout = _layout(cells)
+            if layout is not None:
+                return layout, len(cells)
+        if count == _HEADING_WITHIN:
+            break
+    return None
 
 
 def _read(
-    name: str, content: Iterator[str], columns: dict[str, list[object]], odd: list[str]
+    name: str, content: Iterator[str], taken: list[tuple[object, ...]], odd: list[str]
 ) -> None:
-    layout: _Layout | None = None
-    for count, line in enumerate(content):
-        if "," in line and (layout := _layout(_cells(line))) is not None:
-            width = len(_cells(line))
-            break
-        if count == _HEADING_WITHIN:
-            break
-    if layout is None:
+    heading = _heading(content)
+    if heading is None:
         raise InputError(
             f"{name}: not a table of counters: found no heading with Kernel_Name and "
             "Counter_Value (rocprofv3 --output-format csv), or Kernel Name and metrics (ncu --csv)"
         )
+    layout, width = heading
+    columns = (layout.kernel, layout.value, layout.counter, layout.device, layout.unit)
+    last = max(column for column in columns if column is not None)
     rows: Iterator[list[str]] = csv.reader(content)
     units: list[str] = []
     if layout.units_below:
@@ -131,71 +137,28 @@ def _read(
         units = first if len(first) == width and not first[layout.kernel].strip() else []
         if first and not units:
             rows = chain([first], rows)
-    taken = _Taken(name, layout, units, columns)
-    bad = sum(not taken.row(row) for row in rows if row)
+    bad = bad_values = number = 0
+    for row in filter(None, rows):
+        kernel = row[layout.kernel].strip() if len(row) > last else ""
+        dispatch: int | None = number
+        if layout.dispatch is not None:
+            cell = row[layout.dispatch].strip() if layout.dispatch < len(row) else ""
+            whole = _WHOLE.fullmatch(cell)
+            # A number that no 64 bits hold is no dispatch's; nor is one that a float rounds.
+            dispatch = int(whole[1]) if whole and len(whole[1]) < 19 else None
+        if not kernel or dispatch is None:
+            bad += 1
+            continue
+        number += 1
+        device = row[layout.device].strip() if layout.device is not None else None
+        for counter, cell, unit in layout.values(row, units):
+            value, base = measured(cell, unit)
+            bad_values += value is None and cell.strip().lower() not in _ABSENT
+            taken.append((name, dispatch, kernel, 0, device, counter, value, base))
     if bad:
         odd.append(f"{name}: {bad} rows are cut short or hold no kernel, and are left out")
-    if taken.bad_values:
-        odd.append(f"{name}: {taken.bad_values} values are no numbers, and count as not measured")
-
-
-class _Taken:
-    """Rows of one file on their way into columns."""
-
-    def __init__(
-        self, name: str, layout: _Layout, units: list[str], columns: dict[str, list[object]]
-    ) -> None:
-        self._name = name
-        self._layout = layout
-        self._units = units
-        self._columns = columns
-        self._next = 0
-        self._at: tuple[str, str] | None = None
-        self.bad_values = 0
-
-    def row(self, row: list[str]) -> bool:
-        """Take a row; whether it could be."""
-        layout = self._layout
-        wanted = (layout.kernel, layout.value, layout.counter, layout.device, layout.unit)
-        last = max(column for column in wanted if column is not None)
-        if len(row) <= last or not row[layout.kernel].strip():
-            return False
-        kernel = row[layout.kernel].strip()
-        dispatch = self._dispatch(row)
-        if dispatch is None:
-            return False
-        device = row[layout.device].strip() if layout.device is not None else None
-        if layout.counter is not None and layout.value is not None:
-            unit = row[layout.unit].strip() if layout.unit is not None else ""
-            counter = row[layout.counter].strip()
-            if counter:
-                self._add(dispatch, kernel, device, counter, row[layout.value], unit)
-            return True
-        for column, counter in layout.wide:
-            if column < len(row):
-                unit = self._units[column].strip() if self._units else ""
-                self._add(dispatch, kernel, device, counter, row[column], unit)
-        return True
-
-    def _dispatch(self, row: list[str]) -> int | None:
-        layout = self._layout
-        if layout.dispatch is None:
-            self._next += 1
-            return self._next - 1
-        cell = row[layout.dispatch].strip() if layout.dispatch < len(row) else ""
-        whole = _WHOLE.fullmatch(cell)
-        # A number that no 64 bits hold is no dispatch's; nor is one that a float rounds.
-        return int(whole[1]) if whole and len(whole[1]) < 19 else None
-
-    def _add(
-        self, dispatch: int, kernel: str, device: str | None, counter: str, cell: str, unit: str
-    ) -> None:
-        value, base = _values.measured(cell, unit)
-        if value is None and not _values.is_absent(cell):
-            self.bad_values += 1
-        row = (self._name, dispatch, kernel, 0, device, counter, value, base)
-        for name, item in zip(self._columns, row, strict=True):
-            self._columns[name].append(item)
+    if bad_values:
+        odd.append(f"{name}: {bad_values} values are no numbers, and count as not measured")
 
 
 def _layout(heading: list[str]) -> _Layout | None:
@@ -239,24 +202,9 @@ def _simple(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def table_of(rows: list[tuple[object, ...]]) -> pa.Table:
+def table_of(rows: Sequence[tuple[object, ...]]) -> pa.Table:
     """KERNEL_COUNTER from rows in the order of its columns."""
-    names = [c.name for c in TABLES["kernel_counter"].columns]
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    return _table(dict(zip(names, map(list, columns), strict=True)))
-
-
-def _table(columns: dict[str, list[object]]) -> pa.Table:
-    schema = TABLES["kernel_counter"].arrow
-    arrays = [
-        pa.array(columns[f.name], pa.string()).dictionary_encode()
-        if pa.types.is_dictionary(f.type)
-        else pa.array(columns[f.name], f.type)
-        for f in schema
-    ]
-    table = pa.Table.from_arrays(
-        [a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
-    )
+    table = table_of_rows("kernel_counter", rows)
     return TABLES["kernel_counter"].validate(_ordered(table))
 
 
@@ -276,9 +224,52 @@ def _ordered(table: pa.Table) -> pa.Table:
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]) if len(counts) else counts
     occurrence = np.empty(len(names), dtype=np.int64)
     occurrence[by_name] = np.arange(len(names)) - starts[names[by_name]]
-    index = table.schema.get_field_index("occurrence_id")
-    return table.set_column(
-        index,
-        table.schema.field(index),
-        pa.array(occurrence[np.cumsum(begins) - 1] if len(first) else occurrence),
-    )
+    rows = occurrence[np.cumsum(begins) - 1] if len(first) else occurrence
+    return with_column(table, "occurrence_id", pa.array(rows))
+
+
+_PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "n": 1e-9, "u": 1e-6, "m": 1e-3}
+_SCALED = re.compile(
+    r"([KMGTnum])((?:byte|second|s|inst|cycle|hz|Hz|request|sector|warp|thread)\b.*)$"
+)
+_SHORT = {"ns": ("second", 1e-9), "us": ("second", 1e-6), "ms": ("second", 1e-3)}
+_ENGLISH = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_CONTINENTAL = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?$|[+-]?\d{1,3}(?:\.\d{3})+,\d+$")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+$")
+_ABSENT = frozenset(("", "n/a", "na", "nan", "none", "-", "no data", "(!) n/a"))
+
+
+def measured(cell: str, unit: str) -> tuple[float | None, str | None]:
+    """A value in its unit's base, and that base; None where there is no number.
+
+    ``("12.5", "Kbyte")`` is ``(12500.0, "byte")``; ``("10,240", "")`` is ``(10240.0, None)``.
+    """
+    value = _number(cell)
+    base, factor = _base(unit)
+    return (None if value is None else value * factor), base
+
+
+def _number(cell: str) -> float | None:
+    text = cell.strip().replace("\u202f", "").replace("\u00a0", "")
+    if _ENGLISH.match(text):
+        text = text.replace(",", "")
+    elif _CONTINENTAL.match(text):
+        text = text.replace(".", "").replace(",", ".")
+    elif _DECIMAL_COMMA.match(text):
+        text = text.replace(",", ".")
+    try:
+        # Python reads 1_000, which no profiler writes.
+        value = math.nan if "_" in text else float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _base(unit: str) -> tuple[str | None, float]:
+    unit = unit.strip()
+    if unit in _SHORT:
+        return _SHORT[unit]
+    match = _SCALED.match(unit)
+    if match:
+        return match[2], _PREFIX[match[1]]
+    return unit or None, 1.0
