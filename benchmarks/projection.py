@@ -22,9 +22,7 @@ from typing import Any
 import chopper
 from chopper.analyzers.estimates.project import Projection, operator_class, project
 from chopper.analyzers.work import family
-from chopper.hardware import achievable
-from chopper.hardware.achievable import Reach
-from chopper.hardware.devices import DevicePeaks, lookup
+from chopper.hardware.devices import DevicePeaks, Reach, lookup, reach_of
 from chopper.views import view
 
 LIMIT = 0.25
@@ -70,7 +68,7 @@ class Recorded:
 
 def known(device: DevicePeaks, others: list[Recorded]) -> Reach:
     """Shares that other runs on the device reached; without large work, those the program knows."""
-    shipped = achievable.of(device)
+    shipped = reach_of(device)
     best = [r.best() for r in others if r.device.id == device.id]
     products, memory = (max((b[i] for b in best), default=0.0) for i in (0, 1))
     return Reach(
@@ -113,7 +111,7 @@ def main() -> None:
             continue
         others = [r for m, runs in by_model.items() if m != model for r in runs]
         for here, there in permutations(pair, 2):
-            shipped = carried(here, there, achievable.of(here.device), achievable.of(there.device))
+            shipped = carried(here, there, reach_of(here.device), reach_of(there.device))
             left_out = carried(here, there, known(here.device, others), known(there.device, others))
             rows.append(
                 {

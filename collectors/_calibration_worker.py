@@ -158,7 +158,8 @@ class _Worker:
                     if call_s * (n / smaller) ** 3 > budget_s:
                         break
                     call = self.measure.product(values, out, n, n, n)
-                    call_s = bench.add((name, n), self._with_tf32(call) if name == "tf32" else call)
+                    call = self._with_tf32(call) if name == "tf32" else call
+                    call_s = bench.add((name, n), call, flop=2 * n**3)
                     smaller = n
             except (RuntimeError, TypeError) as exc:  # no such kernel, or too little memory
                 self.result.absent[f"gemm.{name}"] = last_line(str(exc))
@@ -183,7 +184,8 @@ class _Worker:
         )
         bench = self.measure.Bench[str](self.device, ranks=self.job.ranks)
         for name in ("copy", "triad"):
-            bench.add(name, kernels[name][1])
+            passes, call = kernels[name]
+            bench.add(name, call, moved_bytes=passes * 4 * count)
         for name, times_s in bench.run(ROUNDS, budget_s=self.job.plan.memory_s / ROUNDS).items():
             moved_bytes = kernels[name][0] * count * 4
             rate = self.measure.rate(name, moved_bytes, times_s, size_bytes=moved_bytes)

@@ -131,26 +131,18 @@ def calibrate(
         for rank in range(workers)
     ]
     merged = _merge(_run_workers(jobs, say)[:ranks])
+    measured = msgspec.structs.asdict(merged) | {"absent": merged.absent | absent}
     return Calibration(
         kind="quick" if quick else "full",
         created_ns=time.time_ns(),
         chopper_version=__version__,
-        torch_version=merged.torch_version,
         hostname=socket.gethostname(),
         device_type=device_type,
-        device_name=merged.device_name,
         ranks=ranks,
         threads=threads,
         cores=usable_cores(),
-        gemm=merged.gemm,
-        memory=merged.memory,
-        transfer=merged.transfer,
-        link=merged.link,
         link_ranks=workers if merged.link else None,
-        link_backend=merged.link_backend if merged.link else None,
-        launch_ns=merged.launch_ns,
-        roundtrip_ns=merged.roundtrip_ns,
-        absent=merged.absent | absent,
+        **measured,
     )
 
 

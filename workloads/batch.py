@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chopper.workloads.mixture import mark
+from chopper.workloads.mixture import Sample, Tokens, mark
+from chopper.workloads.planning import pack
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Documents that one rank trains on in one step."""
 
-    step: int
     tokens: NDArray[np.uint16]
     """[rows, width], 0 where nothing is."""
     documents: list[list[int]]
     """Per row, the lengths of the documents that it holds, one after the other from its start."""
-    samples: list[tuple[int, int]]
-    """(source, index) of each document, in the order of the rows."""
+    samples: list[Sample]
+    """Source and index of each document, in the order of the rows."""
+    step: int
     step_tokens: int
     """Tokens of all ranks together."""
 
@@ -34,17 +36,25 @@ class Batch:
         return [(*sample, came) for sample, came in zip(self.samples, marks, strict=True)]
 
 
-def packed(
-    step: int,
-    rows: list[list[NDArray[np.uint16]]],
-    samples: list[tuple[int, int]],
+def batch_of(
+    samples: Sequence[Sample],
+    documents: Sequence[Tokens],
     *,
-    width: int,
-    step_tokens: int,
+    width: int | None,
+    step: int = 0,
+    step_tokens: int = 1,
 ) -> Batch:
-    """Rows of documents as one array, padded at their ends."""
-    tokens = np.zeros((len(rows), width), dtype=np.uint16)
-    for row, documents in zip(tokens, rows, strict=True):
-        text = np.concatenate(documents)
+    """Pack documents into rows of ``width``; None: a row for each, as long as the longest."""
+    lengths = np.array([len(ids) for ids in documents])
+    rows = [[d] for d in range(len(documents))] if width is None else pack(lengths, width)
+    tokens = np.zeros((len(rows), width or lengths.max(initial=0)), dtype=np.uint16)
+    for row, held in zip(tokens, rows, strict=True):
+        text = np.concatenate([documents[d] for d in held])
         row[: len(text)] = text
-    return Batch(step, tokens, [[len(d) for d in row] for row in rows], samples, step_tokens)
+    return Batch(
+        tokens=tokens,
+        documents=[lengths[held].tolist() for held in rows],
+        samples=[samples[d] for held in rows for d in held],
+        step=step,
+        step_tokens=step_tokens,
+    )

@@ -18,12 +18,12 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Workload
+from chopper.experiments.declarations import Needs, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, positive
 from chopper.experiments.results import Experiment, Headline, quotient, ratio
 from chopper.workloads import microbenchmarks
@@ -155,16 +155,16 @@ def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
     return latency_s, 1 / per_byte_s
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold the latency of an all-reduce and the largest messages against the laws of rings."""
     where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
-    latency = _latency(experiment, where)
+    yield from _latency(experiment, where)
     size = largest(experiment, "bus_bandwidth_bytes_per_s", "size_bytes")
     whole = experiment.find(
         "bus_bandwidth_bytes_per_s", collective="all_reduce", size_bytes=size or 0
     )
     if size is None or whole is None:
-        return latency
+        return
     rates = {
         str(dict(row.labels)["collective"]): row
         for row in experiment.rows
@@ -173,57 +173,50 @@ def headlines(experiment: Experiment) -> tuple[Headline, ...]:
     link = rates.pop("send_receive", None)
     others = {name: quotient(row, link) for name, row in rates.items() if name != "all_reduce"}
     named = ", ".join(f"{name} {over.value:.2f}×" for name, over in others.items() if over)
-    drawn = [
-        Headline.of(
-            quotient(whole, link),
-            system="Collectives",
-            claim=f"bus bandwidth of all-reduce over that of send and receive, {mib(size)}",
-            primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
-            stated=1.0,
-            why="send and receive were not measured",
-            configuration="; ".join(part for part in (where, named) if part),
-        )
-    ]
+    yield Headline.of(
+        quotient(whole, link),
+        system="Collectives",
+        claim=f"bus bandwidth of all-reduce over that of send and receive, {mib(size)}",
+        primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
+        stated=1.0,
+        why="send and receive were not measured",
+        configuration="; ".join(part for part in (where, named) if part),
+    )
     times = [
         experiment.find("time_ns", collective=name, size_bytes=size)
         for name in ("all_reduce", "reduce_scatter", "all_gather")
     ]
     if None not in times:
         one, *two = (row.values for row in times if row is not None)
-        drawn.append(
-            Headline.of(
-                ratio(one, [sum(values) for values in zip(*two, strict=True)]),
-                system="Collectives",
-                claim=f"all-reduce's time over reduce-scatter's and all-gather's, {mib(size)}",
-                primary="1: a ring does the one, then the other",
-                stated=1.0,
-                configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
-                "gloo's is",
-            )
+        yield Headline.of(
+            ratio(one, [sum(values) for values in zip(*two, strict=True)]),
+            system="Collectives",
+            claim=f"all-reduce's time over reduce-scatter's and all-gather's, {mib(size)}",
+            primary="1: a ring does the one, then the other",
+            stated=1.0,
+            configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
+            "gloo's is",
         )
     asymptote = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
     reached = quotient(whole, asymptote)
     if reached is not None:
-        drawn.append(
-            Headline.of(
-                reached,
-                system="Collectives",
-                claim=f"bus bandwidth of all-reduce, {mib(size)}, over its fit's",
-                configuration=f"{where}; well below 1 where messages outgrow a cache or a buffer, "
-                "which α + β·size knows nothing of",
-            )
+        yield Headline.of(
+            reached,
+            system="Collectives",
+            claim=f"bus bandwidth of all-reduce, {mib(size)}, over its fit's",
+            configuration=f"{where}; well below 1 where messages outgrow a cache or a buffer, "
+            "which α + β·size knows nothing of",
         )
-    return (*latency, *drawn)
 
 
-def _latency(experiment: Experiment, where: str) -> tuple[Headline, ...]:
+def _latency(experiment: Experiment, where: str) -> Iterator[Headline]:
     """The latency of an all-reduce, beside NCCL's own by its model of a ring."""
     from chopper.analyzers.estimates.network import Topology, ring_steps
 
     ranks = experiment.plan.ranks
     latency = experiment.find("latency_ns", collective="all_reduce")
     if latency is None:
-        return ()
+        return
     model, steps = Topology(), ring_steps("all_reduce", ranks)
     inside_us, between_nodes_us = (
         (model.base_latency_s + steps * step_s) * 1e6
@@ -231,22 +224,17 @@ def _latency(experiment: Experiment, where: str) -> tuple[Headline, ...]:
     )
     rate = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
     fitted = f"; 1/β is {rate.estimate.value / 1e9:.3g} GB/s of bus bandwidth" if rate else ""
-    return (
-        Headline.of(
-            latency.estimate,
-            scale=1e-3,
-            system="Collectives",
-            claim=f"α of all-reduce between {ranks} ranks",
-            primary=f"NCCL's ring takes {inside_us:.1f} µs over NVLink, {between_nodes_us:.1f} µs "
-            "over a network",
-            unit="µs",
-            configuration=f"t = α + β·size through all sizes; {where}{fitted}",
-        ),
+    yield Headline.of(
+        latency.estimate,
+        scale=1e-3,
+        system="Collectives",
+        claim=f"α of all-reduce between {ranks} ranks",
+        primary=f"NCCL's ring takes {inside_us:.1f} µs over NVLink, {between_nodes_us:.1f} µs "
+        "over a network",
+        unit="µs",
+        configuration=f"t = α + β·size through all sizes; {where}{fitted}",
     )
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import chopper
 from chopper.errors import ChopperError
-from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, not_negative, positive
 from chopper.experiments.results import Experiment, Headline, Row, ratio
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
     from chopper.statistics import Estimate
-    from chopper.workloads.batch import Batch
 
 WORKLOAD = Workload(
     name="dataloader",
@@ -134,92 +133,85 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
 
 def main() -> None:
-    """Run one rank; what ends it is said in one line."""
-    try:
-        run()
-    except ChopperError as error:
-        print(f"dataloader: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
-    except RuntimeError as error:
-        if "DataLoader worker" in str(error):  # torch raises it wherever the rank is just then
-            print(f"dataloader: {str(error).splitlines()[0].strip()}", file=sys.stderr, flush=True)
-            sys.exit(1)
-        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
-            raise
-        # The rank that ended says why.
-        print("dataloader: another rank ended, and this one with it", file=sys.stderr, flush=True)
-        sys.exit(1)
-
-
-def run() -> None:
-    """Join the other ranks, train, leave."""
+    """Join the other ranks, train, leave; what ends it is said in one line."""
     from chopper.workloads.ranks import joined
 
     args = WORKLOAD.parse()
-    with joined(args.device, prog="dataloader") as device:
-        train(args, device)
+    try:
+        with joined(args.device, prog="dataloader") as device:
+            train(args, device)
+    except ChopperError as error:
+        why = str(error)
+    except RuntimeError as error:
+        why = str(error).splitlines()[0].strip()
+        if "closed by peer" in str(error) or "reset by peer" in str(error):
+            why = "another rank ended, and this one with it"  # the one that ended says why
+        elif "DataLoader worker" not in why:  # torch raises it wherever the rank is just then
+            raise
+    else:
+        return
+    sys.exit(f"dataloader: {why}")
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train under ``chopper.profile``: measured first, traced then."""
+    import numpy as np
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    from chopper.workloads.batch import batch_of
     from chopper.workloads.decoder import Decoder, loss_of
-    from chopper.workloads.loading import Span, points, specs, turns
+    from chopper.workloads.loading import draw_of, points, span_of, turns
     from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch
     from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
     from chopper.workloads.mixture import VOCABULARY
     from chopper.workloads.progress import Progress
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ranks = dist.get_world_size()
     torch.manual_seed(args.seed)
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
 
-    todo, span = turns(args), Span.of(args)
+    todo, span = turns(args), span_of(args)
     steps = sum(turn.steps for turn in todo)
     with chopper.profile(args.output, steps=(steps - span.traced, steps)) as prof:
         # What a step allocates once is the trainer's, not the loader's.
-        loss_of(model, made_up(args), ranks, device).backward()
+        documents = [np.ones(args.longest, dtype=np.uint16)] * 3
+        batch = batch_of([(0, 0)] * 3, documents, width=args.longest)
+        loss_of(model, batch, ranks, device).backward()
         model.zero_grad()
         trainer = Trainer(args, model, device, prof, Progress(steps, f"{args.variant}: step"))
         checked = Checked(args, prof)
         with ray_for(args):
             for turn in todo:
-                if rank == 0:
-                    print(f"{args.variant}: {turn.told(len(todo))}", flush=True)
+                tell(
+                    f"{args.variant}: loader {turn.number} of {len(todo)}, storage of "
+                    f"{turn.latency_ms} ms, from step {turn.first}"
+                )
                 labels = turn.labels(args)
-                sources = specs(args, turn.latency_ms)
+                draw = draw_of(args, ranks, turn.latency_ms)
                 began = time.perf_counter()
-                with batches_of(args, sources, turn) as feed:
+                with batches_of(args, draw, turn) as feed:
                     seen = trainer.run(feed, span, began, labels)
-                checked.add(sources, turn, seen, labels)
-            if args.variant == "balanced":
-                swept = points(args) if args.sweep != "none" else []
-                for latency_ms in sorted({PROBED_MS, *swept}):
-                    if rank == 0:
-                        print(
-                            f"balanced: batches one by one, storage of {latency_ms} ms", flush=True
-                        )
-                    latency_of_a_batch(args, latency_ms, prof)
+                checked.add(draw, turn.first, seen, labels)
+            swept = points(args) if args.sweep != "none" else []
+            for latency_ms in sorted({PROBED_MS, *swept}) if args.variant == "balanced" else ():
+                tell(f"balanced: batches one by one, storage of {latency_ms} ms")
+                latency_of_a_batch(args, latency_ms, prof)
         checked.tell()
         if args.variant == "balanced":
-            if rank == 0:
-                print("balanced: documents computed one by one", flush=True)
+            tell("balanced: documents computed one by one")
             balancing_alone(args, device, prof)
         dist.barrier()
 
 
-def made_up(args: argparse.Namespace) -> Batch:
-    """A batch of a typical size, of nothing."""
-    import numpy as np
+def tell(text: str) -> None:
+    """Print a line, once for all ranks."""
+    import torch.distributed as dist
 
-    from chopper.workloads.batch import packed
-
-    documents = [np.ones(args.longest, dtype=np.uint16)] * 3
-    return packed(0, [[d] for d in documents], [], width=args.longest, step_tokens=1)
+    if dist.get_rank() == 0:
+        print(text, flush=True)
 
 
 @contextlib.contextmanager
@@ -228,7 +220,7 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
     import torch.distributed as dist
 
     from chopper.workloads.loading import WITH_ACTORS
-    from chopper.workloads.ray_cluster import Cluster, load_ray, new_token
+    from chopper.workloads.ray_cluster import cluster, load_ray, new_token
 
     if args.variant not in WITH_ACTORS:
         yield
@@ -238,13 +230,12 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
     dist.broadcast_object_list(where)
     with contextlib.ExitStack() as stack:
         if dist.get_rank() == 0:
-            cluster = stack.enter_context(Cluster(*where))
-            where[0] = cluster.address
+            where[0] = stack.enter_context(cluster(*where))
         else:
             load_ray(where[2], where[0])  # while the first rank starts it
         dist.broadcast_object_list(where)
         if dist.get_rank():
-            stack.enter_context(Cluster(*where))
+            stack.enter_context(cluster(*where))
         yield
         dist.barrier()
 
@@ -270,16 +261,15 @@ _STATED = {_SURVEY: ("≤3.63× iteration time", 4.5), "13.5×": ("≤13.5×", 1
 """The survey's words → the primary source's, and the number that ours can be held against."""
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold loading by actors against DataLoaders, and measure each of its parts alone."""
     if "balanced" not in experiment.variants:
-        return ()
+        return
     options = experiment.plan.options
     mixture = f"{options['sources']} sources of {options['state']} MB"
     where = f"{mixture}, storage {options['latency']} ms (simulated)"
     # Of a sweep, the point that the option names.
     point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
-    drawn = []
     for variant, measure, claim, survey in _HELD_AGAINST:
         if variant not in experiment.variants:
             continue
@@ -288,22 +278,20 @@ def headlines(experiment: Experiment) -> tuple[Headline, ...]:
             over, under = under, over
         workers = options["tuned" if variant == "tuned" else "workers"]
         primary, stated = _STATED[survey]
-        drawn.append(
-            Headline.of(
-                experiment.ratio(measure, over, under, **point),
-                system="MegaScale-Data",
-                claim=claim,
-                survey=survey,
-                primary=primary,
-                stated=stated,
-                why="one of the two was not measured",
-                configuration=f"{experiment.plan.ranks} ranks × {workers} workers, {where}",
-            )
+        yield Headline.of(
+            experiment.ratio(measure, over, under, **point),
+            system="MegaScale-Data",
+            claim=claim,
+            survey=survey,
+            primary=primary,
+            stated=stated,
+            why="one of the two was not measured",
+            configuration=f"{experiment.plan.ranks} ranks × {workers} workers, {where}",
         )
-    return (*drawn, *_parts_alone(experiment, mixture))
+    yield from _parts_alone(experiment, mixture)
 
 
-def _parts_alone(experiment: Experiment, mixture: str) -> tuple[Headline, ...]:
+def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
     """Draw what balancing gains by itself, and what asking actors costs."""
     options = experiment.plan.options
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
@@ -311,30 +299,27 @@ def _parts_alone(experiment: Experiment, mixture: str) -> tuple[Headline, ...]:
         experiment.find("batch_latency_ns", "balanced", reader=reader, latency_ms=10)
         for reader in ("actors", "this process")
     ]
-    return (
-        Headline.of(
-            None if balanced is None else balanced.estimate,
-            system="MegaScale-Data",
-            claim="balancing alone: what the slowest of 8 ranks computes, as drawn over "
-            "Karmarkar–Karp",
-            primary="≤4.54×, mean 1.77×",
-            stated=1.77,
-            why="balanced was not measured",
-            configuration="documents 4 times as long as those loaded: median "
-            f"{4 * int(options['tokens'] or 0)}, at most {4 * int(options['longest'] or 0)} "
-            "tokens; each computed by itself",
-        ),
-        Headline.of(
-            _ratio_of_pairs(*readers),
-            system="MegaScale-Data",
-            claim="disaggregation alone: a batch's latency through actors over in the process, "
-            "storage 10 ms",
-            primary="about 1.1×",
-            stated=1.1,
-            why="balanced was not measured",
-            configuration=f"{experiment.plan.ranks} ranks, {mixture}; nothing loaded ahead, pairs "
-            "of the same batches",
-        ),
+    yield Headline.of(
+        None if balanced is None else balanced.estimate,
+        system="MegaScale-Data",
+        claim="balancing alone: what the slowest of 8 ranks computes, as drawn over Karmarkar–Karp",
+        primary="≤4.54×, mean 1.77×",
+        stated=1.77,
+        why="balanced was not measured",
+        configuration="documents 4 times as long as those loaded: median "
+        f"{4 * int(options['tokens'] or 0)}, at most {4 * int(options['longest'] or 0)} "
+        "tokens; each computed by itself",
+    )
+    yield Headline.of(
+        _ratio_of_pairs(*readers),
+        system="MegaScale-Data",
+        claim="disaggregation alone: a batch's latency through actors over in the process, "
+        "storage 10 ms",
+        primary="about 1.1×",
+        stated=1.1,
+        why="balanced was not measured",
+        configuration=f"{experiment.plan.ranks} ranks, {mixture}; nothing loaded ahead, pairs "
+        "of the same batches",
     )
 
 
@@ -350,7 +335,4 @@ def _ratio_of_pairs(over: Row | None, under: Row | None) -> Estimate | None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

@@ -17,7 +17,6 @@ and asked again, and no sample is lost or comes twice. The same code runs on a c
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,47 +27,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chopper.errors import ChopperError
-from chopper.workloads.batch import Batch, packed
-from chopper.workloads.mixture import (
-    READ_TIMEOUT_S,
-    Mixture,
-    SourceError,
-    SourceSpec,
-    first_loads,
-    planner,
-)
-from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, place
+from chopper.workloads.batch import Batch, batch_of
+from chopper.workloads.mixture import Mixture, Sample, SourceError, SourceSpec, Tokens
+from chopper.workloads.planning import Autoscaler, Draw, Limits, Load, Plan, Planner, place
 from chopper.workloads.ray_cluster import LoaderError
 
 _RESTARTS = 3
 """Times that a dead actor is started again."""
 _OBSERVED_STEPS = 8
 """Between two looks at how busy the loaders are."""
+_UNDER_WAY = 3
+"""Batches that are on their way to a rank at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """Facts that all actors are given alike."""
 
-    name: str = ""
+    name: str
     """Tells the actors of one mixture from those of another on the same cluster."""
-    sources: tuple[SourceSpec, ...]
-    batch: int
-    """Samples per rank and step."""
-    ranks: int
-    seed: int
-    method: str
-    """Way of giving samples to ranks: one of ``planning.METHODS``."""
-    cost: Cost
+    draw: Draw
     width: int
     """Tokens of a row."""
     loaders: int
     """To start with."""
     limits: Limits
-    autoscale: bool = True
-    prefetch: int = 64
+    prefetch: int
     """Steps that are loaded ahead."""
-    ramp: int = 0
 
 
 class SourceLoader:
@@ -86,20 +71,10 @@ class SourceLoader:
         """Give up the state of sources; one that is read from again is opened again."""
         self._mixture.close(numbers)
 
-    def load(
-        self, items: Sequence[tuple[int, int]]
-    ) -> tuple[NDArray[np.uint16], list[int], list[tuple[float, float]]]:
-        """All tokens, the length of each document, and how long each waited and computed."""
-        read = list(self._mixture.read_all(items, self._pool, READ_TIMEOUT_S))
-        return (
-            np.concatenate([tokens for tokens, _ in read]),
-            [len(tokens) for tokens, _ in read],
-            [(spent.wait_s, spent.cpu_s) for _, spent in read],
-        )
-
-    def about(self) -> tuple[int, tuple[int, ...]]:
-        """This process, and the sources that are open in it."""
-        return os.getpid(), self._mixture.opened
+    def load(self, samples: Sequence[Sample]) -> tuple[Tokens, list[int], NDArray[np.float64]]:
+        """All tokens, the length of each document, and how long they waited and computed."""
+        tokens, wait_s, cpu_s = zip(*self._mixture.read_all(samples, self._pool), strict=True)
+        return np.concatenate(tokens), [len(ids) for ids in tokens], np.array([wait_s, cpu_s])
 
 
 @dataclass(slots=True)
@@ -120,25 +95,19 @@ class PlannerActor:
 
         self._ray = ray
         self._setup = setup
-        self._planner = _planner(setup)
-        self._scaler = Autoscaler(first_loads(setup.sources), setup.limits)
-        self._version = 0
+        self._planner = Planner(setup.draw)
+        self._scaler = Autoscaler(Load.of(setup.draw.sources), setup.limits)
         self._latest = 0
         self._next: list[_Loader] | None = None
         self._leaving: list[tuple[int, Any, list[int]]] = []
         self._fleet = self._place(setup.loaders, [])
         self._fleets = [(0, len(self._fleet))]
 
-    def plan(self, step: int, version: int) -> tuple[Plan, int, list[tuple[Any, list[int]]] | None]:
-        """Plan a step; with each loader's sources when they are not as they were at ``version``."""
+    def plan(self, step: int) -> tuple[Plan, list[tuple[Any, list[int]]]]:
+        """Plan a step; with the loaders that read it, and the sources of each."""
         self._settle()
         self._latest = max(self._latest, step)
-        where = [(one.handle, one.sources) for one in self._fleet]
-        return (
-            self._planner.plan(step),
-            self._version,
-            where if version != self._version else None,
-        )
+        return self._planner.plan(step), [(one.handle, one.sources) for one in self._fleet]
 
     def observe(
         self,
@@ -165,25 +134,14 @@ class PlannerActor:
         self._leaving = [left for left in self._leaving if step <= left[0]]
         weights = self._planner.weights_at(step)
         self._scaler.observe(elapsed_s, counts, wait_s, cpu_s, weights)
-        if not self._setup.autoscale or self._next is not None:
+        if self._next is not None:
             return
         wanted = self._scaler.decide(len(self._fleet), starving=starving)
         if wanted != len(self._fleet):
             self._next = self._place(wanted, self._fleet)
 
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
-
-    def loaders(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Process and open sources of each loader."""
-        found: list[tuple[int, tuple[int, ...]]] = self._ray.get(
-            [one.handle.about.remote() for one in self._fleet]
-        )
-        return found
-
     def fleets(self) -> list[tuple[int, int]]:
-        """From which step on there were how many loaders."""
+        """Return from which step on there were how many loaders."""
         return self._fleets
 
     def _place(self, count: int, running: list[_Loader]) -> list[_Loader]:
@@ -195,11 +153,11 @@ class PlannerActor:
             max_concurrency=setup.prefetch + 4,
         )
         before = [one.sources for one in running]
-        for number, sources in enumerate(place(self._scaler.sources, count, before)):
+        for number, sources in enumerate(place(self._scaler.load.busy(), count, before)):
             if number < len(running):
                 handle = running[number].handle
             else:
-                handle = actor.remote(setup.sources, setup.limits.threads)
+                handle = actor.remote(setup.draw.sources, setup.limits.threads)
             fleet.append(_Loader(handle, sources, handle.open.remote(sources)))
         return fleet
 
@@ -217,7 +175,6 @@ class PlannerActor:
         # A loader that nobody has a handle of any more ends, once it answered what it was asked.
         self._fleet, self._next = self._next, None
         self._fleets.append((self._latest + 1, len(self._fleet)))
-        self._version += 1
 
 
 class DataConstructor:
@@ -231,17 +188,11 @@ class DataConstructor:
         self._steps: dict[int, asyncio.Task[list[Batch]]] = {}
         self._taken: dict[int, int] = {}
         self._plans: dict[int, Any] = {}
-        self._version = -1
-        self._where: list[tuple[Any, list[int]]] = []
-        sources = len(setup.sources)
+        sources = len(setup.draw.sources)
         self._counts = np.zeros(sources, dtype=np.int64)
         self._spent = np.zeros((2, sources))
         self._since = time.perf_counter()
         self._built = 0
-
-    async def pid(self) -> int:
-        """This process."""
-        return os.getpid()
 
     async def stock(self) -> int:
         """Steps that are loaded and not taken yet."""
@@ -254,7 +205,7 @@ class DataConstructor:
                 self._steps[coming] = asyncio.ensure_future(self._build(coming))
         batch = (await self._steps[step])[rank]
         self._taken[step] = self._taken.get(step, 0) + 1
-        if self._taken[step] >= self._setup.ranks:
+        if self._taken[step] >= self._setup.draw.ranks:
             # Whoever asks again, after a restart say, has it loaded again.
             del self._steps[step], self._taken[step]
         return batch
@@ -262,44 +213,29 @@ class DataConstructor:
     async def _build(self, step: int) -> list[Batch]:
         plan, documents = await self._documents(step)
         self._observe()
-        lengths = np.array([len(d) for d in documents])
-        total = int(lengths.sum())
-        out = []
-        for rank in range(self._setup.ranks):
-            mine = np.flatnonzero(plan.rank == rank)
-            rows = [mine[row] for row in pack(lengths[mine], self._setup.width)]
-            out.append(
-                packed(
-                    step,
-                    [[documents[d] for d in row] for row in rows],
-                    [(int(plan.source[d]), int(plan.index[d])) for row in rows for d in row],
-                    width=self._setup.width,
-                    step_tokens=total,
-                )
+        total = sum(map(len, documents))
+        batches = []
+        for rank in range(self._setup.draw.ranks):
+            mine = [tokens for tokens, of in zip(documents, plan.rank, strict=True) if of == rank]
+            batches.append(
+                batch_of(plan.of(rank), mine, width=self._setup.width, step=step, step_tokens=total)
             )
-        return out
+        return batches
 
-    def _ask(self, step: int) -> Any:
-        """A step's plan, and where to load it from if that has changed."""
-        return self._planner.plan.remote(step, self._version)
-
-    async def _documents(self, step: int) -> tuple[Plan, list[NDArray[np.uint16]]]:
+    async def _documents(self, step: int) -> tuple[Plan, list[Tokens]]:
         """A step's plan and its documents, asked for again when a loader is gone for good."""
         from ray.exceptions import RayActorError
 
         attempt = 0
         while True:
-            plan, version, where = await (self._plans.pop(step, None) or self._ask(step))
-            if where is not None and version > self._version:
-                self._version, self._where = version, where
+            plan, where = await (self._plans.pop(step, None) or self._planner.plan.remote(step))
             # Whoever loads nothing ahead still plans ahead: it takes no memory.
             if step + 1 not in self._steps:
-                self._plans[step + 1] = self._ask(step + 1)
+                self._plans[step + 1] = self._planner.plan.remote(step + 1)
             try:
-                return plan, await self._load(plan, self._where)
+                return plan, await self._load(plan, where)
             except RayActorError as exc:
                 # The planner died, and its loaders with it: it is back, with others.
-                self._version = -1
                 self._plans.clear()
                 attempt += 1
                 if attempt > _RESTARTS:
@@ -308,26 +244,24 @@ class DataConstructor:
                         f"{str(exc).splitlines()[0]}"
                     ) from exc
 
-    async def _load(
-        self, plan: Plan, where: list[tuple[Any, list[int]]]
-    ) -> list[NDArray[np.uint16]]:
+    async def _load(self, plan: Plan, where: list[tuple[Any, list[int]]]) -> list[Tokens]:
         """The documents of a plan, in its order."""
-        documents: list[NDArray[np.uint16]] = [np.empty(0, dtype=np.uint16)] * len(plan.source)
+        documents: list[Tokens] = [np.empty(0, dtype=np.uint16)] * len(plan.source)
 
         async def ask(handle: Any, sources: list[int]) -> None:
             here = np.flatnonzero(np.isin(plan.source, sources))
             if not len(here):
                 return
-            items = list(zip(plan.source[here].tolist(), plan.index[here].tolist(), strict=True))
-            tokens, lengths, spent = await handle.load.remote(items)
+            drawn = plan.source[here]
+            samples = list(zip(drawn.tolist(), plan.index[here].tolist(), strict=True))
+            tokens, lengths, spent = await handle.load.remote(samples)
             # Views of Ray's memory would keep it; a batch is small.
             parts = np.split(tokens.copy(), np.cumsum(lengths)[:-1])
             for at, part in zip(here.tolist(), parts, strict=True):
                 documents[at] = part
-            drawn = plan.source[here]
             np.add.at(self._counts, drawn, 1)
-            for row, times in zip(self._spent, zip(*spent, strict=True), strict=True):
-                np.add.at(row, drawn, times)
+            for row, times_s in zip(self._spent, spent, strict=True):
+                np.add.at(row, drawn, times_s)
 
         await asyncio.gather(*(ask(handle, sources) for handle, sources in where))
         return documents
@@ -349,18 +283,6 @@ class DataConstructor:
         )
 
 
-def _planner(setup: Setup) -> Any:
-    return planner(
-        setup.sources,
-        batch=setup.batch,
-        ranks=setup.ranks,
-        seed=setup.seed,
-        cost=setup.cost,
-        method=setup.method,
-        ramp=setup.ramp,
-    )
-
-
 def start_actors(setup: Setup) -> tuple[Any, Any]:
     """The planner, which starts the loaders, and the constructor, which `constructor` finds."""
     import ray
@@ -370,14 +292,6 @@ def start_actors(setup: Setup) -> tuple[Any, Any]:
         ray.remote(role).options(name=f"{name} {setup.name}", **again).remote(setup)
         for role, name in ((PlannerActor, "planner"), (DataConstructor, "constructor"))
     )  # type: ignore[return-value]
-
-
-def fleets(started: tuple[Any, Any]) -> list[tuple[int, int]]:
-    """From which step on there were how many loaders."""
-    import ray
-
-    found: list[tuple[int, int]] = ray.get(started[0].fleets.remote())
-    return found
 
 
 def stop_actors(started: tuple[Any, Any]) -> None:
@@ -396,27 +310,13 @@ def constructor(setup: Setup) -> Any:
     return ray.get_actor(f"constructor {setup.name}")
 
 
-def stock(asked_of: Any) -> int:
-    """Steps that a constructor has and that not all ranks have taken."""
-    import ray
-
-    found: int = ray.get(asked_of.stock.remote())
-    return found
-
-
 def batches(
-    asked_of: Any, *, rank: int, first: int, steps: int, prefetch: int, asked: int = 3
+    constructing: Any, *, rank: int, first: int, steps: int, prefetch: int
 ) -> Iterator[Batch]:
-    """A rank's batches of steps ``first`` to ``first + steps``, in order.
+    """A rank's batches of steps ``first`` to ``first + steps``, in order, from the constructor.
 
-    Args:
-        asked_of: the constructor.
-        rank: whose.
-        first: step to begin with.
-        steps: how many.
-        prefetch: steps that are loaded ahead, also of the last, so that loaders are as busy then
-            as before; 0: each is begun when it is asked for.
-        asked: batches that are on their way from the constructor at once.
+    ``prefetch`` steps are loaded ahead, also of the last, so that loaders are as busy then as
+    before; with 0 each is begun when it is asked for.
 
     Raises:
         SourceError: a source failed.
@@ -428,8 +328,8 @@ def batches(
     coming: list[Any] = []
     step = first
     for wanted in range(first, end):
-        while step < min(end, wanted + (asked if prefetch else 1)):
-            coming.append(asked_of.get.remote(rank, step, prefetch))
+        while step < min(end, wanted + (_UNDER_WAY if prefetch else 1)):
+            coming.append(constructing.get.remote(rank, step, prefetch))
             step += 1
         try:
             batch = ray.get(coming.pop(0))

@@ -112,44 +112,13 @@ class Exchange:
         """
         return self.device.type == "cpu"
 
-    def operation(self, variant: str) -> Operation:
-        """The variant as a call that runs it once and returns this rank's result."""
-        operations: dict[str, Operation] = {
-            "library": self.library,
-            "sequential": self.sequential,
-            "chunked": lambda: self.chunked(swizzle=True),
-            "unswizzled": lambda: self.chunked(swizzle=False),
-            "symmetric": self.symmetric,
-        }
-        return operations[variant]
-
-    def symmetric(self) -> Tensor:
-        """Torch's fused operator: shards are read from (written to) the other ranks' memory."""
-        raise NotImplementedError
-
-    def library(self) -> Tensor:
-        """The collective of torch.distributed, and the whole product."""
-        raise NotImplementedError
-
-    def sequential(self) -> Tensor:
-        """The whole exchange, and the whole product."""
-        raise NotImplementedError
-
-    def chunked(self, *, swizzle: bool) -> Tensor:
-        """Each chunk's product while others travel."""
-        raise NotImplementedError
-
-    def compute(self) -> Tensor:
-        """The product alone."""
-        raise NotImplementedError
-
-    def transfer(self) -> object:
-        """The exchange alone."""
-        raise NotImplementedError
-
-    def error(self, run: Operation) -> float:
-        """Relative error of one run against float64 on this rank's part, ‖out − ref‖ / ‖ref‖."""
-        raise NotImplementedError
+    def swap(self, into: Callable[[int], Tensor], what: Callable[[int], Tensor]) -> None:
+        """Exchange whole shards: from each other rank into its place, to each its own."""
+        works = []
+        for to, source in self.others():
+            works += self.post([(into(source), source)], [(what(to), to)])
+        for work in works:
+            work.wait()
 
 
 class GatherMatmul(Exchange):
@@ -162,14 +131,14 @@ class GatherMatmul(Exchange):
         self.y = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
 
     def library(self) -> Tensor:
-        """The collective, and the whole product."""
+        """The collective of torch.distributed, and the whole product."""
         gather_into(self.x, self.shard)
-        return torch.mm(self.x, self.w, out=self.y)
+        return self.compute()
 
     def sequential(self) -> Tensor:
         """All of the exchange, and all of the product."""
         self.transfer()
-        return torch.mm(self.x, self.w, out=self.y)
+        return self.compute()
 
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
@@ -200,10 +169,9 @@ class GatherMatmul(Exchange):
         return self.y
 
     def symmetric(self) -> Tensor:
-        """A shard's product while the next one is copied."""
-        group = group_name()
+        """Torch's fused operator: a shard's product while the next one is copied."""
         _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
-            self.shard, [self.w], 0, group, return_A=False
+            self.shard, [self.w], 0, group_name(), return_A=False
         )
         return cast(Tensor, y)
 
@@ -211,17 +179,10 @@ class GatherMatmul(Exchange):
         """The product alone."""
         return torch.mm(self.x, self.w, out=self.y)
 
-    def transfer(self) -> object:
+    def transfer(self) -> None:
         """The exchange alone."""
         self.part(self.x, self.rank).copy_(self.shard)
-        works = [
-            work
-            for to, source in self.others()
-            for work in self.post([(self.part(self.x, source), source)], [(self.shard, to)])
-        ]
-        for work in works:
-            work.wait()
-        return self.x
+        self.swap(lambda source: self.part(self.x, source), lambda _: self.shard)
 
     def error(self, run: Operation) -> float:
         """Against float64 on fresh numbers, with every place poisoned before."""
@@ -247,16 +208,16 @@ class MatmulScatter(Exchange):
         self.incoming = [torch.empty_like(self.y) for _ in range(self.ranks)]
 
     def library(self) -> Tensor:
-        """The collective, and the whole product."""
-        torch.mm(self.x, self.w, out=self.partial)
+        """The whole product, and the collective of torch.distributed."""
+        self.compute()
         scatter_sum(self.y, self.partial)
         return self.y
 
     def sequential(self) -> Tensor:
-        """All of the exchange, and all of the product."""
-        torch.mm(self.x, self.w, out=self.partial)
+        """All of the product, and all of the exchange."""
+        self.compute()
         self.transfer()
-        return self._sum(self.part(self.partial, self.rank))
+        return self._sum()
 
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
@@ -284,7 +245,7 @@ class MatmulScatter(Exchange):
                     works += self.post(self._coming(c))
         for work in works:
             work.wait()
-        return self._sum(self.part(self.partial, self.rank))
+        return self._sum()
 
     def _coming(self, chunk: int, source: int | None = None) -> list[tuple[Tensor, int]]:
         """Destinations of a chunk of each other rank, or of one: (into, source)."""
@@ -293,12 +254,12 @@ class MatmulScatter(Exchange):
         return [(self.incoming[s][rows], s) for s in sources]
 
     def symmetric(self) -> Tensor:
-        """A shard's product while the one before it is written to its owner."""
+        """Torch's fused operator: a shard's product while the last one is written."""
         y = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.x, self.w, "sum", 0, group_name())
         return cast(Tensor, y)
 
-    def _sum(self, mine: Tensor) -> Tensor:
-        self.y.copy_(mine)
+    def _sum(self) -> Tensor:
+        self.y.copy_(self.part(self.partial, self.rank))
         for _, source in self.others():
             self.y += self.incoming[source]
         return self.y
@@ -307,18 +268,9 @@ class MatmulScatter(Exchange):
         """The product alone."""
         return torch.mm(self.x, self.w, out=self.partial)
 
-    def transfer(self) -> object:
+    def transfer(self) -> None:
         """The exchange alone."""
-        works = [
-            work
-            for to, source in self.others()
-            for work in self.post(
-                [(self.incoming[source], source)], [(self.part(self.partial, to), to)]
-            )
-        ]
-        for work in works:
-            work.wait()
-        return self.incoming
+        self.swap(self.incoming.__getitem__, lambda to: self.part(self.partial, to))
 
     def error(self, run: Operation) -> float:
         """Against float64 on fresh numbers, with every place poisoned before."""
@@ -329,3 +281,18 @@ class MatmulScatter(Exchange):
         dist.all_reduce(expected)
         mine = self.part(expected, self.rank)
         return float((run().double() - mine).norm() / mine.norm())
+
+
+Problem = GatherMatmul | MatmulScatter
+
+
+def operation(problem: Problem, variant: str) -> Operation:
+    """The variant as a call that runs it once and returns this rank's result."""
+    operations: dict[str, Operation] = {
+        "library": problem.library,
+        "sequential": problem.sequential,
+        "chunked": lambda: problem.chunked(swizzle=True),
+        "unswizzled": lambda: problem.chunked(swizzle=False),
+        "symmetric": problem.symmetric,
+    }
+    return operations[variant]

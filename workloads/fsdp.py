@@ -7,7 +7,7 @@ The programs are fsdp1.py and fsdp2.py; this module holds what is drawn from bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from chopper.experiments.declarations import ShownView, Variant, Workload
@@ -60,32 +60,27 @@ _SURVEY = "FSDP2: deterministic memory, about 20 % higher and steadier clocks"
 _PRIMARY = "memory determinism (FSDP2) gives higher, steadier clocks"
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold the two against each other in what the published characterization says of them."""
     if not {"fsdp1", "fsdp2"} <= set(experiment.variants):
-        return ()
+        return
     where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
-    drawn = []
     faster = experiment.ratio("step_ns", "fsdp1", "fsdp2")
     if faster is not None:
-        drawn.append(
-            Headline.of(
-                faster,
-                system="FSDP",
-                claim="step of fsdp1 over that of fsdp2",
-                configuration=where,
-            )
-        )
-    apart, why = _losses_apart(experiment)
-    drawn.append(
-        Headline(
+        yield Headline.of(
+            faster,
             system="FSDP",
-            claim="largest difference between their losses at a step",
-            unit="",
-            ours=apart,
-            why=why,
+            claim="step of fsdp1 over that of fsdp2",
             configuration=where,
         )
+    apart, why = _losses_apart(experiment)
+    yield Headline(
+        system="FSDP",
+        claim="largest difference between their losses at a step",
+        unit="",
+        ours=apart,
+        why=why,
+        configuration=where,
     )
     for claim, view, column in (
         ("steps' allocations alike", "memory_determinism", "similarity_ratio"),
@@ -97,20 +92,18 @@ def headlines(experiment: Experiment) -> tuple[Headline, ...]:
             for v in ("fsdp1", "fsdp2")
         )
         shares = f"fsdp1 {fmean(first):.2%}, fsdp2 {fmean(second):.2%}" if first and second else ""
-        drawn.append(
-            Headline.of(
-                difference(second, first),
-                scale=100,
-                system="FSDP",
-                claim=f"{claim}, fsdp2 less fsdp1",
-                survey=_SURVEY if view else None,
-                primary=_PRIMARY if view else None,
-                unit="points",
-                why="--allocations no" if view else "nothing was attributed",
-                configuration=f"{where}; {shares}" if shares else where,
-            )
+        yield Headline.of(
+            difference(second, first),
+            scale=100,
+            system="FSDP",
+            claim=f"{claim}, fsdp2 less fsdp1",
+            survey=_SURVEY if view else None,
+            primary=_PRIMARY if view else None,
+            unit="points",
+            why="--allocations no" if view else "nothing was attributed",
+            configuration=f"{where}; {shares}" if shares else where,
         )
-    return (*drawn, _clock(experiment, where))
+    yield _clock(experiment, where)
 
 
 def _clock(experiment: Experiment, where: str) -> Headline:

@@ -12,11 +12,9 @@ fsdp2.py is the same training with fully_shard: the same losses, another machine
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-import chopper
-from chopper.experiments.declarations import Workload
+from chopper.experiments.declarations import Workload, as_program
 from chopper.workloads import training
 from chopper.workloads.training import needs as needs
 
@@ -36,13 +34,7 @@ WORKLOAD = Workload(
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    from chopper.workloads.ranks import joined
-
-    args = WORKLOAD.parse()
-    with joined(args.device, prog="fsdp1") as device:
-        model, optimizer = sharded_model(args, device)
-        with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
-            training.train(prof, model, optimizer, args, device)
+    training.run(WORKLOAD, sharded_model)
 
 
 def sharded_model(
@@ -54,10 +46,7 @@ def sharded_model(
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        CheckpointWrapper,
-        checkpoint_wrapper,
-    )
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
     from torch.distributed.fsdp import (
         BackwardPrefetch,
         CPUOffload,
@@ -67,20 +56,11 @@ def sharded_model(
     )
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    from chopper.workloads.llama import SIZES, Block, Llama, initial_value
+    from chopper.workloads.llama import Block, adamw, initial_value, unbuilt
 
     ranks = dist.get_world_size()
-    config = SIZES[args.size]
-
-    # On the meta device weights have a shape but no storage: nowhere does the whole model exist.
-    with torch.device("meta"):
-        model = Llama(config)
+    model = unbuilt(args)
     names = {module: name for name, module in model.named_modules()}
-
-    # Checkpointing goes inside sharding: recomputing a block must not gather its weights again.
-    if args.checkpoint == "full":
-        for index, block in enumerate(model.layers):
-            model.layers[index] = checkpoint_wrapper(block)
     unit = CheckpointWrapper if args.checkpoint == "full" else Block
 
     # FSDP calls this for each module of a unit before it flattens the unit's weights and keeps
@@ -90,7 +70,9 @@ def sharded_model(
         module.to_empty(device=device, recurse=False)
         for name, weight in module.named_parameters(recurse=False):
             full_name = f"{names[module]}.{name}"
-            value = initial_value(full_name, weight.shape, config, seed=args.seed, device=device)
+            value = initial_value(
+                full_name, weight.shape, model.config, seed=args.seed, device=device
+            )
             weight.copy_(value)
 
     # Each block is one communication unit: its weights are gathered just before it runs and
@@ -114,14 +96,8 @@ def sharded_model(
         use_orig_params=not (offload and device.type == "cpu"),
     )
 
-    # One fused kernel updates all weights; the default on the CPU walks them one by one.
-    optimizer = torch.optim.AdamW(sharded.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    return sharded, optimizer
+    return sharded, adamw(sharded)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        # Wanted, and recorded up to here; the traceback of each rank would only bury that.
-        sys.exit(130)
+    as_program(main)

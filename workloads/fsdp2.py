@@ -12,11 +12,9 @@ fsdp1.py is the same training with FullyShardedDataParallel: the same losses, an
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-import chopper
-from chopper.experiments.declarations import Workload
+from chopper.experiments.declarations import Workload, as_program
 from chopper.workloads import training
 from chopper.workloads.training import needs as needs
 
@@ -36,13 +34,7 @@ WORKLOAD = Workload(
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    from chopper.workloads.ranks import joined
-
-    args = WORKLOAD.parse()
-    with joined(args.device, prog="fsdp2") as device:
-        model, optimizer = sharded_model(args, device)
-        with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
-            training.train(prof, model, optimizer, args, device)
+    training.run(WORKLOAD, sharded_model)
 
 
 def sharded_model(
@@ -54,7 +46,6 @@ def sharded_model(
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
@@ -64,20 +55,11 @@ def sharded_model(
     )
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    from chopper.workloads.llama import SIZES, Llama, initial_value
+    from chopper.workloads.llama import adamw, initial_value, unbuilt
 
     ranks = dist.get_world_size()
-    config = SIZES[args.size]
-
-    # On the meta device weights have a shape but no storage: nowhere does the whole model exist.
-    with torch.device("meta"):
-        model = Llama(config)
+    model = unbuilt(args)
     names = {module: name for name, module in model.named_modules()}
-
-    # Checkpointing goes inside sharding: recomputing a block must not gather its weights again.
-    if args.checkpoint == "full":
-        for index, block in enumerate(model.layers):
-            model.layers[index] = checkpoint_wrapper(block)
 
     # Innermost first. Each block is one communication unit: its weights are gathered just before
     # it runs and dropped after it; embedding, last norm and head remain with the outermost unit.
@@ -100,19 +82,13 @@ def sharded_model(
                 assert isinstance(weight, DTensor)
                 full_name = f"{module_name}.{name}"
                 whole = initial_value(
-                    full_name, weight.shape, config, seed=args.seed, device=device
+                    full_name, weight.shape, model.config, seed=args.seed, device=device
                 )
                 # All ranks made the same value, so none has to send it (src_data_rank=None).
                 weight.copy_(distribute_tensor(whole, mesh, weight.placements, src_data_rank=None))
 
-    # One fused kernel updates all weights; the default on the CPU walks them one by one.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    return model, optimizer
+    return model, adamw(model)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        # Wanted, and recorded up to here; the traceback of each rank would only bury that.
-        sys.exit(130)
+    as_program(main)

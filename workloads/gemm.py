@@ -11,11 +11,11 @@ clock did where it was sampled, is what the two variants show.
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Iterator
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, positive
 from chopper.experiments.results import Experiment, Headline, Labels
 from chopper.workloads.microbenchmarks import clock_and_power
@@ -135,7 +135,7 @@ def main() -> None:
         progress = Progress(len(products), "product")
         for dtype, m, n, k in products:
             bench: Bench[str] = Bench(device)
-            bench.add("", call(dtype, m, n, k))
+            bench.add("", call(dtype, m, n, k), flop=2 * m * n * k)
             times_s = bench.run(_ROUNDS, budget_s=args.seconds / _ROUNDS)[""]
             achieved = rate("", 2 * m * n * k, times_s)
             labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}
@@ -146,7 +146,7 @@ def main() -> None:
             progress.advance()
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold zeros against random numbers, in the shape that is quickest on both.
 
     The one that is quickest on zeros would be chosen for what it gains there, by luck too.
@@ -156,24 +156,17 @@ def headlines(experiment: Experiment) -> tuple[Headline, ...]:
         if row.measure == "median_flop_per_s":
             products = rates.setdefault(str(dict(row.labels)["dtype"]), {})
             products[row.labels] = products.get(row.labels, 1.0) * row.estimate.value
-    drawn = []
     for dtype, products in rates.items() if "zeros" in experiment.variants else ():
         quickest = max(products, key=products.__getitem__)
         labels = dict(quickest)
-        drawn.append(
-            Headline.of(
-                experiment.ratio("median_flop_per_s", "zeros", "random", **labels),
-                system="Chopper: DVFS",
-                claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
-                why="random numbers were not run",
-                configuration=f"rate on {experiment.plan.device}; {clock_and_power(experiment)}",
-            )
+        yield Headline.of(
+            experiment.ratio("median_flop_per_s", "zeros", "random", **labels),
+            system="Chopper: DVFS",
+            claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
+            why="random numbers were not run",
+            configuration=f"rate on {experiment.plan.device}; {clock_and_power(experiment)}",
         )
-    return tuple(drawn)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

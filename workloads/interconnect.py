@@ -16,17 +16,16 @@ which each rank keeps its part.
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, changed
-from chopper.experiments.results import Experiment, Headline, line
+from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link, training
-from chopper.workloads.processes import RATES, rank_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,18 +76,20 @@ def main() -> None:
     import torch.distributed as dist
 
     from chopper.workloads.fsdp2 import sharded_model
+    from chopper.workloads.ranks import joined
 
     args = WORKLOAD.parse()
     if args.channel is None:
         raise SystemExit("interconnect: no link was made; start it with `chopper run interconnect`")
-    with rank_of(args, rate=args.variant) as device:
+    link.enter(args.channel, link.RATES[args.variant])
+    with joined(args.device, prog="interconnect") as device:
         model, optimizer = sharded_model(args, device)
         dist.barrier()
         # A step over the slowest link takes seconds, so there are few: all but the first.
         with chopper.profile(args.output, steps=TRACED if args.steps > 1 else (0, 1)) as prof:
             before = sent_bytes()
             training.train(prof, model, optimizer, args, device)
-            rate = RATES[args.variant]
+            rate = link.RATES[args.variant]
             if rate is not None:
                 prof.measure("link_bytes_per_s", rate / 8)
             prof.measure("sent_bytes", (sent_bytes() - before) / args.steps)
@@ -120,59 +121,58 @@ def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
     return (ranks - 1) / ranks * ((1 + reductions) * whole + dropped)
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Draw the line T = T_c + V/B through the variants, and the same law at the survey's rates."""
+    from chopper.statistics import line
+
     s_per_byte, step_s = [], []
     for variant in experiment.variants:
-        step, rate = (
-            experiment.find(name, variant) for name in ("median_step_ns", "link_bytes_per_s")
-        )
+        step = experiment.find("median_step_ns", variant)
+        rate = experiment.value("link_bytes_per_s", variant)
         for time_ns in () if step is None else step.values:
-            s_per_byte.append(0.0 if rate is None else 1 / rate.estimate.value)
+            s_per_byte.append(1 / rate if rate else 0.0)
             step_s.append(time_ns / 1e9)
-    drawn = []
     if len(set(s_per_byte)) >= 3:
         fixed_s, volume_bytes, ci95, r2 = line(s_per_byte, step_s)
         counted = [
-            f"{what} {row.estimate.value / 1e6:.1f} MB"
+            f"{what} {size / 1e6:.1f} MB"
             for what, name in (
                 ("sent, as the kernel counts it,", "sent_bytes"),
                 ("a ring's", "ring_bytes"),
                 ("a ring's that reduces and scatters by all-reduce, as gloo does,", "gloo_bytes"),
             )
-            if (row := experiment.find(name, experiment.variants[-1])) is not None
+            if (size := experiment.value(name, experiment.variants[-1])) is not None
         ]
-        drawn.append(
-            Headline(
-                system="Interconnect",
-                claim="bytes per step and rank from the fit T = T_c + V/B",
-                unit="MB",
-                ours=volume_bytes / 1e6,
-                ci95=ci95 and (ci95[0] / 1e6, ci95[1] / 1e6),
-                configuration=f"T_c {fixed_s:.2f} s, R² {r2:.4f}; " + "; ".join(counted),
-            )
+        yield Headline(
+            system="Interconnect",
+            claim="bytes per step and rank from the fit T = T_c + V/B",
+            unit="MB",
+            ours=volume_bytes / 1e6,
+            ci95=ci95 and (ci95[0] / 1e6, ci95[1] / 1e6),
+            configuration=f"T_c {fixed_s:.2f} s, R² {r2:.4f}; " + "; ".join(counted),
         )
     slowest, fastest = experiment.variants[-1], experiment.variants[0]
     slower = experiment.ratio("median_step_ns", slowest, fastest)
     if slower is not None and slowest != fastest:
-        drawn.append(
-            Headline.of(
-                slower,
-                system="Interconnect",
-                claim=f"step over {slowest} against {fastest}",
-                survey="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
-                configuration="another model, another ratio of computation to bytes",
-            )
+        yield Headline.of(
+            slower,
+            system="Interconnect",
+            claim=f"step over {slowest} against {fastest}",
+            survey="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
+            configuration="another model, another ratio of computation to bytes",
         )
-    return (*drawn, *model())
+    yield from model()
 
 
-def model() -> tuple[Headline, ...]:
+def model() -> Iterator[Headline]:
     """Calculate the survey's rows by T = T_c + V/B, which needs no measurement."""
     # n = 16 ranks, 12e9 weights of 2 bytes, all-reduced by a ring; T_c from the faster row.
     volume_bytes = 2 * 15 / 16 * 2 * 12e9
-    return tuple(
-        Headline(
+    for bytes_per_s, said, stated_s in (
+        (1.25e9, "39.8 s/step over 10 GbE", 39.8),
+        (400e9, "4.4 s/step over 8 × 400 Gb/s", 4.4),
+    ):
+        yield Headline(
             system="Interconnect",
             claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
             survey=said,
@@ -182,15 +182,7 @@ def model() -> tuple[Headline, ...]:
             configuration="model, not measured: consistent with the survey's rows, assuming two "
             "nodes of 8, bf16 gradients all-reduced by a ring, nothing overlapped",
         )
-        for bytes_per_s, said, stated_s in (
-            (1.25e9, "39.8 s/step over 10 GbE", 39.8),
-            (400e9, "4.4 s/step over 8 × 400 Gb/s", 4.4),
-        )
-    )
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

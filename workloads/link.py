@@ -17,6 +17,13 @@ import subprocess
 INTERFACE = "link0"
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 """Addresses of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
+RATES: dict[str, int | None] = {
+    "unshaped": None,
+    "1gbit": 10**9,
+    "300mbit": 3 * 10**8,
+    "100mbit": 10**8,
+}
+"""Name → bits per second that each end of the link may send."""
 _CLONE_NEWNET = 0x40000000
 _LEAST_BURST_BYTES = 64 << 10
 _BURST_S = 0.002
@@ -153,3 +160,11 @@ class Shaper:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+
+
+def enter(channel: int, rate_bits_per_s: int | None) -> None:
+    """Join the link in a rank that was given this channel to it, and shape what the rank sends."""
+    join(socket.socket(fileno=channel), int(os.environ["RANK"]))
+    shaper = Shaper()
+    shaper.set(rate_bits_per_s)
+    shaper.close()

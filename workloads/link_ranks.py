@@ -8,28 +8,22 @@ It does not load torch, which takes longer than some of the runs.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
+from chopper.experiments.declarations import as_program
 from chopper.workloads import link
 from chopper.workloads.processes import run_ranks
 
-LINKED_VARIABLE = "CHOPPER_WORKLOAD_LINKED"
-"""Asked for once, here: inside a namespace the answer may differ."""
 
-
-def main(ranks: int, module: str, words: list[str]) -> None:
+def main() -> None:
     """Run the ranks to their end."""
+    ranks, module, *words = sys.argv[1:]
     args = importlib.import_module(module).WORKLOAD.parse(words)
     # What a rank sends over CUDA does not come by the link.
-    wanted = ranks == 2 and args.device == "cpu" and getattr(args, "rate", None) != "none"
+    wanted = ranks == "2" and args.device == "cpu" and getattr(args, "rate", None) != "none"
     linked = wanted and link.unavailable() is None
-    os.environ[LINKED_VARIABLE] = str(int(linked))
-    run_ranks(module, ranks, words=words, linked=linked)
+    run_ranks(module, int(ranks), words=words, linked=linked)
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

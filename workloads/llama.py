@@ -12,6 +12,7 @@ table 3) and in Meta's published ``params.json`` files.
 
 from __future__ import annotations
 
+import argparse
 import math
 import zlib
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from chopper.models.architectures import Architecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +53,24 @@ class LlamaConfig:
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built, with the two numbers that clash."""
-        if self.dim % self.head_count:
-            raise ValueError(
-                f"dim {self.dim} does not divide into {self.head_count} heads: "
-                "make dim a multiple of head_count"
-            )
-        if self.head_dim % 2:
-            raise ValueError(
-                f"heads are {self.head_dim} wide, but rotary embedding turns pairs: "
-                "make dim / head_count even"
-            )
-        if self.head_count % self.kv_head_count:
-            raise ValueError(
-                f"{self.head_count} query heads cannot share {self.kv_head_count} key heads "
-                "evenly: make head_count a multiple of kv_head_count"
-            )
-
     @property
     def head_dim(self) -> int:
         """Width of one head."""
         return self.dim // self.head_count
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model as estimates know it."""
+        return Architecture(
+            name="llama",
+            layers_count=self.layer_count,
+            width=self.dim,
+            heads_count=self.head_count,
+            kv_heads_count=self.kv_head_count,
+            head_width=self.head_dim,
+            ffn_width=self.ffn_dim,
+            vocabulary_count=self.vocabulary,
+        )
 
 
 SIZES: dict[str, LlamaConfig] = {
@@ -183,14 +183,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
-def parameter_count(config: LlamaConfig) -> int:
-    """Count the weights of the whole model without building it."""
-    kv_dim = config.kv_head_count * config.head_dim
-    attention = 2 * config.dim * config.dim + 2 * config.dim * kv_dim
-    block = attention + 3 * config.dim * config.ffn_dim + 2 * config.dim
-    return config.layer_count * block + 2 * config.vocabulary * config.dim + config.dim
-
-
 def initial_value(
     name: str, shape: torch.Size, config: LlamaConfig, *, seed: int, device: torch.device
 ) -> Tensor:
@@ -201,6 +193,7 @@ def initial_value(
     distribution; projections back into the residual stream are scaled down by the number of
     additions to it, so that its variance does not grow with depth (as in GPT-2).
     """
+    name = name.replace("_checkpoint_wrapped_module.", "")
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     std = 0.02
@@ -210,32 +203,25 @@ def initial_value(
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
 
-def training_bytes(
-    config: LlamaConfig,
-    *,
-    ranks: int,
-    batch: int,
-    sequence: int,
-    element_bytes: int,
-    checkpoint: bool,
-) -> int:
-    """Estimate the peak memory of one rank of fully sharded AdamW training, in bytes.
+def unbuilt(args: argparse.Namespace) -> Llama:
+    """The model of ``args.size`` on the meta device.
 
-    Sharded: weights, gradients and AdamW's two moments in float32, 16 bytes per weight and
-    rank. Unsharded: the outermost unit (embedding and head) and two blocks, with gradients.
-    Activations kept for backward, in elements per token and block: 6 + 2·kv/heads for norms,
-    attention's inputs and output, and 4·ffn/dim for SwiGLU (arXiv 2205.05198, adapted); with
-    checkpointing one per block, and one whole block at a time. Logits, their float32 copy and
-    their gradients: 8 bytes and one element each. Allocator slack and libraries are not in it.
+    There weights have a shape but no storage: nowhere does the whole model exist.
     """
-    kv_ratio = config.kv_head_count / config.head_count
-    outer = 2 * config.vocabulary * config.dim
-    block = (parameter_count(config) - outer) // config.layer_count
-    weights = 16 * parameter_count(config) // ranks + 2 * element_bytes * (outer + 2 * block)
-    per_block = batch * sequence * config.dim * (6 + 2 * kv_ratio + 4 * config.ffn_dim / config.dim)
-    if checkpoint:
-        kept = per_block + config.layer_count * batch * sequence * config.dim
-    else:
-        kept = per_block * config.layer_count
-    logits = batch * sequence * config.vocabulary * (8 + element_bytes)
-    return int(weights + element_bytes * kept + logits)
+    with torch.device("meta"):
+        model = Llama(SIZES[args.size])
+    # Checkpointing goes inside sharding: recomputing a block must not gather its weights again.
+    if args.checkpoint == "full":
+        recompute(model)
+    return model
+
+
+def recompute(model: Llama) -> None:
+    """Have each block's forward run again in backward, instead of keeping what it needs."""
+    for index, block in enumerate(model.layers):
+        model.layers[index] = checkpoint_wrapper(block)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer: one fused kernel updates all weights; the default on CPUs walks them."""
+    return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chopper.errors import ChopperError, UsageError
 from chopper.experiments.declarations import Needs
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.mixture import VOCABULARY, SourceSpec, make_sources, planner
-from chopper.workloads.planning import Limits, Planner
+from chopper.workloads.mixture import VOCABULARY, make_sources
+from chopper.workloads.planning import Draw, Limits, Planner
 from chopper.workloads.ray_cluster import LoaderError, answers, load_ray
 
 WITH_ACTORS = ("disaggregated", "balanced")
@@ -45,9 +46,9 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
         raise UsageError("--fault killed-loader: loader actors only, --variants balanced has them")
-    sources = specs(args)
+    draw = draw_of(args, ranks)
     try:
-        plans(args, sources, ranks)
+        Planner(draw)
         if with_actors:
             load_ray()
             if args.address is not None:
@@ -56,7 +57,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
     except ChopperError as exc:
         raise ValueError(str(exc)) from exc
-    state = sum(source.state_bytes for source in sources)
+    state = sum(source.state_bytes for source in draw.sources)
     workers = max(workers_of(variant, args) for variant in variants)
     shared = (state + _RAY_BYTES) // ranks if with_actors else 0
     trained = training_bytes(args.width, args.longest, args.batch)
@@ -87,68 +88,58 @@ def training_bytes(width: int, longest: int, rows: int) -> int:
     return 4 * (5 * weights + rows * longest * (60 * width + 4 * VOCABULARY))
 
 
-def specs(args: argparse.Namespace, latency_ms: float | None = None) -> list[SourceSpec]:
-    """The sources that the options describe."""
-    return make_sources(
-        count=args.sources,
-        state_bytes=args.state * 1_000_000,
-        latency_s=(args.latency if latency_ms is None else latency_ms) / 1e3,
-        documents=args.documents,
-        tokens=args.tokens,
-        longest=args.longest,
-        seed=args.seed,
-        fault=args.fault,
-    )
-
-
 def workers_of(variant: str, args: argparse.Namespace) -> int:
     """Worker processes of each rank."""
     workers: int = args.tuned if variant == "tuned" else args.workers
     return 0 if variant in WITH_ACTORS else workers
 
 
-def method_of(args: argparse.Namespace) -> str:
-    """Method by which the variant gives samples to ranks."""
-    return str(args.balance) if args.variant == "balanced" else "random"
-
-
-def plans(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Planner:
-    """Planner of what each step loads."""
-    return planner(
-        sources,
+def draw_of(args: argparse.Namespace, ranks: int, latency_ms: int | None = None) -> Draw:
+    """What the options say is drawn from, and for whom."""
+    sources = make_sources(
+        count=args.sources,
+        state_bytes=args.state * 1_000_000,
+        latency_s=(latency_ms or args.latency) / 1e3,
+        documents=args.documents,
+        tokens=args.tokens,
+        longest=args.longest,
+        seed=args.seed,
+        fault=args.fault,
+    )
+    return Draw(
+        sources=sources,
         batch=args.batch,
         ranks=ranks,
         seed=args.seed,
         cost=cost_of(args.width, VOCABULARY),
-        method=method_of(args),
+        method=args.balance if args.variant == "balanced" else "random",
         ramp=args.ramp,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Steps of a loader's life: not measured, measured, and, of the last one, traced."""
 
     warmup: int
     measured: int
     traced: int
 
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Span:
-        """By what loads.
 
-        Neither the first batch of each worker nor the stock that actors begin with says how fast
-        the rest comes. A DataLoader hands batches out in order and asks a worker for another one
-        when it does: workers come to read in step, and a round of batches comes at once. So what is
-        measured is whole rounds.
-        """
-        workers = workers_of(args.variant, args)
-        if not workers:
-            return cls(args.prefetch, 6 * args.steps, args.steps)
-        # Reading a batch at once, a round takes as long as its slowest read.
-        rounds = math.ceil(args.steps / workers) * (3 if args.variant == "concurrent" else 1)
-        # A comparison goes by steps, and a round's long one has to come more than once.
-        return cls(workers, rounds * workers, 2 * math.ceil(args.steps / workers) * workers)
+def span_of(args: argparse.Namespace) -> Span:
+    """Count the steps of what loads.
+
+    Neither the first batch of each worker nor the stock that actors begin with says how fast the
+    rest comes. A DataLoader hands batches out in order and asks a worker for another one when it
+    does: workers come to read in step, and a round of batches comes at once. So what is measured is
+    whole rounds.
+    """
+    workers = workers_of(args.variant, args)
+    if not workers:
+        return Span(args.prefetch, 6 * args.steps, args.steps)
+    # Reading a batch at once, a round takes as long as its slowest read.
+    rounds = math.ceil(args.steps / workers) * (3 if args.variant == "concurrent" else 1)
+    # A comparison goes by steps, and a round's long one has to come more than once.
+    return Span(workers, rounds * workers, 2 * math.ceil(args.steps / workers) * workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +153,6 @@ class Turn:
     """Step that it begins with: that before which the last one ended, as after a restart."""
     steps: int
 
-    def told(self, of: int) -> str:
-        """Say what begins, for people."""
-        return (
-            f"loader {self.number} of {of}, storage of {self.latency_ms} ms, from step {self.first}"
-        )
-
     def labels(self, args: argparse.Namespace) -> dict[str, int]:
         """Labels of what is measured in it."""
         swept = {"latency_ms": self.latency_ms} if args.sweep != "none" else {}
@@ -176,14 +161,19 @@ class Turn:
 
 def turns(args: argparse.Namespace) -> list[Turn]:
     """All loaders of a run, one after the other; the last one's steps are traced in the end."""
-    span, out = Span.of(args), []
+    span = span_of(args)
     steps = span.warmup + span.measured
     todo = [(ms, repetition) for ms in points(args) for repetition in range(args.repetitions)]
-    for number, (latency_ms, repetition) in enumerate(todo, 1):
-        traced = span.traced if number == len(todo) else 0
-        first = args.first + repetition * steps
-        out.append(Turn(number, latency_ms, repetition, first, steps + traced))
-    return out
+    return [
+        Turn(
+            number,
+            latency_ms,
+            repetition,
+            first=args.first + repetition * steps,
+            steps=steps + (span.traced if number == len(todo) else 0),
+        )
+        for number, (latency_ms, repetition) in enumerate(todo, 1)
+    ]
 
 
 def points(args: argparse.Namespace) -> list[int]:
@@ -192,18 +182,11 @@ def points(args: argparse.Namespace) -> list[int]:
     return [*(ms for ms in swept if ms != args.latency), args.latency]
 
 
-def setup_of(
-    args: argparse.Namespace, sources: list[SourceSpec], ranks: int, turn: Turn | None = None
-) -> Setup:
+def setup_of(args: argparse.Namespace, draw: Draw, name: str) -> Setup:
     """Setup that the actors are given."""
     return Setup(
-        name="" if turn is None else f"{turn.number}",
-        sources=tuple(sources),
-        batch=args.batch,
-        ranks=ranks,
-        seed=args.seed,
-        method=method_of(args),
-        cost=cost_of(args.width, VOCABULARY),
+        name=name,
+        draw=draw,
         width=args.longest,
         loaders=min(args.loaders, args.sources),
         limits=Limits(
@@ -213,5 +196,4 @@ def setup_of(
             least=args.loaders,
         ),
         prefetch=args.prefetch,
-        ramp=args.ramp,
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ import torch.distributed as dist
 
 import chopper
 from chopper.workloads import disaggregated as actors
-from chopper.workloads.batch import packed
+from chopper.workloads.batch import batch_of
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
-from chopper.workloads.loading import LONGER, plans, setup_of, specs
-from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Mixture, SourceSpec, planner
-from chopper.workloads.planning import METHODS, balance, imbalance, loads, pack
+from chopper.workloads.loading import LONGER, draw_of, setup_of
+from chopper.workloads.mixture import VOCABULARY, Mixture
+from chopper.workloads.planning import METHODS, Draw, Planner, balance, imbalance, loads
 
 WARMING = 3
 """Batches that are asked for one by one before those that are timed."""
@@ -28,14 +29,12 @@ def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.
     """Time from asking for a step to having it, nothing loaded ahead: in this process and by
     actors, the same samples. The difference is what disaggregation costs by itself.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        sources = specs(args, latency_ms)
-        setup = replace(setup_of(args, sources, ranks), name=f"probe {latency_ms}", prefetch=1)
+    if dist.get_rank() == 0:
+        draw = draw_of(args, dist.get_world_size(), latency_ms)
+        setup = replace(setup_of(args, draw, f"probe {latency_ms}"), prefetch=1)
         # While the first are read, actors are still opening sources and starting threads.
         probes = WARMING + min(20, max(4, 600 // latency_ms))
-        steps = range(args.first, args.first + probes)
-        here = list(in_this_process(args, sources, steps))
+        here = list(in_this_process(args, draw, range(args.first, args.first + probes)))
         started = actors.start_actors(setup)
         there = []
         asked_s = time.perf_counter()
@@ -47,38 +46,24 @@ def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.
         actors.stop_actors(started)
         for reader, took in (("this process", here), ("actors", there)):
             for repetition, batch_s in enumerate(took[WARMING:]):
-                prof.measure(
-                    "batch_latency_ns",
-                    batch_s * 1e9,
-                    reader=reader,
-                    latency_ms=latency_ms,
-                    repetition=repetition,
-                )
+                labels = {"latency_ms": latency_ms, "repetition": repetition}
+                prof.measure("batch_latency_ns", batch_s * 1e9, reader=reader, **labels)
     dist.barrier()
 
 
-def in_this_process(
-    args: argparse.Namespace, sources: list[SourceSpec], steps: range
-) -> Iterator[float]:
+def in_this_process(args: argparse.Namespace, draw: Draw, steps: range) -> Iterator[float]:
     """Seconds that reading and packing all samples of each step takes, reading them at once."""
-    ranks = dist.get_world_size()
-    plan, mixture = plans(args, sources, ranks), Mixture(sources)
-    mixture.open(range(len(sources)))
-    with ThreadPoolExecutor(args.batch * ranks) as pool:
+    planner, mixture = Planner(draw), Mixture(draw.sources)
+    mixture.open(range(len(draw.sources)))
+    with ThreadPoolExecutor(draw.batch * draw.ranks) as pool:
         for step in steps:
             began = time.perf_counter()
-            planned = plan.plan(step)
-            items = list(zip(planned.source.tolist(), planned.index.tolist(), strict=True))
-            read = [ids for ids, _ in mixture.read_all(items, pool, READ_TIMEOUT_S)]
-            for rank in range(ranks):
-                mine = [ids for ids, r in zip(read, planned.rank, strict=True) if r == rank]
-                rows = pack(np.array([len(ids) for ids in mine]), args.longest)
-                packed(
-                    step,
-                    [[mine[d] for d in r] for r in rows],
-                    [],
-                    width=args.longest,
-                    step_tokens=1,
+            plan = planner.plan(step)
+            samples = [plan.of(rank) for rank in range(draw.ranks)]
+            read = iter(mixture.read_all(list(chain(*samples)), pool))
+            for mine in samples:
+                batch_of(
+                    mine, [tokens for tokens, _, _ in islice(read, len(mine))], width=args.longest
                 )
             yield time.perf_counter() - began
 
@@ -99,17 +84,10 @@ def balancing_alone(
     cost = cost_of(width, VOCABULARY)
     long = argparse.Namespace(**vars(args) | {"tokens": LONGER * args.tokens, "longest": longest})
     ranks_of = (2, 4, 8)
-    drawn = planner(
-        specs(long),
-        batch=args.batch,
-        ranks=max(ranks_of),
-        seed=args.seed,
-        cost=cost,
-        method="random",
-    )
+    drawn = Planner(replace(draw_of(long, max(ranks_of)), method="random", cost=cost, ramp=0))
 
     def seconds(length: int) -> float:
-        batch = packed(0, [[np.ones(length, dtype=np.uint16)]], [], width=length, step_tokens=1)
+        batch = batch_of([(0, 0)], [np.ones(length, dtype=np.uint16)], width=length)
         began = clock()
         loss_of(model, batch, 1, device).backward()
         return clock() - began

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,17 +25,19 @@ import chopper
 from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
 from chopper.workloads.batch import Batch
-from chopper.workloads.decoder import cost_of, loss_of
-from chopper.workloads.loading import WITH_ACTORS, Span, Turn, plans, setup_of, workers_of
+from chopper.workloads.decoder import loss_of
+from chopper.workloads.loading import WITH_ACTORS, Span, Turn, setup_of, workers_of
 from chopper.workloads.loading_alone import synchronized
 from chopper.workloads.loading_measures import ACTORS, Window, memory_bytes, rates, role_of
-from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
-from chopper.workloads.planning import Plan, imbalance
+from chopper.workloads.mixture import READ_TIMEOUT_S, bare
+from chopper.workloads.planning import Draw, Planner, imbalance
 from chopper.workloads.progress import Progress
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 SECTION_STEPS = 32
 """Steps whose samples make one digest in what is printed, counted from step 0."""
+Marked = tuple[int, int, int]
+"""A sample and the mark of what came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +51,59 @@ class Feed:
 
 
 @contextlib.contextmanager
-def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) -> Iterator[Feed]:
+def batches_of(args: argparse.Namespace, draw: Draw, turn: Turn) -> Iterator[Feed]:
     """A rank's batches, and whoever makes them for as long as the block lasts."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if args.variant not in WITH_ACTORS:
-        kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
-        dataset = kind(sources, workers_of(args.variant, args))
-        with contextlib.closing(
-            torch_batches(
-                dataset,
-                (plans(args, sources, ranks), plans(args, sources, ranks)),
-                rank=rank,
-                first=turn.first,
-                steps=turn.steps,
-                workers=workers_of(args.variant, args),
-                prefetch=4 if args.variant == "tuned" else 2,
-                width=args.longest if args.rows == "packed" else None,
-                timeout_s=args.batch * READ_TIMEOUT_S / 4,
-            )
-        ) as batches:
-            yield Feed(batches, lambda _: dataset.documents_read())
+    if args.variant in WITH_ACTORS:
+        with batches_of_actors(args, draw, turn) as feed:
+            yield feed
         return
-    setup = setup_of(args, sources, ranks, turn)
+    kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
+    workers = workers_of(args.variant, args)
+    dataset = kind(draw.sources, workers)
+    batches = torch_batches(
+        dataset,
+        Planner(draw),
+        rank=dist.get_rank(),
+        first=turn.first,
+        steps=turn.steps,
+        workers=workers,
+        prefetch=4 if args.variant == "tuned" else 2,
+        width=args.longest if args.rows == "packed" else None,
+        timeout_s=args.batch * READ_TIMEOUT_S / 4,
+    )
+    with contextlib.closing(batches):
+        yield Feed(batches, lambda _: dataset.documents_read())
+
+
+@contextlib.contextmanager
+def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Iterator[Feed]:
+    """A rank's batches from the actors that the first one starts and ends."""
+    import ray
+
+    rank, setup = dist.get_rank(), setup_of(args, draw, str(turn.number))
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructor = actors.constructor(setup)
     coming = actors.batches(
         constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
     )
+
+    def loaded(step: int) -> int:
+        if rank:
+            return 0
+        stock: int = ray.get(constructor.stock.remote())
+        return draw.batch * draw.ranks * (step + stock)
+
     try:
-        yield Feed(
-            coming,
-            lambda step: args.batch * ranks * (step + actors.stock(constructor)) if not rank else 0,
-        )
+        yield Feed(coming, loaded)
     except ChopperError:
         if started is not None:
             stop(started)
         raise
     dist.barrier()
     if started is not None:
-        grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
+        fleets = ray.get(started[0].fleets.remote())
+        grown = ", ".join(f"{n} from step {step}" for step, n in fleets)
         print(f"{args.variant}: loader actors: {grown}", flush=True)
         stop(started)
     dist.barrier()
@@ -121,8 +136,8 @@ class Trainer:
 
     def run(
         self, feed: Feed, span: Span, began: float, labels: dict[str, int]
-    ) -> list[list[tuple[int, int, int]]]:
-        """Train on all batches; returns the samples of each step, with the marks of what came.
+    ) -> list[list[Marked]]:
+        """Train on all batches; returns the samples of each step.
 
         Args:
             feed: the batches of this rank.
@@ -130,11 +145,11 @@ class Trainer:
             began: when the loader was asked for, as time.perf_counter() tells it.
             labels: of what is measured.
         """
-        seen: list[list[tuple[int, int, int]]] = []
+        seen: list[list[Marked]] = []
         losses: list[float] = []
         window: Window | None = None
         coming = iter(self.prof.watch(feed.batches))
-        for step in range(sys.maxsize):
+        for step in itertools.count():
             measured = step - span.warmup
             if measured == 0:
                 window = self.now(feed, step)
@@ -237,32 +252,27 @@ class Checked:
         self._sections: dict[int, list[str]] = {}
         self._lost = self._twice = 0
 
-    def add(
-        self,
-        sources: list[SourceSpec],
-        turn: Turn,
-        seen: list[list[tuple[int, int, int]]],
-        labels: dict[str, int],
-    ) -> None:
-        """Take in the samples of each of a turn's steps on this rank."""
-        args, rank, ranks = self._args, dist.get_rank(), dist.get_world_size()
-        plan, contents = plans(args, sources, ranks), Contents(sources)
-        planned = [plan.plan(turn.first + at) for at in range(turn.steps)]
+    def add(self, draw: Draw, first: int, seen: list[list[Marked]], labels: dict[str, int]) -> None:
+        """Take in the samples of each step from ``first`` on, on this rank."""
+        planner, contents = Planner(draw), bare(draw.sources)
+        plans = [planner.plan(first + at) for at in range(len(seen))]
         # Each rank makes again what it should have been given.
-        wanted = [list(contents.marked(of.of(rank))) for of in planned]
-        gathered: list[Any] = [None] * ranks
+        wanted = [contents.marked(plan.of(dist.get_rank())) for plan in plans]
+        gathered: list[Any] = [None] * draw.ranks
         dist.all_gather_object(gathered, (wanted, seen))
-        if rank:
+        if dist.get_rank():
             return
         lost = twice = 0
-        for at in range(turn.steps):
+        for at in range(len(seen)):
             should = Counter(sample for asked, _ in gathered for sample in asked[at])
-            found = Counter(sample for _, came in gathered for sample in came[at])
-            lost, twice = lost + (should - found).total(), twice + (found - should).total()
-            step = turn.first + at
-            came = repr((step, sorted(found.elements())))
-            self._sections.setdefault(step // SECTION_STEPS, []).append(came)
-        uneven = statistics.fmean(uneven_of(args, of, ranks) for of in planned)
+            came = Counter(sample for _, got in gathered for sample in got[at])
+            lost, twice = lost + (should - came).total(), twice + (came - should).total()
+            step = first + at
+            held = repr((step, sorted(came.elements())))
+            self._sections.setdefault(step // SECTION_STEPS, []).append(held)
+        uneven = statistics.fmean(
+            imbalance(draw.cost(plan.length), plan.rank, draw.ranks) for plan in plans
+        )
         self._prof.measure("imbalance_ratio", uneven, **labels)
         self._prof.measure("lost_sample_count", lost, **labels)
         self._prof.measure("repeated_sample_count", twice, **labels)
@@ -272,19 +282,11 @@ class Checked:
         """Print them: of whole sections only, which are the same wherever a run begins and ends."""
         if dist.get_rank():
             return
-        if self._args.sweep == "none":
-            for section, steps in sorted(self._sections.items()):
-                if len(steps) == SECTION_STEPS:
-                    digest = hashlib.sha256("".join(steps).encode()).hexdigest()[:16]
-                    first = section * SECTION_STEPS
-                    print(
-                        f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}"
-                    )
+        whole = [s for s, steps in sorted(self._sections.items()) if len(steps) == SECTION_STEPS]
+        for section in whole if self._args.sweep == "none" else ():
+            digest = hashlib.sha256("".join(self._sections[section]).encode()).hexdigest()[:16]
+            first = section * SECTION_STEPS
+            print(f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}")
         print(
             f"{self._args.variant}: {self._lost} samples lost, {self._twice} came twice", flush=True
         )
-
-
-def uneven_of(args: argparse.Namespace, plan: Plan, ranks: int) -> float:
-    """Largest load over the mean load of a step."""
-    return imbalance(cost_of(args.width, VOCABULARY)(plan.length), plan.rank, ranks)

@@ -23,15 +23,11 @@ def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
         return "cpu", "asked for"
     if gpus >= local_ranks:
         return "cuda", f"{found}, one for each of {local_ranks} ranks"
+    need = f"{local_ranks} ranks need {local_ranks} GPUs"
+    if local_ranks == 1:
+        need = "a rank needs a GPU"
     if asked == "cuda":
-        few = "ask for --device cpu" if local_ranks == 1 else "ask for fewer ranks, or --device cpu"
-        need = (
-            "one rank needs a GPU"
-            if local_ranks == 1
-            else f"{local_ranks} ranks need {local_ranks} GPUs"
-        )
-        raise ValueError(f"{need}, found {found}: {few}")
-    need = "one rank needs one" if local_ranks == 1 else f"{local_ranks} ranks need one each"
+        raise ValueError(f"{need}, found {found}: ask for fewer ranks, or for --device cpu")
     return "cpu", f"{found}, {need}"
 
 

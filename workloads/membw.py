@@ -13,10 +13,10 @@ stretch of time, whatever else the machine does in it; smaller arrays are the fr
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 
 import chopper
-from chopper.experiments.declarations import Variant, Workload
+from chopper.experiments.declarations import Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, positive
 from chopper.experiments.results import Experiment, Headline, quotient
 from chopper.workloads.microbenchmarks import clock_and_power, largest, mib, sizes
@@ -45,9 +45,6 @@ WORKLOAD = Workload(
     seconds=60,
     position=9,
 )
-
-LEAST_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-"""Moved between two readings of the clock: some milliseconds of memory's time."""
 
 
 def main() -> None:
@@ -78,8 +75,7 @@ def main() -> None:
         for size_bytes in sizes(args, 4):
             for name, (passes, call) in stream([a[: size_bytes // 4] for a in arrays]).items():
                 moved_bytes[name, size_bytes] = passes * size_bytes
-                together = LEAST_BYTES[device.type] // (passes * size_bytes)
-                bench.add((name, size_bytes), call, least_count=together)
+                bench.add((name, size_bytes), call, moved_bytes=passes * size_bytes)
         progress = Progress(args.repeats, "round")
         times_s = bench.run(args.repeats, after_round=(prof.step, progress.advance))
         for (name, size_bytes), moved in moved_bytes.items():
@@ -102,81 +98,65 @@ _RATIOS = (
 """Kernels to hold against copy, and the law that their ratio should follow."""
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold memory's bandwidth against its datasheet, and the kernels' ratios against their laws."""
     size = largest(experiment, "bandwidth_bytes_per_s", "array_bytes")
     if size is None:
-        return ()
+        return
     where = f"{experiment.plan.device}, arrays of {mib(size)}"
     rows = {
         name: experiment.find("bandwidth_bytes_per_s", kernel=name, array_bytes=size)
         for name in ("copy", "scale", "add", "triad")
     }
-    drawn = []
     triad = rows["triad"]
     if triad is not None:
         name, stated = _datasheet(experiment)
         unknown = f"; what its memory could do at most is not known of {name}"
-        drawn.append(
-            Headline.of(
-                triad.estimate,
-                scale=1e-9,
-                system="Memory",
-                claim="triad's bandwidth (STREAM)",
-                primary=f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)" if stated else None,
-                unit="GB/s",
-                stated=stated / 1e9 if stated else None,
-                configuration=where + ("" if stated else unknown),
-            )
+        yield Headline.of(
+            triad.estimate,
+            scale=1e-9,
+            system="Memory",
+            claim="triad's bandwidth (STREAM)",
+            primary=f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)" if stated else None,
+            unit="GB/s",
+            stated=stated / 1e9 if stated else None,
+            configuration=where + ("" if stated else unknown),
         )
     for name, law in _RATIOS:
         over_copy = quotient(rows[name], rows["copy"])
         if over_copy is not None:
-            drawn.append(
-                Headline.of(
-                    over_copy,
-                    system="Memory",
-                    claim=f"bandwidth of {name} over copy's",
-                    configuration=f"{where}; {law}",
-                )
+            yield Headline.of(
+                over_copy,
+                system="Memory",
+                claim=f"bandwidth of {name} over copy's",
+                configuration=f"{where}; {law}",
             )
     if "zeros" in experiment.variants:
         labels = {"kernel": "triad", "array_bytes": size}
-        drawn.append(
-            Headline.of(
-                experiment.ratio("bandwidth_bytes_per_s", "zeros", "random", **labels),
-                system="Memory",
-                claim="triad on zeros over random numbers",
-                why="random numbers were not run",
-                configuration=f"{where}; {clock_and_power(experiment)}",
-            )
+        yield Headline.of(
+            experiment.ratio("bandwidth_bytes_per_s", "zeros", "random", **labels),
+            system="Memory",
+            claim="triad on zeros over random numbers",
+            why="random numbers were not run",
+            configuration=f"{where}; {clock_and_power(experiment)}",
         )
-    return tuple(drawn)
 
 
 def _datasheet(experiment: Experiment) -> tuple[str, float | None]:
     """Name of the first rank's processor, and the bandwidth of its memory by the device table."""
-    from chopper.hardware.devices import lookup
+    from chopper.hardware.devices import peaks_of
 
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
     if attribution is None:
         return "a machine that is not known", None
     part = attribution.recording.manifest.ranks[0]
     device = next((d for d in part.devices if d.name), None)
-    if device is None or device.name is None:
-        return str(part.environment.get("cpu", "an unknown processor")), None
-    peaks = lookup(
-        device.name,
-        multi_processor_count=device.multiprocessor_count,
-        memory_bytes=device.memory_bytes,
-    )
-    if peaks is None or peaks.memory_bandwidth_bytes_per_s.value is None:
-        return device.name, None
-    return peaks.label, float(peaks.memory_bandwidth_bytes_per_s.value)
+    peaks = peaks_of(device)
+    if peaks is not None and peaks.memory_bandwidth_bytes_per_s.value is not None:
+        return peaks.label, float(peaks.memory_bandwidth_bytes_per_s.value)
+    name = part.environment.get("cpu", "an unknown processor") if device is None else device.name
+    return str(name), None
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

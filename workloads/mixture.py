@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,16 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chopper.errors import ChopperError
-from chopper.workloads.planning import Cost, Planner, Ramp, SourceLoad
 
 Ints = NDArray[np.int64]
+Tokens = NDArray[np.uint16]
+Sample = tuple[int, int]
+"""Numbers of a source and of one of its documents."""
 
 VOCABULARY = 320
 """Ids; 0 is padding."""
-FAULTS = ("none", "raises", "empty", "endless", "hangs", "killed-loader")
-"""Faults that can be injected, to see what is said; the last of loader actors only."""
-CPU_S = 150e-6
-"""Tokenizing one document of median length, about: for the first guess at the number of loaders."""
 READ_TIMEOUT_S = 20.0
 _STEMS = tuple(a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "lnrs")[:240]
 _ENDINGS = tuple(a + b for a in "bcdgkmpt" for b in ("ed", "er", "ing", "ly", "es", "or"))
@@ -100,7 +98,7 @@ def make_sources(
     longest: int,
     seed: int,
     fault: str = "none",
-) -> list[SourceSpec]:
+) -> tuple[SourceSpec, ...]:
     """``count`` sources around the given means, skewed.
 
     Args:
@@ -111,7 +109,7 @@ def make_sources(
         tokens: median length of a document; from half to twice that, by source.
         longest: tokens that no document exceeds.
         seed: of everything.
-        fault: one of ``FAULTS``; the second source has it.
+        fault: that is injected into the second source, to see what is said.
     """
     rng = np.random.default_rng((seed, count))
     rank = rng.permutation(count) + 1
@@ -138,72 +136,14 @@ def make_sources(
         for i in range(count)
     ]
     if fault in ("raises", "empty", "endless", "hangs"):
-        sizes_by_fault = {"empty": 0, "endless": None}
         bad = made[min(1, count - 1)]
-        size = sizes_by_fault.get(fault, bad.size)
+        size = {"empty": 0, "endless": None}.get(fault, bad.size)
         made[bad.number] = replace(bad, fault=fault, size=size)
-    return made
+    return tuple(made)
 
 
-def planner(
-    sources: Sequence[SourceSpec],
-    *,
-    batch: int,
-    ranks: int,
-    seed: int,
-    cost: Cost,
-    method: str,
-    ramp: int = 0,
-) -> Planner:
-    """The planner of a mixture.
-
-    Args:
-        sources: what is mixed.
-        batch: samples per rank and step.
-        ranks: data-parallel ranks.
-        seed: of the order.
-        cost: of a document.
-        method: how samples are given to ranks.
-        ramp: steps over which the weights turn around, so that what was drawn most is drawn least;
-            0: they stay.
-
-    Raises:
-        ChopperError: the mixture cannot be drawn from; one line.
-    """
-    weights = tuple(source.weight for source in sources)
-    order = np.argsort(weights)
-    turned = np.empty(len(weights))
-    turned[order] = np.asarray(weights)[order[::-1]]
-    try:
-        return Planner(
-            names=[source.name for source in sources],
-            sizes=[source.size for source in sources],
-            weights=Ramp(weights, tuple(turned.tolist()), ramp),
-            lengths=lambda s, index: sources[s].lengths(index),
-            batch=batch,
-            ranks=ranks,
-            seed=seed,
-            cost=cost,
-            method=method,
-        )
-    except ValueError as exc:
-        raise SourceError(str(exc)) from exc
-
-
-def first_loads(sources: Sequence[SourceSpec]) -> list[SourceLoad]:
-    """Load that serving each source should be, by its metadata."""
-    return [
-        SourceLoad(share=s.weight, wait_s=s.latency_s, cpu_s=CPU_S, state_bytes=s.state_bytes)
-        for s in sources
-    ]
-
-
-@dataclass(slots=True)
-class Spent:
-    """Time that reading one document took."""
-
-    wait_s: float
-    cpu_s: float
+Read = tuple[Tokens, float, float]
+"""A document's tokens, and the seconds that storage and a core took."""
 
 
 class Source:
@@ -219,8 +159,8 @@ class Source:
         self._text = np.tile(text, max(least, spec.state_bytes // len(text) + 1))
         self._starts = np.cumsum([0, *_LENGTHS[drawn].tolist()])
 
-    def read(self, index: int) -> tuple[NDArray[np.uint16], Spent]:
-        """The tokens of one document, and what it took.
+    def read(self, index: int) -> Read:
+        """Read one document.
 
         Raises:
             SourceError: the source failed.
@@ -233,7 +173,7 @@ class Source:
             # Of this thread: others of this process tokenize in turn, under Python's lock.
             began = time.thread_time()
             ids = tokenize(text)
-            return ids, Spent(waited_s, time.thread_time() - began)
+            return ids, waited_s, time.thread_time() - began
         except Exception as exc:
             raise SourceError(
                 f"source {spec.name}, sample {index}: {type(exc).__name__}: {exc}"
@@ -269,7 +209,7 @@ _STEM_IDS = {stem: 1 + i for i, stem in enumerate(_STEMS)}
 _ENDING_IDS = {ending: 1 + len(_STEMS) + i for i, ending in enumerate(_ENDINGS)}
 
 
-def tokenize(text: str) -> NDArray[np.uint16]:
+def tokenize(text: str) -> Tokens:
     """Ids of a text: words split by a pattern, each into its longest known stem and the rest.
 
     Greedy longest match first, as WordPiece does. Raises ValueError on a word it cannot split.
@@ -305,61 +245,48 @@ class Mixture:
             for number in numbers:
                 self._open.pop(number, None)
 
-    @property
-    def opened(self) -> tuple[int, ...]:
-        """Sources whose state is here."""
-        return tuple(sorted(self._open))
-
     def _source(self, number: int) -> Source:
         with self._lock:
             if number not in self._open:
                 self._open[number] = Source(self.specs[number])
             return self._open[number]
 
-    def read(self, item: tuple[int, int]) -> tuple[NDArray[np.uint16], Spent]:
-        """One document: (source, index)."""
-        return self._source(item[0]).read(item[1])
+    def read(self, sample: Sample) -> Read:
+        """Read one document."""
+        source, index = sample
+        return self._source(source).read(index)
 
-    def read_all(
-        self, items: Sequence[tuple[int, int]], pool: Executor | None, timeout_s: float
-    ) -> Iterator[tuple[NDArray[np.uint16], Spent]]:
-        """Documents in the order asked for: one after the other, or at once from a pool's threads.
+    def read_all(self, samples: Sequence[Sample], pool: Executor) -> list[Read]:
+        """Read documents at once from a pool's threads; returned in the order asked for.
 
         Raises:
-            SourceError: one failed, or did not answer in time (with a pool only: who reads in the
-                calling thread waits for as long as it takes).
+            SourceError: one failed, or did not answer in time.
         """
-        if pool is None:
-            yield from map(self.read, items)
-            return
-        reads = [pool.submit(self.read, item) for item in items]
-        done, missing = wait(reads, timeout_s, return_when="FIRST_EXCEPTION")
+        reads = [pool.submit(self.read, sample) for sample in samples]
+        done, missing = wait(reads, READ_TIMEOUT_S, return_when="FIRST_EXCEPTION")
         for read in done:
             read.result()
         if missing:
-            source, index = items[next(i for i, read in enumerate(reads) if read in missing)]
+            source, index = samples[next(i for i, read in enumerate(reads) if read in missing)]
             raise SourceError(
-                f"source {self.specs[source].name}, sample {index}: no answer for {timeout_s:.0f} s"
+                f"source {self.specs[source].name}, sample {index}: no answer for "
+                f"{READ_TIMEOUT_S:.0f} s"
             )
-        yield from (read.result() for read in reads)
+        return [read.result() for read in reads]
+
+    def marked(self, samples: Iterable[Sample]) -> list[tuple[int, int, int]]:
+        """Each sample with its mark."""
+        return [(*sample, mark(self.read(sample)[0])) for sample in samples]
 
 
-def mark(tokens: NDArray[np.uint16]) -> int:
+def mark(tokens: Tokens) -> int:
     """Number that tells a document's tokens from others'."""
     return zlib.crc32(tokens.tobytes())
 
 
-class Contents:
-    """The marks of documents as they should come, without their storage, its faults and its state:
-    what was loaded is held against these, for labels alone would only repeat the plan.
+def bare(specs: Sequence[SourceSpec]) -> Mixture:
+    """The same documents without storage, its faults and its state.
+
+    What was loaded is held against their marks: labels alone would only repeat the plan.
     """
-
-    def __init__(self, specs: Sequence[SourceSpec]) -> None:
-        self._mixture = Mixture(
-            [replace(spec, latency_s=0.0, state_bytes=0, fault="none") for spec in specs]
-        )
-
-    def marked(self, items: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-        """Each (source, index) with its mark."""
-        for source, index in items:
-            yield source, index, mark(self._mixture.read((source, index))[0])
+    return Mixture([replace(spec, latency_s=0.0, state_bytes=0, fault="none") for spec in specs])

@@ -33,7 +33,6 @@ import importlib.util
 import math
 import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import chopper
-from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import Option, changed
 from chopper.experiments.results import NO_LOSS, Experiment, Headline, ratio
 from chopper.workloads import training
@@ -131,12 +130,11 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         UsageError: ``--fits`` names no device and no size, or ``--host`` no size.
     """
     from chopper.workloads import managed
-    from chopper.workloads.llama import SIZES, parameter_count
+    from chopper.workloads.llama import SIZES
     from chopper.workloads.offload_memory import estimated
 
     capacity_bytes(args.fits)
     host_bytes(args.host)
-    config = SIZES[args.size]
     absent = dict.fromkeys((v for v in args.variants if PLACEMENTS[v].managed), managed.problem())
     if importlib.util.find_spec("deepspeed") is None:
         lacking = "needs deepspeed, which is not installed: pip install deepspeed"
@@ -146,10 +144,11 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         memory = estimated(args, PLACEMENTS[variant], ranks, device)
         offloaded_bytes = memory.host_bytes if device == "cpu" else 0
         sizes_bytes[variant] = memory.peak_bytes + offloaded_bytes
+    parameters = SIZES[args.size].architecture.parameters_count
     most = max(sizes_bytes, key=lambda v: sizes_bytes[v], default="ddp")
     return Needs(
         memory_bytes=sizes_bytes.get(most, 0),
-        what=f"{most} with --size {args.size} ({parameter_count(config) / 1e9:.2f} B parameters, "
+        what=f"{most} with --size {args.size} ({parameters / 1e9:.2f} B parameters, "
         f"batch {args.batch}, sequence {args.sequence})",
         remedy="take a smaller size, batch or sequence, or --variants that keep less",
         absent={v: why for v, why in absent.items() if why is not None},
@@ -201,7 +200,7 @@ def train(
     import torch.nn.functional as F
 
     from chopper.hardware.measure import wait
-    from chopper.workloads.llama import SIZES, parameter_count
+    from chopper.workloads.llama import SIZES
     from chopper.workloads.offload_memory import Saver, UpdateClock, keep_memory
 
     placement = PLACEMENTS[args.variant]
@@ -246,7 +245,7 @@ def train(
     prof.measure("median_step_ns", period_ns)
     if len(timed_ns) > 1:
         prof.measure("step_cv_ratio", statistics.stdev(timed_ns) / statistics.fmean(timed_ns))
-    prof.measure("parameters_count", parameter_count(SIZES[args.size]))
+    prof.measure("parameters_count", SIZES[args.size].architecture.parameters_count)
     prof.measure("update_ns", updated_ns)
     bound_ns = trainer.updated_count() * BYTES_PER_ADAM_UPDATE / triad_bytes_per_s * 1e9
     prof.measure("update_bound_ns", bound_ns)
@@ -287,17 +286,15 @@ def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.d
         prof.measure("migration_bytes_per_s", rate, pattern=pattern)
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Losses alike, states as ZeRO's formulas say, the host's update, the largest model."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
     where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}, float32"
-    return (
-        *_losses(experiment, variants, where),
-        *_states(experiment, variants, where),
-        *_device_memory(experiment, variants, where),
-        *_times(experiment, variants, where),
-        *_largest_models(experiment, variants),
-    )
+    yield from _losses(experiment, variants, where)
+    yield from _states(experiment, variants, where)
+    yield from _device_memory(experiment, variants, where)
+    yield from _times(experiment, variants, where)
+    yield from _largest_models(experiment, variants)
 
 
 def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
@@ -408,7 +405,4 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

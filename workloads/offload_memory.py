@@ -7,6 +7,7 @@ import contextlib
 import gc
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -18,9 +19,8 @@ import chopper
 from chopper.analyzers.estimates.memory import Memory
 from chopper.analyzers.estimates.memory import memory as estimated_memory
 from chopper.hardware.measure import wait
-from chopper.models.architectures import Architecture
 from chopper.workloads import placement as formulas
-from chopper.workloads.llama import SIZES, Llama, LlamaConfig, parameter_count
+from chopper.workloads.llama import SIZES, Llama, LlamaConfig
 from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.placement import PLACEMENTS, Placement
@@ -79,7 +79,7 @@ def live(
     gradients: Iterable[Tensor],
     states: Iterable[Tensor],
     staging: Iterable[Tensor] = (),
-) -> dict[str, dict[str, int]]:
+) -> dict[str, Counter[str]]:
     """Category → kind of device → bytes of all storages that live, each counted once.
 
     What the optimizer updates in place is a weight; what is none of the four is a buffer.
@@ -98,11 +98,10 @@ def live(
         warnings.simplefilter("ignore")  # objects that answer isinstance with a warning
         everything = storages(o for o in gc.get_objects() if isinstance(o, Tensor))
     found["buffers"] = {k: v for k, v in everything.items() if k not in taken}
-    sums: dict[str, dict[str, int]] = {}
+    sums: dict[str, Counter[str]] = {category: Counter() for category in found}
     for category, of in found.items():
-        by_kind = sums.setdefault(category, {})
         for (kind, _), size in of.items():
-            by_kind[kind] = by_kind.get(kind, 0) + size
+            sums[category][kind] += size
     return sums
 
 
@@ -155,7 +154,7 @@ def keep_memory(
     live_bytes = live(trainer.weights(), trainer.gradients(), trainer.states(), trainer.staging())
     if dist.get_rank():
         return
-    measured: dict[tuple[str, str], int] = {}
+    measured: Counter[tuple[str, str]] = Counter()
     for category, sizes in live_bytes.items():
         for kind, size in sizes.items():
             # On a CPU both are the same memory: there it is where the variant means it to be.
@@ -163,7 +162,7 @@ def keep_memory(
             where = placement.of(category) if device.type == "cpu" else real
             if category == "staging":
                 category, where = "buffers", "host"
-            measured[category, where] = measured.get((category, where), 0) + size
+            measured[category, where] += size
     measured["activations", "device"] = saving.kept_bytes
     measured["activations", "host"] = saving.moved_bytes
     for (category, where), size in measured.items():
@@ -183,7 +182,7 @@ def keep_predictions(
 ) -> None:
     """Measure what formulas and estimators say of this variant."""
     config = SIZES[args.size]
-    count = parameter_count(config)
+    count = config.architecture.parameters_count
     predicted: dict[tuple[str, str], float] = {
         (category, placement.of(category)): per_weight * count
         for category, per_weight in formulas.states_bytes(placement, ranks).items()
@@ -202,10 +201,6 @@ def keep_predictions(
     for direction, per_weight in formulas.link_bytes(placement, ranks).items():
         prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
     prof.measure("predicted_collective_bytes", formulas.collective_bytes(placement, ranks) * count)
-    outer = config.vocabulary * config.dim  # the largest module with weights of its own
-    theirs = formulas.deepspeed_bytes(placement, count, outer, ranks) or {}
-    for told, size in theirs.items():
-        prof.measure("deepspeed_estimate_bytes", size, place=told)
 
 
 def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.device) -> int:
@@ -233,26 +228,12 @@ def weights_of(config: LlamaConfig) -> formulas.Weights:
     )
 
 
-def architecture(name: str, config: LlamaConfig) -> Architecture:
-    """The model as estimates know it."""
-    return Architecture(
-        name=name,
-        layers_count=config.layer_count,
-        width=config.dim,
-        heads_count=config.head_count,
-        kv_heads_count=config.kv_head_count,
-        head_width=config.head_dim,
-        ffn_width=config.ffn_dim,
-        vocabulary_count=config.vocabulary,
-    )
-
-
 def estimated(args: argparse.Namespace, placement: Placement, ranks: int, device: str) -> Memory:
     """``chopper estimate memory`` for what a variant runs here."""
     return estimated_memory(
         formulas.training(
             placement,
-            architecture(args.size, SIZES[args.size]),
+            SIZES[args.size].architecture,
             ranks=ranks,
             batch=args.batch,
             sequence=args.sequence,

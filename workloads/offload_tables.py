@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from chopper.experiments.results import Exhibit, Experiment, Row
+from chopper.experiments.results import Exhibit, Experiment
 from chopper.workloads import placement as formulas
-from chopper.workloads.placement import CATEGORIES, PLACEMENTS, STATES, Placement
+from chopper.workloads.placement import CATEGORIES, PLACEMENTS, STATES
 
 if TYPE_CHECKING:
     from chopper.statistics import Estimate
 
 UNKNOWN = "–"
-FAULTS = (
-    "it lists ZeRO's stages and offload as alternatives, and they are two things: a stage divides "
-    "states by the ranks, offload moves them to the host and divides nothing",
-    "each stage goes with offload and without; only offloading weights needs stage 3",
-)
-"""Errors of the survey's Table II."""
 _TRAVELS = {"allreduce": 2.0}
 """Times (N−1)/N of its size that a rank sends: an all-reduce is two collectives in one."""
 LOSS_TOLERANCE = 1e-3
@@ -31,7 +24,7 @@ LOSS_TOLERANCE = 1e-3
 def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
     """Draw memory by category and place, its cost, and the largest model that fits."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
-    drawn = (_memory, _partitioned, _against, _beyond, _times, _moved, _fits)
+    drawn = (_memory, _against, _beyond, _times, _moved, _fits)
     return tuple(found for draw in drawn if (found := draw(experiment, variants)).rows)
 
 
@@ -103,16 +96,13 @@ def step_time_ns(experiment: Experiment, variant: str, *causes: str) -> float | 
 def _memory(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     rows = []
     for variant in variants:
-        found = [total(experiment, "measured_bytes", variant, (c,)) for c in CATEGORIES]
-        whole = {
-            p: total(experiment, "measured_bytes", variant, CATEGORIES, p)
-            for p in ("device", "host")
-        }
-        if whole["device"] is None and whole["host"] is None:
-            continue
-        rows.append(
-            (variant, *map(_megabytes, found), *(_megabytes(v or 0.0) for v in whole.values()))
-        )
+        parts = [total(experiment, "measured_bytes", variant, (c,)) for c in CATEGORIES]
+        wholes = [
+            total(experiment, "measured_bytes", variant, CATEGORIES, place) or 0.0
+            for place in ("device", "host")
+        ]
+        if any(wholes):
+            rows.append((variant, *map(_millions, (*parts, *wholes))))
     simulated = (
         " On a CPU both are the same memory: the place is where the variant means it to be."
         if experiment.plan.device == "cpu"
@@ -123,64 +113,8 @@ def _memory(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         headings=("", *CATEGORIES, "on the device", "on the host"),
         rows=tuple(rows),
         note="Storages that live between backward and update, each once; activations: what forward "
-        f"saved; buffers: of libraries.{simulated}",
-    )
-
-
-def _partitioned(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    """The table's error as arithmetic: what a stage divides, and what offload only moves."""
-    rows = []
-    base = experiment.plan.baseline or ""
-    activations = total(experiment, "measured_bytes", base, ("activations",))
-    for variant in variants:
-        placement, count = PLACEMENTS[variant], experiment.find("parameters_count", variant)
-        lies = [
-            total(experiment, "measured_bytes", variant, STATES, p) or 0.0
-            for p in ("device", "host")
-        ]
-        if count is None or not any(lies):
-            continue
-        unmoved = replace(placement, on_host=placement.on_host - {*STATES})
-        whole = _states(unmoved, int(count.estimate.value), experiment.plan.ranks)
-        own = total(experiment, "measured_bytes", variant, ("activations",))
-        rows.append(
-            (
-                variant,
-                _divided(placement),
-                ", ".join(c for c in CATEGORIES if c in placement.on_host) or "nothing",
-                *map(_megabytes, (*lies, sum(lies), whole)),
-                _ratio(own, activations),
-            )
-        )
-    return Exhibit(
-        title="What a stage divides and what offload moves: states, MB per rank",
-        headings=(
-            *("", "divided by the ranks", "moved to the host"),
-            *("on the device", "on the host", "together", "with nothing moved"),
-            f"activations, of {base}'s",
-        ),
-        rows=tuple(rows),
-        words=3,
-        note="The survey's Table II errs: "
-        + "; ".join(FAULTS)
-        + ". Here offload lowers what is on the "
-        "device and never what is there together (with nothing moved: as predicted for the same "
-        "stage without offload). No stage changes the activations; they are recomputed or copied.",
-    )
-
-
-def _states(placement: Placement, count: int, ranks: int) -> float:
-    """Weights, gradients and optimizer of a rank as predicted, DeepSpeed's ways included."""
-    # No state depends on the size of single tensors.
-    weights = formulas.Weights(count=count, largest_count=0, persistent_count=0)
-    beyond = formulas.beyond_formulas(placement, weights, ranks, 0)
-    formula = sum(formulas.states_bytes(placement, ranks).values()) * count
-    return formula + sum(b.size_bytes for b in beyond if b.category in STATES)
-
-
-def _divided(placement: Placement) -> str:
-    return {0: "nothing", 1: "optimizer", 2: "optimizer, gradients"}.get(
-        placement.stage, "all states"
+        "saved; buffers: of libraries. A stage divides states by the ranks; offload moves them to "
+        f"the host and divides nothing, so the two are no alternatives.{simulated}",
     )
 
 
@@ -190,7 +124,7 @@ def _beyond(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         labels = dict(row.labels)
         if row.measure == "beyond_formula_bytes" and row.variant in variants:
             named = [str(labels[key]) for key in ("what", "category", "place")]
-            rows.append((row.variant, *named, _megabytes(row.estimate.value)))
+            rows.append((row.variant, *named, _millions(row.estimate.value)))
     return Exhibit(
         title="What DeepSpeed keeps beyond ZeRO's formulas",
         headings=("", "what", "category", "on the", "MB"),
@@ -207,32 +141,23 @@ def _against(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     for variant in variants:
         cells = []
         for categories in (*((c,) for c in STATES), STATES, ("buffers",), ("activations",)):
-            said = total(experiment, "predicted_bytes", variant, categories)
-            cells.append(_ratio(total(experiment, "measured_bytes", variant, categories), said))
-        cells += [
-            _megabytes(_value(experiment.find("deepspeed_estimate_bytes", variant, place=place)))
-            for place in ("device", "host")
-        ]
+            measured, predicted = (
+                total(experiment, f"{what}_bytes", variant, categories)
+                for what in ("measured", "predicted")
+            )
+            if measured is None or not predicted:
+                cells.append(UNKNOWN)
+            else:
+                cells.append(f"{measured / predicted:.3f}×")
         if any(cell != UNKNOWN for cell in cells):
             rows.append((variant, *cells))
     return Exhibit(
         title="Measured over predicted",
-        headings=(
-            "",
-            *STATES,
-            "all states",
-            "buffers",
-            "activations",
-            "DeepSpeed says: device, MB",
-            "host, MB",
-        ),
+        headings=("", *STATES, "all states", "buffers", "activations"),
         rows=tuple(rows),
         note="States by ZeRO's formulas and what DeepSpeed is known to keep beyond them, "
         "activations by chopper estimate memory, each once: save_on_cpu copies a tensor for each "
-        "operator that saves it, and views of weights. DeepSpeed's own "
-        "estimators (stages 2 and 3) assume 16-bit weights and gradients and, on the host, 1.5 "
-        "times what lies there, of all ranks of the node; here all is in float32.",
-        shows=("deepspeed_estimate_bytes",),
+        "operator that saves it, and views of weights.",
     )
 
 
@@ -247,7 +172,7 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         bound = experiment.find("update_over_bound_ratio", variant)
         spread = step.estimate.cv_ratio
         if spread is None:
-            spread = _value(experiment.find("step_cv_ratio", variant))
+            spread = experiment.value("step_cv_ratio", variant)
         causes = (
             ("communication.transfer", "copy"),
             ("communication.wait", "idle.preparation.synchronization"),
@@ -256,12 +181,12 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         rows.append(
             (
                 variant,
-                _milliseconds(step.estimate.value)
+                _millions(step.estimate.value)
                 + ("" if spread is None else f" ±{100 * spread:.0f} %"),
                 _interval(slower if variant != base else None),
-                *(_milliseconds(step_time_ns(experiment, variant, *c)) for c in causes),
-                _milliseconds(_value(experiment.find("update_ns", variant))),
-                _milliseconds(_value(experiment.find("update_bound_ns", variant))),
+                *(_millions(step_time_ns(experiment, variant, *c)) for c in causes),
+                _millions(experiment.value("update_ns", variant)),
+                _millions(experiment.value("update_bound_ns", variant)),
                 _interval(None if bound is None else bound.estimate),
             )
         )
@@ -285,19 +210,19 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
 def _moved(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     rows = []
     for variant in variants:
-        said = _value(experiment.find("predicted_collective_bytes", variant))
+        said = experiment.value("predicted_collective_bytes", variant)
         if said is None:
             continue
         host = total(experiment, "measured_bytes", variant, ("activations",), "host") or 0.0
         link = [
-            _value(experiment.find("predicted_link_bytes", variant, direction=d))
+            experiment.value("predicted_link_bytes", variant, direction=d)
             for d in ("to host", "to device")
         ]
         rows.append(
             (
                 variant,
-                *map(_megabytes, (sent_bytes(experiment, variant), said)),
-                *(_megabytes(None if size is None else size + host) for size in link),
+                *map(_millions, (sent_bytes(experiment, variant), said)),
+                *(_millions(None if size is None else size + host) for size in link),
             )
         )
     return Exhibit(
@@ -347,15 +272,8 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     )
 
 
-def _value(row: Row | None) -> float | None:
-    return None if row is None else row.estimate.value
-
-
-def _megabytes(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value / 1e6:.1f}"
-
-
-def _milliseconds(value: float | None) -> str:
+def _millions(value: float | None) -> str:
+    """MB of bytes, ms of nanoseconds."""
     return UNKNOWN if value is None else f"{value / 1e6:.1f}"
 
 
@@ -367,7 +285,3 @@ def _interval(estimate: Estimate | None) -> str:
     if estimate.ci95 is not None:
         said += f" ({estimate.ci95[0]:.2f} … {estimate.ci95[1]:.2f})"
     return said
-
-
-def _ratio(over: float | None, under: float | None) -> str:
-    return UNKNOWN if over is None or not under else f"{over / under:.3f}×"

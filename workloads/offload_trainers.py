@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from chopper.workloads import placement as formulas
-from chopper.workloads.llama import SIZES, Llama, initial_value
+from chopper.workloads.llama import SIZES, Llama, adamw, initial_value, recompute
 from chopper.workloads.placement import PLACEMENTS, Placement
-
-LEARNING_RATE = 3e-4
 
 
 class Trainer:
@@ -141,10 +139,7 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     if placement.deepspeed:
         return DeepSpeedTrainer(model, deepspeed_config(args, placement))
     if placement.checkpoint:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-        for index, block in enumerate(model.layers):
-            model.layers[index] = checkpoint_wrapper(block)
+        recompute(model)
     # Gradients lie in the buckets that are reduced, not there and in tensors of their own.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     return Trainer(wrapped, adamw(wrapped))
@@ -159,11 +154,6 @@ def whole_model(args: argparse.Namespace, device: torch.device) -> Llama:
                 initial_value(name, weight.shape, model.config, seed=args.seed, device=device)
             )
     return model
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of every variant."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, fused=True)
 
 
 def deepspeed_config(args: argparse.Namespace, placement: Placement) -> dict[str, object]:

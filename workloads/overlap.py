@@ -27,26 +27,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link
-from chopper.workloads.link_ranks import LINKED_VARIABLE
-from chopper.workloads.processes import RATES, rank_of
 
 if TYPE_CHECKING:
     import torch
-
-    from chopper.workloads.exchange import Exchange
 
 WORKLOAD = Workload(
     name="overlap",
@@ -61,7 +55,7 @@ WORKLOAD = Workload(
             "rate",
             "of the link between two ranks on the CPU; none: the loopback",
             "1gbit",
-            choices=("none", *RATES),
+            choices=("none", *link.RATES),
         ),
         replace(STEPS, help="timed repetitions of each operation", default=9),
         replace(DTYPE, help="type of computation"),
@@ -146,18 +140,20 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
+    from chopper.workloads.ranks import joined
+
     args = WORKLOAD.parse()
-    if LINKED_VARIABLE not in os.environ:
-        raise SystemExit("overlap: start it with `chopper run overlap`")
-    linked = os.environ[LINKED_VARIABLE] == "1"
-    with rank_of(args, rate=args.rate if linked else None) as device:
+    link_bits_per_s = None if args.channel is None else link.RATES[args.rate]
+    if args.channel is not None:
+        link.enter(args.channel, link_bits_per_s)
+    with joined(args.device, prog="overlap") as device:
         torch.manual_seed(args.seed + dist.get_rank())
         if dist.get_world_size() == 1:
             from chopper.workloads.overlap_one import measure_one
 
             measure_one(args, device, SHARDS)
         else:
-            measure(args, device, RATES[args.rate] if linked else None)
+            measure(args, device, link_bits_per_s)
 
 
 def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int | None) -> None:
@@ -168,22 +164,24 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     from chopper.workloads.exchange import (
         GatherMatmul,
         MatmulScatter,
+        Problem,
+        operation,
         overlap_measures,
         require_exact,
     )
 
-    problems: dict[str, Exchange] = {
+    problems: dict[str, Problem] = {
         "all_gather_matmul": GatherMatmul(args, device),
         "matmul_reduce_scatter": MatmulScatter(args, device),
     }
     errors = {}
     for name, problem in problems.items():
-        errors[name] = problem.error(problem.operation(args.variant))
+        errors[name] = problem.error(operation(problem, args.variant))
         require_exact(f"{name} {args.variant}", errors[name], args.dtype)
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
         problem.transfer()  # no row is poison any more: a product's time may depend on its data
-        runs[name, "all"] = problem.operation(args.variant)
+        runs[name, "all"] = operation(problem, args.variant)
         runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
     # Before anything is recorded, which takes of the cores that exchange and product share.
     took = timed(runs, args.steps, device)
@@ -257,36 +255,34 @@ _CLAIMS = (
 """Variant, what it is held against, the claim, and what the survey says of it."""
 
 
-def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold overlap against one after the other, the library, and without the swizzle."""
-    drawn = []
     for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
         for variant, against, claim, said in _CLAIMS:
             faster = experiment.ratio("time_ns", against, variant, operation=operation)
-            bound = experiment.find("bound_over_time_ratio", variant, operation=operation)
-            parts = [
-                experiment.find(name, variant, operation=operation)
-                for name in ("compute_ns", "transfer_ns")
-            ]
-            if faster is None or bound is None or None in parts:
-                continue
-            parts_ns = [row.estimate.value for row in parts if row is not None]
-            most = sum(parts_ns) / max(parts_ns)
-            busy = experiment.find("cores_busy_ratio", variant, operation=operation)
-            cores = f", its cores busy for {busy.estimate.value:.0%} of the time" if busy else ""
-            drawn.append(
-                Headline.of(
-                    faster,
-                    system="Triton-distributed",
-                    claim=f"{operation.replace('_', ' ')}: {claim}",
-                    survey=said,
-                    primary=said and said.partition(";")[0],
-                    configuration=f"{bound.estimate.value:.0%} of max(T_compute, T_transfer) + "
-                    f"first chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the "
-                    f"very most; {_route(experiment, variant)}",
+            bound_ratio, compute_ns, transfer_ns, busy_ratio = (
+                experiment.value(name, variant, operation=operation)
+                for name in (
+                    "bound_over_time_ratio",
+                    "compute_ns",
+                    "transfer_ns",
+                    "cores_busy_ratio",
                 )
             )
-    return tuple(drawn)
+            if faster is None or not (bound_ratio and compute_ns and transfer_ns):
+                continue
+            most = (compute_ns + transfer_ns) / max(compute_ns, transfer_ns)
+            cores = f", its cores busy for {busy_ratio:.0%} of the time" if busy_ratio else ""
+            yield Headline.of(
+                faster,
+                system="Triton-distributed",
+                claim=f"{operation.replace('_', ' ')}: {claim}",
+                survey=said,
+                primary=said and said.partition(";")[0],
+                configuration=f"{bound_ratio:.0%} of max(T_compute, T_transfer) + first chunk"
+                f"{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
+                f"{_route(experiment, variant)}",
+            )
 
 
 def _route(experiment: Experiment, variant: str) -> str:
@@ -295,14 +291,11 @@ def _route(experiment: Experiment, variant: str) -> str:
     if plan.ranks == 1:
         return f"one {plan.device}, shards from pinned host memory"
     ranks = f"{plan.ranks} ranks on {plan.device}"
-    rate = experiment.find("link_bytes_per_s", variant)
+    rate = experiment.value("link_bytes_per_s", variant)
     if rate is None:
         return f"{ranks}, no shaped link"
-    return f"{ranks}, each end of their link sends at most {rate.estimate.value / 1e6:g} MB/s"
+    return f"{ranks}, each end of their link sends at most {rate / 1e6:g} MB/s"
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(main)

@@ -5,9 +5,8 @@ Free of torch, so that the tables of a recorded experiment can be drawn without 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -118,8 +117,7 @@ class Weights:
     """In tensors of at most `PERSISTENT_ELEMENTS`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beyond:
+class Beyond(NamedTuple):
     """Memory of a library that ZeRO's formulas do not know, or that is less than they say."""
 
     category: str
@@ -131,41 +129,37 @@ class Beyond:
 
 def beyond_formulas(
     placement: Placement, weights: Weights, ranks: int, bucket: int
-) -> tuple[Beyond, ...]:
+) -> list[Beyond]:
     """Calculate what DeepSpeed 0.19 holds at the update beside ZeRO's states, in float32.
 
     Its stage_1_and_2.py and stage3.py (runtime/zero) allocate all of it by these sizes.
     ``bucket``: elements of ``reduce_bucket_size``.
     """
+    beyond: list[Beyond] = []
     if not placement.deepspeed:
-        return ()
+        return beyond
     offloads = "optimizer" in placement.on_host
-    part = 4 * weights.count / ranks
-    found: list[tuple[str, Literal["device", "host"], float, str]] = []
+    part, largest = 4 * weights.count / ranks, 4 * weights.largest_count
     if placement.stage == 1:
-        others = part - 4 * weights.count
-        found.append(
-            ("gradients", placement.of("gradients"), others, "those that other ranks update: freed")
-        )
+        others, where = part - 4 * weights.count, placement.of("gradients")
+        freed = "those that other ranks update: freed"
+        beyond.append(Beyond("gradients", where, others, freed))
     if placement.stage < 3 and offloads:
-        largest = 4 * weights.largest_count
-        found += [
-            ("buffers", "host", part, "updated weights, before they go to the device"),
-            ("buffers", "host", largest, "the largest gradient, on its way"),
-            ("buffers", "device", largest, "the largest gradient, on its way"),
+        beyond += [
+            Beyond("buffers", "host", part, "updated weights, before they go to the device"),
+            Beyond("buffers", "host", largest, "the largest gradient, on its way"),
+            Beyond("buffers", "device", largest, "the largest gradient, on its way"),
         ]
     if placement.stage == 3:
-        found += [
-            ("buffers", "device", 4 * bucket, "the bucket that gradients are reduced in"),
-            ("buffers", "device", 4 * weights.persistent_count, "small weights, kept whole"),
+        small = 4 * weights.persistent_count
+        beyond += [
+            Beyond("buffers", "device", 4 * bucket, "the bucket that gradients are reduced in"),
+            Beyond("buffers", "device", small, "small weights, kept whole"),
         ]
         if offloads:
             collected = "gradients where they are collected, beside those that the update reads"
-            found.append(("gradients", "host", part, collected))
-    return tuple(
-        Beyond(category=category, place=where, size_bytes=size, what=what)
-        for category, where, size, what in found
-    )
+            beyond.append(Beyond("gradients", "host", part, collected))
+    return beyond
 
 
 def collective_bytes(placement: Placement, ranks: int) -> float:
@@ -291,8 +285,8 @@ def largest(
     if checkpoint:
         placement = replace(placement, checkpoint=True)
 
-    def at(layers: int) -> tuple[Memory, int]:
-        found = estimated_memory(
+    def at(layers: int) -> tuple[Memory, bool]:
+        memory = estimated_memory(
             training(
                 placement,
                 msgspec.structs.replace(shape, layers_count=layers),
@@ -303,7 +297,7 @@ def largest(
                 kernels="gpu",
             )
         )
-        return found, max(found.peak_bytes - capacity, ranks * found.host_bytes - host)
+        return memory, memory.peak_bytes <= capacity and ranks * memory.host_bytes <= host
 
     (few, _), (many, _) = at(64), at(128)
     layers = MOST_LAYERS
@@ -313,40 +307,10 @@ def largest(
     ):
         if of_many > of_few:
             layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
-    layers = max(0, layers)
-    while layers and at(layers)[1] > 0:
+    while layers > 0:
+        memory, fits = at(layers)
+        if fits:
+            host_bytes = ranks * memory.host_bytes
+            return Largest(parameters_count=memory.parameters_count, host_bytes=host_bytes)
         layers -= 1
-    if not layers:
-        return None
-    found, _ = at(layers)
-    return Largest(parameters_count=found.parameters_count, host_bytes=ranks * found.host_bytes)
-
-
-def deepspeed_bytes(
-    placement: Placement, weights: int, largest_layer: int, ranks: int
-) -> Mapping[str, int] | None:
-    """Ask DeepSpeed's own estimators of stages 2 and 3, per GPU and host; they assume 16 bits.
-
-    None for stage 1, which it does not estimate, and for what is not DeepSpeed's.
-    """
-    offload, weights_too = "optimizer" in placement.on_host, "weights" in placement.on_host
-    if placement.strategy == "zero2":
-        from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
-
-        host, device = estimate_zero2_model_states_mem_needs(
-            weights, num_gpus_per_node=ranks, cpu_offload=offload
-        )
-    elif placement.strategy == "zero3":
-        from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
-
-        host, device, _ = estimate_zero3_model_states_mem_needs(
-            weights,
-            largest_layer,
-            num_gpus_per_node=ranks,
-            cpu_offload=offload,
-            cpu_offload_params=weights_too,
-            zero_init=True,
-        )
-    else:
-        return None
-    return {"device": device, "host": host}
+    return None

@@ -9,15 +9,19 @@ Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, ba
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec
+
+CPU_S = 150e-6
+"""Tokenizing one document of median length, about: for the first guess at the number of loaders."""
 Floats = NDArray[np.float64]
 
 METHODS = ("random", "greedy", "kk")
@@ -53,26 +57,16 @@ def imbalance(costs: Floats, ranks_of: Ints, ranks: int) -> float:
 
 
 def balance(costs: Floats, ranks: int, method: str) -> Ints:
-    """The rank of each sample.
+    """The rank of each sample, by one of ``METHODS``.
 
-    Args:
-        costs: of each sample, not negative.
-        ranks: to distribute over.
-        method: one of ``METHODS``. ``greedy`` and ``kk`` need not give each rank as many samples.
-
-    Raises:
-        ValueError: no such method, or no ranks.
+    ``greedy`` and ``kk`` need not give each rank as many samples.
     """
-    if ranks < 1:
-        raise ValueError(f"{ranks} ranks: there is nobody to balance over")
-    if method == "random":
-        # In the order of the draw, which is random already.
-        return np.arange(len(costs)) * ranks // max(1, len(costs))
     if method == "greedy":
         return _greedy(costs, ranks)
     if method == "kk":
         return _karmarkar_karp(costs, ranks)
-    raise ValueError(f"method {method!r}: one of {', '.join(METHODS)}")
+    # In the order of the draw, which is random already.
+    return np.arange(len(costs)) * ranks // max(1, len(costs))
 
 
 def _greedy(costs: Floats, ranks: int) -> Ints:
@@ -138,126 +132,99 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
 class Plan:
     """Samples that one step loads: an entry for each of the global batch."""
 
-    step: int
     source: Ints
     index: Ints
     length: Ints
     """In tokens."""
     rank: Ints
 
-    def of(self, rank: int) -> list[tuple[int, int]]:
-        """(source, index) of each sample of a rank."""
+    def of(self, rank: int) -> list[Sample]:
+        """Samples of a rank."""
         mine = self.rank == rank
         return list(zip(self.source[mine].tolist(), self.index[mine].tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Ramp:
-    """Change of the mixture, linearly from the first weights to the last over so many steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Facts from which any process makes the same plans."""
 
-    first: tuple[float, ...]
-    last: tuple[float, ...]
-    steps: int = 0
-    """0: the first weights throughout."""
-
-    def at(self, step: int) -> Floats:
-        """Share of each source, which sum to 1."""
-        share = min(1.0, step / self.steps) if self.steps else 0.0
-        weights = (1 - share) * np.asarray(self.first) + share * np.asarray(self.last)
-        shares: Floats = weights / weights.sum()
-        return shares
+    sources: tuple[SourceSpec, ...]
+    batch: int
+    """Samples per rank and step."""
+    ranks: int
+    seed: int
+    """Of the draws and of the order within each source."""
+    cost: Cost
+    method: str
+    """One of ``METHODS``."""
+    ramp: int = 0
+    """Steps over which the weights turn around, so that what was drawn most is drawn least; 0: they
+    stay."""
 
 
 class Planner:
     """Draws the global batch of each step and gives each sample to a rank.
 
-    Args:
-        sizes: samples of each source; None: endless.
-        weights: how often each source is drawn.
-        lengths: (source, indices) → tokens of those samples.
-        batch: samples per rank and step.
-        ranks: data-parallel ranks.
-        seed: of the draws and of the order within each source.
-        cost: what is balanced.
-        method: one of ``METHODS``.
-
     A source that is shorter than its share is read again in another order, as mixtures with a
     weight for small sources want it; in one reading no sample comes twice.
 
     Raises:
-        ValueError: a source that is drawn from is empty, or a step takes more than there is.
+        SourceError: a source is empty, or a step takes more than there is.
     """
 
-    def __init__(
-        self,
-        *,
-        names: Sequence[str],
-        sizes: Sequence[int | None],
-        weights: Ramp,
-        lengths: Callable[[int, Ints], Ints],
-        batch: int,
-        ranks: int,
-        seed: int,
-        cost: Cost,
-        method: str,
-    ) -> None:
-        self._sizes = tuple(sizes)
-        self._weights = weights
-        self._lengths = lengths
-        self.batch = batch
-        self.ranks = ranks
-        self._seed = seed
-        self._cost = cost
-        self._method = method
-        drawn = [a > 0 or b > 0 for a, b in zip(weights.first, weights.last, strict=True)]
-        for name, size, wanted in zip(names, sizes, drawn, strict=True):
-            if size == 0 and wanted:
-                raise ValueError(
-                    f"source {name} is empty: leave it out of the mixture, or give it weight 0"
-                )
-        there = sum(size or 0 for size in sizes)
-        if None not in sizes and batch * ranks > there:
-            raise ValueError(
-                f"a step takes {batch * ranks} samples ({ranks} ranks × {batch}), all sources "
-                f"together hold {there}: take a smaller --batch, or more data"
+    def __init__(self, draw: Draw) -> None:
+        self._of = draw
+        self._count = draw.batch * draw.ranks
+        self._sizes = [source.size for source in draw.sources]
+        for source in draw.sources:
+            if source.size == 0:
+                raise SourceError(f"source {source.name} is empty: leave it out of the mixture")
+        there = sum(size or 0 for size in self._sizes)
+        if None not in self._sizes and self._count > there:
+            raise SourceError(
+                f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
+                f"sources together hold {there}: take a smaller --batch, or more data"
             )
+        self._weights = np.array([source.weight for source in draw.sources])
+        order = np.argsort(self._weights)
+        self._turned = np.empty_like(self._weights)
+        self._turned[order] = self._weights[order[::-1]]
         self._step = 0
-        self._positions = np.zeros(len(sizes), dtype=np.int64)
-        self._orders: dict[tuple[int, int], tuple[int, int]] = {}
+        self._positions = np.zeros(len(self._sizes), dtype=np.int64)
 
     def plan(self, step: int) -> Plan:
         """Plan a step; the same whenever, wherever and however often it is asked."""
         if step < self._step:
             self._step, self._positions = 0, np.zeros_like(self._positions)
         while self._step < step:
-            self._positions += np.bincount(self._draw(self._step), minlength=len(self._sizes))
+            self._positions += np.bincount(self._drawn(self._step), minlength=len(self._sizes))
             self._step += 1
-        source = self._draw(step)
+        source = self._drawn(step)
         position = self._positions[source] + _occurrence(source)
         index, length = np.empty_like(position), np.empty_like(position)
-        for s in np.unique(source):
+        for s in np.unique(source).tolist():
             mine = source == s
-            index[mine] = self._shuffled(int(s), position[mine])
-            length[mine] = self._lengths(int(s), index[mine])
-        rank = balance(self._cost(length), self.ranks, self._method)
-        return Plan(step, source, index, length, rank)
+            index[mine] = self._shuffled(s, position[mine])
+            length[mine] = self._of.sources[s].lengths(index[mine])
+        rank = balance(self._of.cost(length), self._of.ranks, self._of.method)
+        return Plan(source, index, length, rank)
 
     def weights_at(self, step: int) -> Floats:
-        """The mixture at a step."""
-        return self._weights.at(step)
+        """Share of each source at a step; they sum to 1."""
+        turned = min(1.0, step / self._of.ramp) if self._of.ramp else 0.0
+        weights = (1 - turned) * self._weights + turned * self._turned
+        shares: Floats = weights / weights.sum()
+        return shares
 
-    def _draw(self, step: int) -> Ints:
+    def _drawn(self, step: int) -> Ints:
         """The source of each sample. What a source is too short for in one step, others give."""
-        rng = np.random.default_rng((self._seed, step))
-        count = self.batch * self.ranks
-        weights = self._weights.at(step)
-        source = rng.choice(len(weights), size=count, p=weights)
-        limits = np.array([count if s is None else s for s in self._sizes])
+        rng = np.random.default_rng((self._of.seed, step))
+        weights = self.weights_at(step)
+        source = rng.choice(len(weights), size=self._count, p=weights)
+        limits = np.array([self._count if s is None else s for s in self._sizes])
         while (over := _occurrence(source) >= limits[source]).any():
             full = np.bincount(source[~over], minlength=len(limits)) >= limits
             left = np.where(full, 0.0, weights)
-            if not left.sum():
-                left = np.where(full, 0.0, 1.0)
             source[over] = rng.choice(len(left), size=int(over.sum()), p=left / left.sum())
         return source
 
@@ -266,25 +233,21 @@ class Planner:
         size = self._sizes[source]
         if size is None:
             return position
-        epoch = position // size
-        if epoch[0] == epoch[-1]:  # positions rise
-            factor, offset = self._order(source, int(epoch[0]), size)
-            return (position % size * factor + offset) % size
-        orders = [self._order(source, e, size) for e in epoch.tolist()]
+        epochs = (position // size).tolist()
+        orders = [_order(self._of.seed, source, epoch, size) for epoch in epochs]
         factors, offsets = np.array(orders, dtype=np.int64).T
-        out: Ints = (position % size * factors + offsets) % size
-        return out
+        index: Ints = (position % size * factors + offsets) % size
+        return index
 
-    def _order(self, source: int, epoch: int, size: int) -> tuple[int, int]:
-        """An affine map with a factor prime to the size visits each index once."""
-        key = (source, epoch)
-        if key not in self._orders:
-            rng = np.random.default_rng((self._seed, source, epoch, 1))
-            factor = int(rng.integers(1, size + 1))
-            while math.gcd(factor, size) != 1:
-                factor += 1
-            self._orders[key] = factor, int(rng.integers(size))
-        return self._orders[key]
+
+@functools.cache
+def _order(seed: int, source: int, epoch: int, size: int) -> tuple[int, int]:
+    """Factor, prime to the size, and offset of an affine map, which visits each index once."""
+    rng = np.random.default_rng((seed, source, epoch, 1))
+    factor = int(rng.integers(1, size + 1))
+    while math.gcd(factor, size) != 1:
+        factor += 1
+    return factor, int(rng.integers(size))
 
 
 def _occurrence(values: Ints) -> Ints:
@@ -297,17 +260,32 @@ def _occurrence(values: Ints) -> Ints:
     return out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLoad:
-    """Load of serving one source, per sample; from its metadata at first, then as observed."""
+@dataclass(slots=True, kw_only=True)
+class Load:
+    """Load of serving each source, per sample; from its metadata at first, then as observed."""
 
-    share: float
+    share: Floats
     """Share of all samples drawn: a moving average of the mixture."""
-    wait_s: float
+    wait_s: Floats
     """For storage; a thread waits."""
-    cpu_s: float
+    cpu_s: Floats
     """Time of one core, under Python's lock."""
     state_bytes: int
+    """Of all sources."""
+
+    @classmethod
+    def of(cls, sources: Sequence[SourceSpec]) -> Load:
+        """By the metadata of sources."""
+        return cls(
+            share=np.array([source.weight for source in sources]),
+            wait_s=np.array([source.latency_s for source in sources]),
+            cpu_s=np.full(len(sources), CPU_S),
+            state_bytes=sum(source.state_bytes for source in sources),
+        )
+
+    def busy(self) -> Floats:
+        """Share of a thread's time that each source takes, at a sample per second."""
+        return self.share * (self.wait_s + self.cpu_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,41 +304,30 @@ class Limits:
     """Share of its threads, and of its core, that a loader should be busy at most."""
 
 
-def loaders_needed(sources: Sequence[SourceLoad], samples_per_s: float, limits: Limits) -> int:
+def loaders_needed(load: Load, samples_per_s: float, limits: Limits) -> int:
     """Count the loaders that serve ``samples_per_s``.
 
     By Little's law so many reads are in flight: rate × time per read. One process has one core
     under Python's lock, and a memory limit.
     """
-    in_flight = samples_per_s * sum(s.share * (s.wait_s + s.cpu_s) for s in sources)
-    cores = samples_per_s * sum(s.share * s.cpu_s for s in sources)
-    state_bytes = sum(s.state_bytes for s in sources)
     wanted = max(
-        in_flight / (limits.threads * limits.target),
-        cores / limits.target,
-        state_bytes / limits.memory_bytes,
+        samples_per_s * float(load.busy().sum()) / (limits.threads * limits.target),
+        samples_per_s * float((load.share * load.cpu_s).sum()) / limits.target,
+        load.state_bytes / limits.memory_bytes,
     )
     needed = max(math.ceil(wanted - 1e-9), limits.least)
-    return max(1, min(needed, limits.most, len(sources)))
+    return max(1, min(needed, limits.most, len(load.share)))
 
 
-def place(
-    sources: Sequence[SourceLoad], loaders: int, before: Sequence[Sequence[int]] = ()
-) -> list[list[int]]:
+def place(busy: Floats, loaders: int, before: Sequence[Sequence[int]] = ()) -> list[list[int]]:
     """Sources of each loader, so that all are as busy; no loader is without one.
 
     Args:
-        sources: what serving each takes.
-        loaders: how many there are.
+        busy: what serving each source takes.
+        loaders: no more than sources.
         before: where they are now: only what makes a loader busier than the others moves, because
             a source that moves is opened again.
-
-    Raises:
-        ValueError: more loaders than sources.
     """
-    if not 1 <= loaders <= len(sources):
-        raise ValueError(f"{len(sources)} sources cannot be placed on {loaders} loaders")
-    busy = np.array([s.share * (s.wait_s + s.cpu_s) for s in sources])
     # A little for holding the state: sources that are not drawn are spread as well.
     busy = busy + (busy.sum() or 1.0) * 1e-6
     fair = busy.sum() / loaders
@@ -370,7 +337,7 @@ def place(
         while len(here) > 1 and busy[here].sum() > 1.1 * fair:
             here.pop(0)
     # Each loader that is new gets one, and those that are left stay where there are most.
-    while sum(map(len, placed)) > len(sources) - sum(not here for here in placed):
+    while sum(map(len, placed)) > len(busy) - sum(not here for here in placed):
         max(placed, key=len).pop(0)
     kept = {s for here in placed for s in here}
     load = [float(busy[here].sum()) for here in placed]
@@ -386,7 +353,7 @@ def place(
 class Autoscaler:
     """Follows what serving the sources took, and says when to change the number of loaders."""
 
-    sources: list[SourceLoad]
+    load: Load
     limits: Limits
     memory: float = 0.8
     """Weight of the past in the moving averages."""
@@ -408,20 +375,14 @@ class Autoscaler:
             cpu_s: time of a core that each source took, summed.
             weights: share of each source in the mixture.
         """
-        keep = self.memory
+        load, new = self.load, 1 - self.memory
         rate = float(counts.sum()) / elapsed_s
-        first = self.samples_per_s == 0
-        self.samples_per_s = rate if first else keep * self.samples_per_s + (1 - keep) * rate
-        for i, source in enumerate(self.sources):
-            n = int(counts[i])
-            wait = float(wait_s[i]) / n if n else source.wait_s
-            cpu = float(cpu_s[i]) / n if n else source.cpu_s
-            self.sources[i] = replace(
-                source,
-                share=keep * source.share + (1 - keep) * float(weights[i]),
-                wait_s=keep * source.wait_s + (1 - keep) * wait,
-                cpu_s=keep * source.cpu_s + (1 - keep) * cpu,
-            )
+        past = self.samples_per_s or rate
+        self.samples_per_s = self.memory * past + new * rate
+        load.share = self.memory * load.share + new * weights
+        read, each = counts > 0, np.maximum(counts, 1)
+        load.wait_s = np.where(read, self.memory * load.wait_s + new * wait_s / each, load.wait_s)
+        load.cpu_s = np.where(read, self.memory * load.cpu_s + new * cpu_s / each, load.cpu_s)
 
     def decide(self, current: int, *, starving: bool) -> int:
         """Count the loaders that there should be, now that there are ``current``.
@@ -431,7 +392,7 @@ class Autoscaler:
             starving: whether less is in stock than was asked for ahead. More loaders help nobody
                 while trainers are what is slow, however busy the loaders are.
         """
-        needed = loaders_needed(self.sources, self.samples_per_s, self.limits)
+        needed = loaders_needed(self.load, self.samples_per_s, self.limits)
         if needed >= current:
             self._surplus = 0
             return needed if starving else current

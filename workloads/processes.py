@@ -8,7 +8,6 @@ than some of the runs.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -17,22 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from chopper.experiments.declarations import as_program
 from chopper.fresh_python import own_python
 from chopper.workloads import link, quiet
 from chopper.workloads.quiet import STORE_VARIABLE
 
-if TYPE_CHECKING:
-    import torch
-
-RATES: dict[str, int | None] = {
-    "unshaped": None,
-    "1gbit": 10**9,
-    "300mbit": 3 * 10**8,
-    "100mbit": 10**8,
-}
-"""Name → bits per second that each end of the link may send."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _POLL_S = 0.05
 _CLOSING_S = 5.0
@@ -44,7 +33,7 @@ _GRACE_S = 30.0
 def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = ()) -> None:
     """Run ``ranks`` processes of a module to their end; none is left when this returns.
 
-    Each is given ``words``; with a link also ``--channel``, a socket for ``rank_of``.
+    Each is given ``words``; with a link also ``--channel``, a socket for ``link.enter``.
 
     Raises:
         SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
@@ -180,38 +169,5 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None
             process.wait(max(0.0, until - time.monotonic()))
 
 
-@contextlib.contextmanager
-def rank_of(args: argparse.Namespace, *, rate: str | None) -> Iterator[torch.device]:
-    """The device of a rank that ``run_ranks`` started, inside a process group of all of them.
-
-    Args:
-        args: its options, with ``channel`` and the settled ``device``.
-        rate: one of ``RATES``, of the link that joins the ranks; None without a link.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from chopper.workloads.ranks import join_group
-
-    rank = int(os.environ["RANK"])
-    if rate is not None:
-        link.join(socket.socket(fileno=args.channel), rank)
-        shaper = link.Shaper()
-        shaper.set(RATES[rate])
-        shaper.close()
-    device = torch.device(f"cuda:{rank}" if args.device == "cuda" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    join_group(device)
-    try:
-        yield device
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    try:
-        run_ranks(sys.argv[2], int(sys.argv[1]), linked=False, words=sys.argv[3:])
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_program(lambda: run_ranks(sys.argv[2], int(sys.argv[1]), linked=False, words=sys.argv[3:]))

@@ -1,4 +1,10 @@
-"""Ray for the length of a run: started here and ended with it, or joined and left."""
+"""Ray for the length of a run: started here and ended with it, or joined and left.
+
+    python -m chopper.workloads.ray_cluster HOST:PORT SECONDS
+
+asks a Ray cluster for its id, in a process of its own: Ray's library tries for 40 s, warns
+meanwhile, and cannot be told to stop but by SIGALRM.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,85 +45,77 @@ class LoaderError(ChopperError):
     """The actors could not be started, or did not come back; one line."""
 
 
-@dataclass
-class Cluster:
-    """Ray, started here or joined, and ended or left with the ``with`` block.
+@contextlib.contextmanager
+def cluster(
+    address: str | None = None, namespace: str = "", token: str | None = None
+) -> Iterator[str]:
+    """Start Ray, or join a cluster, for the length of the block; yields its address.
 
     Nothing outlives it: the processes end with the one that started them, also when that is
     killed; the directory is removed here, or by the next one that starts.
 
+    Args:
+        address: of a running cluster; None: one is started for this run.
+        namespace: that its actors are named in; one of this process by default.
+        token: that the cluster wants; made here for one that is started, so that nobody else of
+            this machine's users can give it work.
+
     Raises:
         LoaderError: Ray is not installed, or does not start.
     """
-
-    address: str | None = None
-    """Address of a running cluster; None: one is started for this run."""
-    namespace: str = ""
-    token: str | None = None
-    """That the cluster wants; made here for one that is started, so that nobody else of this
-    machine's users can give it work."""
-    _directory: Path | None = field(default=None, init=False)
-    _handlers: dict[int, Any] = field(default_factory=dict, init=False)
-    """Handlers, before, of the signals that are taken while it lasts."""
-
-    def __enter__(self) -> Cluster:
-        if self.address is None and self.token is None:
-            self.token = new_token()
-        ray = load_ray(self.token, self.address)
-        if self.address is not None:
-            answers(self.address)
-        options: dict[str, Any] = {
-            "namespace": self.namespace or f"chopper-{os.getpid()}",
-            "log_to_driver": False,
-            "logging_level": "FATAL",
-        }
-        self._handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-        # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
-        signal.signal(signal.SIGTERM, _leave)
-        if self.address is None:
-            if ended := clear_leftovers():
-                print(f"dataloader: ended {len(ended)} Ray processes of an earlier run", flush=True)
-            self._directory = _new_directory()
-            # Logical: loaders wait more than they compute, however many cores there are.
-            options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
-            options |= {"object_store_memory": 100 << 20, "_temp_dir": str(self._directory)}
-        else:
-            options["address"] = self.address
-        try:
-            # Ray puts the current directory first on its workers' sys.path (ray 2.60): a torch.py
-            # there would be executed. Chopper is what they need.
-            with _quiet_environment(self._directory), contextlib.chdir(PACKAGE_PARENT):
-                _without_lines_of_raylets()
-                ray.init(**options)
-        except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
-            _go_on_whatever_comes()
-            self._end()
-            if not isinstance(exc, Exception):
-                raise
-            said = str(exc).strip().splitlines() or [type(exc).__name__]
-            raise LoaderError(f"Ray did not start ({said[0]})") from exc
+    if address is None and token is None:
+        token = new_token()
+    ray = load_ray(token, address)
+    options: dict[str, Any] = {
+        "namespace": namespace or f"chopper-{os.getpid()}",
+        "log_to_driver": False,
+        "logging_level": "FATAL",
+    }
+    if address is not None:
+        answers(address)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
+    signal.signal(signal.SIGTERM, _leave)
+    directory = None
+    if address is None:
+        if ended := clear_leftovers():
+            print(f"dataloader: ended {len(ended)} Ray processes of an earlier run", flush=True)
+        directory = _new_directory()
+        # Logical: loaders wait more than they compute, however many cores there are.
+        options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
+        options |= {"object_store_memory": 100 << 20, "_temp_dir": str(directory)}
+    else:
+        options["address"] = address
+    try:
+        _start(ray, directory, options)
         # Ray's own handler prints a stack, and leaves its directory behind.
         signal.signal(signal.SIGTERM, _leave)
-        self.namespace = options["namespace"]
-        self.address = ray.get_runtime_context().gcs_address
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+        yield ray.get_runtime_context().gcs_address
+    except BaseException:
         _go_on_whatever_comes()
-        if exc[0] is not None:
-            clear_leftovers()  # of the rank that started Ray, where that was killed
-        self._end()
-
-    def _end(self) -> None:
-        import ray
-
+        clear_leftovers()  # of the rank that started Ray, where that was killed
+        raise
+    finally:
+        _go_on_whatever_comes()
         try:
             ray.shutdown()
         finally:
-            if self._directory is not None:
-                _end_all_of(self._directory)
-            for number, handler in self._handlers.items():
+            if directory is not None:
+                _end_all_of(directory)
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
+    # Ray puts the current directory first on its workers' sys.path (ray 2.60): a torch.py there
+    # would be executed. Chopper is what they need.
+    with _quiet_environment(directory), contextlib.chdir(PACKAGE_PARENT):
+        _without_lines_of_raylets()
+        try:
+            ray.init(**options)
+        except Exception as exc:  # Ray raises whatever its parts do
+            said = str(exc).strip().splitlines() or [type(exc).__name__]
+            raise LoaderError(f"Ray did not start ({said[0]})") from exc
 
 
 def _without_lines_of_raylets() -> None:
@@ -200,7 +197,7 @@ def answers(address: str) -> None:
     except (OSError, ValueError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
     asked = subprocess.run(
-        own_python("chopper.workloads.ray_probe", address, str(ANSWER_S)),
+        own_python(__name__, address, str(ANSWER_S)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -330,3 +327,21 @@ def clear_leftovers() -> list[int]:
             if owner is not None and owner < 1 << 31 and not psutil.pid_exists(owner):
                 ended += _end_all_of(directory)
     return ended
+
+
+def probe(address: str, patience_s: int) -> None:
+    """Return when a cluster has answered; end with exit code 1 and a line when it refuses."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    load_ray(address=address)
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    signal.alarm(patience_s)  # not before: on a busy machine, loading takes long
+    try:
+        GcsClient(address=address)
+    except Exception as exc:  # noqa: BLE001 - Ray raises whatever its parts do
+        print(" ".join(str(exc).split()))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    probe(sys.argv[1], int(sys.argv[2]))

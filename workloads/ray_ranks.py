@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import sys
 
+from chopper.experiments.declarations import as_program
 from chopper.workloads.processes import run_ranks
 from chopper.workloads.ray_cluster import clear_leftovers
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Run the ranks to their end."""
     try:
         run_ranks(sys.argv[2], int(sys.argv[1]), linked=False, words=sys.argv[3:])
-    except KeyboardInterrupt:
-        sys.exit(130)
     finally:
         clear_leftovers()
+
+
+if __name__ == "__main__":
+    as_program(main)

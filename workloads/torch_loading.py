@@ -9,27 +9,27 @@ import os
 import signal
 import sys
 import warnings
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from chopper.workloads.batch import Batch
-from chopper.workloads.mixture import READ_TIMEOUT_S, Mixture, SourceError, SourceSpec
-from chopper.workloads.planning import Planner, pack
+from chopper.workloads.batch import Batch, batch_of
+from chopper.workloads.mixture import Mixture, Sample, SourceError, SourceSpec, Tokens
+from chopper.workloads.planning import Plan, Planner
 
-Tokens = NDArray[np.uint16]
 _PR_SET_PDEATHSIG = 1
 
+Document = tuple[Sample, Tokens]
 
-class Documents(Dataset[Tokens]):
-    """The mixture as a map-style dataset, addressed by (source, index)."""
 
-    def __init__(self, sources: list[SourceSpec], workers: int) -> None:
+class Documents(Dataset[Document]):
+    """The mixture as a map-style dataset, addressed by samples."""
+
+    def __init__(self, sources: Sequence[SourceSpec], workers: int) -> None:
         self.mixture = Mixture(sources)
         self._worker = 0
         # One number for each worker, which nobody else writes, in memory that its rank sees.
@@ -41,19 +41,26 @@ class Documents(Dataset[Tokens]):
         self._worker = worker
         self.mixture.open(range(len(self.mixture.specs)))
 
-    def __getitem__(self, item: tuple[int, int]) -> Tokens:
-        """One document: (source, index)."""
-        ids, _ = self.mixture.read(item)
-        self.count(1)
-        return ids
-
-    def count(self, documents: int) -> None:
-        """So many more were read by this worker."""
-        self._read[self._worker] += documents
+    def __getitem__(self, sample: Sample) -> Document:
+        tokens, _, _ = self.mixture.read(sample)
+        self._read[self._worker] += 1
+        return sample, tokens
 
     def documents_read(self) -> int:
-        """By all workers so far."""
+        """Count what all workers read so far."""
         return sum(self._read)
+
+
+class ConcurrentDocuments(Documents):
+    """Reads the documents of a batch at once (arXiv 2211.04908): torch asks for them together
+    where a dataset has ``__getitems__``.
+    """
+
+    def __getitems__(self, samples: list[Sample]) -> list[Document]:
+        with ThreadPoolExecutor(len(samples)) as pool:
+            read = self.mixture.read_all(samples, pool)
+        self._read[self._worker] += len(read)
+        return [(sample, tokens) for sample, (tokens, _, _) in zip(samples, read, strict=True)]
 
 
 def _end_with_the_rank() -> None:
@@ -68,47 +75,15 @@ def _end_with_the_rank() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class ConcurrentDocuments(Documents):
-    """Reads the documents of a batch at once (arXiv 2211.04908): torch asks for them together
-    where a dataset has ``__getitems__``.
-    """
-
-    def __getitems__(self, items: list[tuple[int, int]]) -> list[Tokens]:
-        """All documents of a batch."""
-        with ThreadPoolExecutor(len(items)) as pool:
-            read = [ids for ids, _ in self.mixture.read_all(items, pool, READ_TIMEOUT_S)]
-        self.count(len(read))
-        return read
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Put the documents of a batch into rows, as a worker does."""
-
-    tokens: Tokens
-    """[rows, width], 0 where nothing is."""
-    documents: list[list[int]]
-    """Per row, which documents of the batch it holds."""
-    lengths: list[list[int]]
-    """And how long they are."""
-
-
-def in_rows(width: int | None, documents: list[Tokens]) -> Rows:
-    """Documents packed into rows of ``width``, as the actors do it; None: a row for each, all as
-    long as the longest.
-    """
-    lengths = np.array([len(ids) for ids in documents])
-    rows = [[d] for d in range(len(documents))] if width is None else pack(lengths, width)
-    tokens = np.zeros((len(rows), width or lengths.max()), dtype=np.uint16)
-    for row, held in zip(tokens, rows, strict=True):
-        text = np.concatenate([documents[d] for d in held])
-        row[: len(text)] = text
-    return Rows(tokens, rows, [lengths[held].tolist() for held in rows])
+def in_rows(width: int | None, documents: list[Document]) -> Batch:
+    """Pack documents into rows in a worker, as the actors do it; its step is not known there."""
+    samples, tokens = zip(*documents, strict=True)
+    return batch_of(samples, tokens, width=width)
 
 
 def torch_batches(
     dataset: Documents,
-    planners: tuple[Planner, Planner],
+    planner: Planner,
     *,
     rank: int,
     first: int,
@@ -123,7 +98,7 @@ def torch_batches(
 
     Args:
         dataset: where from.
-        planners: two of the same: one runs ahead with the loader, one goes with what is taken.
+        planner: of what each step takes.
         rank: whose.
         first: step to begin with.
         steps: how many.
@@ -135,14 +110,20 @@ def torch_batches(
     Raises:
         SourceError: a source failed, or a worker did not answer in time or died.
     """
-    wanted = range(first, first + steps)
-    ahead, taken = planners
+    planned: deque[Plan] = deque()
+
+    def asked() -> Iterator[list[Sample]]:
+        """The rank's samples of each step, planned when the loader asks for them."""
+        for step in range(first, first + steps + workers * prefetch):
+            planned.append(planner.plan(step))
+            yield planned[-1].of(rank)
+
     with warnings.catch_warnings():
         # More workers than cores are meant: they wait for storage.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             dataset,
-            batch_sampler=_Batches(ahead, range(first, wanted.stop + workers * prefetch), rank),
+            batch_sampler=asked(),
             collate_fn=functools.partial(in_rows, width),
             num_workers=workers,
             worker_init_fn=dataset.open_all,
@@ -153,9 +134,9 @@ def torch_batches(
         batches = iter(loader)
         started = [child for child in multiprocessing.active_children() if child not in others]
     try:
-        for step in wanted:
+        for step in range(first, first + steps):
             try:
-                rows = next(batches)
+                batch = next(batches)
             except SourceError as exc:
                 raise SourceError(_without_traceback(str(exc))) from None
             except RuntimeError as exc:
@@ -163,23 +144,10 @@ def torch_batches(
                 if "timed out" in why:
                     why = f"no batch from a DataLoader worker for {timeout_s:.0f} s; a source hangs"
                 raise SourceError(f"step {step}: {why}") from exc
-            plan = taken.plan(step)
-            mine = plan.of(rank)
-            samples = [mine[d] for held in rows.documents for d in held]
-            yield Batch(step, rows.tokens, rows.lengths, samples, int(plan.length.sum()))
+            step_tokens = int(planned.popleft().length.sum())
+            yield replace(batch, step=step, step_tokens=step_tokens)
     finally:
         _kill(started)
-
-
-class _Batches:
-    """Batch sampler: a rank's samples of each step, planned when the loader asks for them."""
-
-    def __init__(self, planner: Planner, steps: range, rank: int) -> None:
-        self._planner, self._steps, self._rank = planner, steps, rank
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for step in self._steps:
-            yield self._planner.plan(step).of(self._rank)
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:

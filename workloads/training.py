@@ -8,10 +8,12 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from chopper.experiments.declarations import Needs
+from chopper.experiments.declarations import Needs, Workload
 from chopper.experiments.options import DEVICE, DTYPE, SEED, STEPS, Option, not_negative, positive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
@@ -44,26 +46,48 @@ OPTIONS = (
 )
 
 
-def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
+def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Estimate the memory of one rank of fully sharded training."""
-    from chopper.workloads.llama import SIZES, parameter_count, training_bytes
+    from chopper.analyzers.estimates.memory import Training, memory
+    from chopper.workloads.llama import SIZES
 
-    config = SIZES[args.size]
-    count = parameter_count(config)
+    found = memory(
+        Training(
+            architecture=SIZES[args.size].architecture,
+            batch_count=args.batch,
+            sequence_count=args.sequence,
+            strategy="fsdp2" if ranks > 1 else "single",
+            ranks_count=ranks,
+            checkpoint=args.checkpoint,
+            precision="mixed" if args.dtype == "bfloat16" else "fp32",
+            kernels="gpu" if device == "cuda" else "cpu",
+        )
+    )
+    count = found.parameters_count
     parameters = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
     return Needs(
-        memory_bytes=training_bytes(
-            config,
-            ranks=ranks,
-            batch=args.batch,
-            sequence=args.sequence,
-            element_bytes=2 if args.dtype == "bfloat16" else 4,
-            checkpoint=args.checkpoint == "full",
-        ),
+        memory_bytes=found.peak_bytes,
         what=f"--size {args.size} ({parameters} parameters, batch {args.batch}, sequence "
         f"{args.sequence})",
         remedy="take a smaller size, batch or sequence, or more GPUs",
     )
+
+
+def run(
+    workload: Workload,
+    sharded_model: Callable[
+        [argparse.Namespace, torch.device], tuple[nn.Module, torch.optim.Optimizer]
+    ],
+) -> None:
+    """Join the other ranks, train, leave."""
+    import chopper
+    from chopper.workloads.ranks import joined
+
+    args = workload.parse()
+    with joined(args.device, prog=workload.name) as device:
+        model, optimizer = sharded_model(args, device)
+        with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
+            train(prof, model, optimizer, args, device)
 
 
 def batches(args: argparse.Namespace, device: torch.device) -> DataLoader[tuple[Tensor, Tensor]]:

@@ -25,8 +25,8 @@ from chopper.analyzers.estimates.scaling import (
     waits,
 )
 from chopper.errors import InputError, UsageError
-from chopper.hardware.achievable import Reach
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.hardware.devices import Reach
 
 if TYPE_CHECKING:
     import pyarrow as pa

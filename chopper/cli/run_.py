@@ -153,7 +153,7 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     found = program(workload)
     if found is None or found.model is None:
         return
-    headlines = found.model()
+    headlines = [*found.model()]
     if as_json:
         document = {
             "schema": "chopper.headlines/1",

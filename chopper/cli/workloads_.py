@@ -83,8 +83,6 @@ def _facts(workload: Workload) -> str:
         times = fmt.plural(workload.repeats, "time")
         said.append(f"{fmt.plural(len(variants), 'variant')}, {times} each" if variants else times)
     said.append(f"about {workload.seconds} s on two cores")
-    if workload.packages:
-        said.append(f"needs {', '.join(workload.packages)}")
     return "; ".join(said)
 
 
@@ -106,7 +104,6 @@ def _plain(name: str) -> dict[str, Any]:
         "ranks": workload.ranks,
         "repeats": workload.repeats,
         "seconds": workload.seconds,
-        "packages": workload.packages,
         "baseline": workload.baseline,
         "variants": [
             {

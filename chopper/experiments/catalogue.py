@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import chopper.workloads
-from chopper.errors import UsageError
 from chopper.experiments.declarations import Workload
 from chopper.experiments.options import Option
 from chopper.experiments.results import Program
+from chopper.quantities import one_of
 
 _MARK = "\nWORKLOAD = "
 
@@ -53,14 +53,9 @@ def find(name: str) -> Workload:
     Raises:
         UsageError: there is none of this name.
     """
-    found = program(name)
-    if found is not None:
-        return found.workload
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, workloads(), n=1)
-    guess = f"; did you mean {close[0]}?" if close else ""
-    raise UsageError(f"{name!r}: no such workload: there are {', '.join(workloads())}{guess}")
+    found = program(name) or program(one_of("workload", name, workloads()))
+    assert found is not None
+    return found.workload
 
 
 def options_of(name: str) -> tuple[Option, ...]:

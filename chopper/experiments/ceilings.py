@@ -15,6 +15,7 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.errors import InputError
+from chopper.experiments.results import Labels, measures_of, read_plan
 from chopper.hardware.calibration import (
     DTYPE_NAMES,
     MEMORY_BYTES,
@@ -23,14 +24,15 @@ from chopper.hardware.calibration import (
     Calibration,
     Measured,
     load_all,
+    spread_ratio,
 )
 from chopper.storage.files import inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from chopper.storage.manifest import RankManifest
+    from chopper.storage.manifest import RankManifest, RunManifest
 
 _MEASURES = {
     "gemm": ("best_flop_per_s", "median_flop_per_s"),
@@ -40,7 +42,6 @@ _MEASURES = {
 """Workload → its measures of the fastest and of the median repeat."""
 
 _Key = tuple[str, str, int, int]
-_Labels = tuple[tuple[str, str | int | float], ...]
 _Rates = list[tuple[dict[str, str | int | float], Measured]]
 
 
@@ -90,7 +91,6 @@ def read(path: Path) -> Calibration:
     Raises:
         InputError: it is no experiment of a microbenchmark, or holds nothing that can be used.
     """
-    from chopper.experiments.results import read_plan
     from chopper.pipeline import read
 
     plan = read_plan(path)
@@ -104,52 +104,44 @@ def read(path: Path) -> Calibration:
         raise InputError(
             f"{path}: nothing was measured on random numbers, and zeros are no ceiling"
         )
-    repetitions = [read(inside(path, name)).manifest.ranks for name in names]
-    ranks = [rank for repetition in repetitions for rank in repetition]
+    repetitions = [read(inside(path, name)).manifest for name in names]
+    ranks = [rank for manifest in repetitions for rank in manifest.ranks]
     conditions = {_conditions(rank, plan.device) for rank in ranks}
     if len(conditions) != 1:
         raise InputError(f"{path}: its ranks ran under {len(conditions)} different conditions")
     rates = _rates(repetitions, *_MEASURES[plan.workload])
-    sections: dict[str, object]
-    if plan.workload == "gemm":
-        section, sections = "gemm", {"gemm": _gemm(rates)}
-    elif plan.workload == "membw":
-        section, sections = "memory", {"memory": _memory(path, rates)}
-    else:
-        backend = next((rank.backend for rank in ranks if rank.backend), None)
-        section = "link"
-        sections = {"link": _link(rates), "link_ranks": plan.ranks, "link_backend": backend}
-    if not sections[section]:
+    if not rates:
         raise InputError(
             f"{path}: holds no rates; it was not finished, or recorded by an older chopper"
         )
     how = f"chopper run {plan.workload}, {fmt.plural(len(names), 'repetition')}"
-    return Calibration(
+    part = Calibration(
         kind="full",
         created_ns=plan.created_ns,
         chopper_version=plan.chopper_version,
         device_type=plan.device,
         ranks=plan.ranks,
-        fed={section: how},
         **conditions.pop()._asdict(),
-        **sections,  # type: ignore[arg-type]
     )
+    changed: dict[str, object]
+    if plan.workload == "gemm":
+        section, changed = "gemm", {"gemm": _gemm(rates)}
+    elif plan.workload == "membw":
+        section, changed = "memory", {"memory": _memory(path, rates)}
+    else:
+        backend = next((rank.backend for rank in ranks if rank.backend), None)
+        section = "link"
+        changed = {"link": _link(rates), "link_ranks": plan.ranks, "link_backend": backend}
+    return msgspec.structs.replace(part, fed={section: how}, **changed)
 
 
-def _rates(repetitions: list[list[RankManifest]], best: str, median: str) -> _Rates:
-    """Rates by their labels: of each repetition the middle rank; of these best and middle."""
-    values: dict[_Labels, dict[str, list[float]]] = {}
-    for ranks in repetitions:
-        of_ranks: dict[_Labels, dict[str, list[float]]] = {}
-        for measure in (measure for rank in ranks for measure in rank.measures):
-            if measure.name in (best, median):
-                at = of_ranks.setdefault(tuple(sorted(measure.labels.items())), {})
-                at.setdefault(measure.name, []).append(float(measure.value))
-        for labels, at in of_ranks.items():
-            if len(at) == 2:
-                of_labels = values.setdefault(labels, {best: [], median: []})
-                for name, of_repetition in at.items():
-                    of_labels[name].append(statistics.median(of_repetition))
+def _rates(repetitions: Sequence[RunManifest], best: str, median: str) -> _Rates:
+    """Rates by their labels: the best of the repetitions, and the middle one."""
+    values: dict[Labels, dict[str, list[float]]] = {}
+    for manifest in repetitions:
+        for name, labels, of_repetition in measures_of(manifest):
+            if name in (best, median):
+                values.setdefault(labels, {}).setdefault(name, []).extend(of_repetition)
     return [
         (
             dict(labels),
@@ -157,19 +149,13 @@ def _rates(repetitions: list[list[RankManifest]], best: str, median: str) -> _Ra
                 what="",
                 best_per_s=max(of[best]),
                 median_per_s=statistics.median(of[median]),
-                spread_ratio=_spread(of[median]),
+                spread_ratio=spread_ratio(of[median]),
                 repeats_count=len(of[best]),
             ),
         )
         for labels, of in values.items()
+        if len(of) == 2
     ]
-
-
-def _spread(values: list[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / middle
 
 
 def _gemm(rates: _Rates) -> dict[str, list[Measured]]:

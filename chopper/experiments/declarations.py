@@ -7,10 +7,12 @@ torch: whatever needs torch imports it in the function that does.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chopper.experiments.options import OUTPUT, Option, parse
+from chopper.experiments.options import OUTPUT, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,6 @@ class Workload:
     repeats: int = 1
     """Times that each variant runs unless the user says otherwise."""
 
-    packages: tuple[str, ...] = ()
-    """Importable names, besides torch, that it cannot do without."""
-
     @property
     def module(self) -> str:
         """Module that each rank runs, as ``python -m`` would."""
@@ -106,10 +105,26 @@ class Workload:
         *,
         parser: type[argparse.ArgumentParser] = argparse.ArgumentParser,
     ) -> argparse.Namespace:
-        """Read the module's command line, that of the process by default."""
-        return parse(
-            self.all_options, argv, parser=parser, prog=self.name, description=self.summary
+        """Read the module's command line, that of the process by default.
+
+        ``parser`` decides by its ``error`` what happens to wrong words.
+        """
+        reader = parser(
+            prog=self.name,
+            description=self.summary,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            # Else "--s 3" means --size, --steps, --sequence or --seed by luck.
+            allow_abbrev=False,
         )
+        for option in self.all_options:
+            reader.add_argument(
+                f"--{option.name}",
+                help=option.help,
+                default=option.default,
+                type=option.type,
+                choices=option.choices,
+            )
+        return reader.parse_args(argv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +141,11 @@ class Needs:
     """Facts that the user should know before it starts."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Variants that cannot run here as asked → the reason."""
+
+
+def as_program(main: Callable[[], None]) -> None:
+    """Run the ``main`` of a program; an interrupt is wanted, and ends it without a traceback."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

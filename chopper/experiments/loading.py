@@ -10,10 +10,10 @@ from chopper.analyzers.trace.samples import of_rank
 from chopper.errors import ChopperError, InputError
 from chopper.experiments.catalogue import program
 from chopper.experiments.results import (
-    REPETITION,
     STEP,
     Experiment,
-    Labels,
+    Value,
+    measures_of,
     read_plan,
     rows_of,
     step_time_ns,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.storage.manifest import RunManifest
     from chopper.storage.run import Run
 
 
@@ -41,7 +40,7 @@ def load(path: Path) -> Experiment:
     plan = read_plan(path)
     notes: list[str] = []
     attributions: dict[str, list[Attributed]] = {}
-    measured: list[tuple[str, str, Labels, float]] = []
+    measured: list[Value] = []
     for variant in plan.variants:
         attributions[variant.name] = []
         for name in variant.runs:
@@ -49,7 +48,7 @@ def load(path: Path) -> Experiment:
                 run = pipeline.read(inside(path, name))
                 measured += [
                     (variant.name, name, labels, value)
-                    for name, labels, values in _measures_of(run.manifest)
+                    for name, labels, values in measures_of(run.manifest)
                     for value in (values if len(variant.runs) == 1 else [statistics.fmean(values)])
                 ]
                 attribution = pipeline.attribute(run)
@@ -66,31 +65,11 @@ def load(path: Path) -> Experiment:
     return Experiment(
         path=path,
         plan=plan,
-        rows=tuple(rows_of(measured, plan.baseline)),
+        rows=rows_of(measured, plan.baseline),
         attributions=attributions,
         notes=tuple(notes),
         program=program(plan.workload),
     )
-
-
-def _measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:
-    """Join what one run measured to a value for each repetition of its own.
-
-    The value is the median of each rank's values, then the mean over ranks.
-    """
-    found: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
-    for rank in manifest.ranks:
-        for measure in rank.measures:
-            labels = tuple(sorted((k, v) for k, v in measure.labels.items() if k != REPETITION))
-            repetitions = found.setdefault((measure.name, labels), {})
-            ranks = repetitions.setdefault(measure.labels.get(REPETITION, 0), {})
-            ranks.setdefault(rank.rank, []).append(measure.value)
-    for (name, labels), repetitions in found.items():
-        values = [
-            statistics.fmean(statistics.median(v) for v in ranks.values())
-            for ranks in repetitions.values()
-        ]
-        yield name, labels, values
 
 
 def _sensed(run: Run) -> Iterator[tuple[str, float]]:

@@ -20,6 +20,7 @@ from chopper.experiments.catalogue import find, options_of, program
 from chopper.fresh_python import own_python
 from chopper.hardware.environment import usable_cores
 from chopper.limits import usable_memory_bytes
+from chopper.quantities import one_of
 from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def prepare(
     words = _words(workload, steps, options)
     asked = _asked_variants(workload, variants, words)
     parsed = workload.parse(words, parser=_Parser)
-    _require_packages(workload)
+    _require_torch(workload)
     # What a workload needs depends on which of its variants run.
     parsed.variants = tuple(variant.name for variant in asked)
     ranks, device, notes, absent = _settle(workload, ranks, parsed)
@@ -146,7 +147,7 @@ def prepare(
         workload=workload,
         ranks=ranks,
         device=device,
-        words=(*_without(words, "--device"), "--device", device),
+        words=(*words, "--device", device),  # the last one counts
         options={
             key: value if isinstance(value, str | int | float) or value is None else str(value)
             for key, value in sorted(vars(parsed).items())
@@ -195,31 +196,22 @@ def _asked_variants(
         return ()
     if any(word == "--variant" or word.startswith("--variant=") for word in words):
         raise UsageError("--variant: name those to run with --variants, before the --")
-    known = {v.name: v for v in workload.variants}
     if asked is None:
         return tuple(v for v in workload.variants if v.default)
     if asked == "all":
         return workload.variants
-    names = [part.strip() for part in asked.split(",") if part.strip()]
-    for unknown in (n for n in names if n not in known):
-        from difflib import get_close_matches
-
-        close = get_close_matches(unknown, known, n=1)
-        guess = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"--variants {unknown}: {workload.name} has {', '.join(known)}{guess}")
-    if not names:
-        raise UsageError(f"--variants: names none of {', '.join(known)}")
+    known = [v.name for v in workload.variants]
+    kind = f"variant of {workload.name}"
+    names = {one_of(kind, part, known) for part in asked.strip(",").split(",")}
     return tuple(v for v in workload.variants if v.name in names)
 
 
-def _require_packages(workload: Workload) -> None:
-    """Raise where torch, or a package that the workload names, is not installed."""
-    for package in ("torch", *workload.packages):
-        if importlib.util.find_spec(package) is None:
-            called = "PyTorch" if package == "torch" else package
-            raise WorkloadUnavailable(
-                f"{workload.name}: needs {called}, which is not installed: pip install {package}"
-            )
+def _require_torch(workload: Workload) -> None:
+    """Raise where torch is not installed, or cannot be imported."""
+    if importlib.util.find_spec("torch") is None:
+        raise WorkloadUnavailable(
+            f"{workload.name}: needs PyTorch, which is not installed: pip install torch"
+        )
     try:
         importlib.import_module("torch")
     except (ImportError, OSError) as exc:  # OSError: of a library that it loads itself
@@ -242,18 +234,6 @@ def _present(
     if reasons and not present:
         raise WorkloadUnavailable(f"{workload.name} {'; '.join(reasons)}")
     return present, tuple(f"left out: {reason}" for reason in reasons)
-
-
-def _without(words: Sequence[str], option: str) -> list[str]:
-    """Drop an option with one value, which is known to be well formed."""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == option:
-            next(rest)
-        elif not word.startswith(f"{option}="):
-            kept.append(word)
-    return kept
 
 
 def _settle(

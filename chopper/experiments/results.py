@@ -8,10 +8,11 @@ time of its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
     from chopper.experiments.declarations import Needs, ShownView, Workload
     from chopper.statistics import Estimate
+    from chopper.storage.manifest import RunManifest
 
 SCHEMA = "chopper.experiment/1"
 REPETITION = "repetition"
@@ -39,6 +41,8 @@ NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended befo
 """Why losses cannot be compared; of a variant."""
 
 Labels = tuple[tuple[str, str | int | float], ...]
+Value = tuple[str, str, Labels, float]
+"""Variant, measure, labels and value of one repetition."""
 
 
 class VariantPlan(msgspec.Struct, kw_only=True):
@@ -171,6 +175,11 @@ class Experiment:
                 return row
         return None
 
+    def value(self, measure: str, variant: str | None = None, **labels: Any) -> float | None:
+        """The mean over repetitions of what `find` looks up; None when it was not measured."""
+        row = self.find(measure, variant, **labels)
+        return None if row is None else row.estimate.value
+
     def ratio(self, measure: str, of: str, to: str, **labels: Any) -> Estimate | None:
         """Divide ``of``'s value by ``to``'s; None when one of them was not measured."""
         return quotient(self.find(measure, of, **labels), self.find(measure, to, **labels))
@@ -194,22 +203,16 @@ class Experiment:
 
     def beside(self, shown: ShownView) -> tuple[Row, ...]:
         """Columns of a view, averaged over ranks and steps, for each variant; none: no rows."""
-        found = {
-            variant: {column: self._column(shown, column, variant) for column in shown.columns}
+        measured = [
+            (variant, column, (), value)
             for variant in self.variants
-        }
-        base = found.get(self.plan.baseline or "", {})
-        return tuple(
-            _row(column, (), variant, values, base.get(column) or None, self.plan.baseline)
-            for variant, columns in found.items()
-            for column, values in columns.items()
-            if values
-        )
+            for column in shown.columns
+            for value in self._column(shown, column, variant)
+        ]
+        return rows_of(measured, self.plan.baseline)
 
     def _column(self, shown: ShownView, column: str, variant: str) -> list[float]:
         """A value per repetition that has one."""
-        import statistics
-
         of_repeats = []
         for rows in self.view(shown.view, variant):
             values = [
@@ -219,7 +222,7 @@ class Experiment:
                 and (shown.where is None or row[shown.where[0]] == shown.where[1])
             ]
             if values:
-                of_repeats.append(statistics.fmean(values))
+                of_repeats.append(fmean(values))
         return of_repeats
 
     @cached_property
@@ -227,20 +230,17 @@ class Experiment:
         """Time per step of each leaf cause (the measure is its id), the largest first."""
         if not self.plan.steps:
             return ()
-        found: dict[str, dict[str, list[float]]] = {}
+        measured: list[Value] = []
         for variant, attributions in self.attributions.items():
             for attribution in attributions:
                 windows = sum(rank.steps for rank in attribution.ranks)
                 for leaf in attribution.leaves() if windows else ():
-                    of = found.setdefault(leaf.id, {}).setdefault(variant, [])
-                    of.append(leaf.time_ns / windows)
-        baseline = self.plan.baseline
-        order = sorted(found, key=lambda c: -max(sum(v) / len(v) for v in found[c].values()))
-        return tuple(
-            _row(cause, (), variant, values, found[cause].get(baseline or ""), baseline)
-            for cause in order
-            for variant, values in found[cause].items()
-        )
+                    measured.append((variant, leaf.id, (), leaf.time_ns / windows))
+        rows = rows_of(measured, self.plan.baseline)
+        most: dict[str, float] = {}
+        for row in rows:
+            most[row.measure] = max(most.get(row.measure, 0.0), row.estimate.value)
+        return tuple(sorted(rows, key=lambda row: (-most[row.measure], row.measure)))
 
     def share(self, cause: str, variant: str) -> list[float]:
         """Share of the observed time that a cause has, in each repetition of a variant."""
@@ -272,7 +272,7 @@ class Experiment:
     def headlines(self) -> tuple[Headline, ...]:
         """The numbers that the workload exists to show."""
         draw = None if self.program is None else self.program.headlines
-        return () if draw is None else draw(self)
+        return () if draw is None else tuple(draw(self))
 
     @cached_property
     def exhibits(self) -> tuple[Exhibit, ...]:
@@ -308,13 +308,13 @@ class Program:
     """Takes the options, the number of ranks and the kind of device; raises ValueError with what
     the machine lacks, UsageError with what is wrong with the options."""
 
-    headlines: Callable[[Experiment], tuple[Headline, ...]] | None = None
+    headlines: Callable[[Experiment], Iterable[Headline]] | None = None
     """The numbers that it exists to show, out of its experiment."""
 
     exhibits: Callable[[Experiment], tuple[Exhibit, ...]] | None = None
     """Tables of its own, out of its experiment."""
 
-    model: Callable[[], tuple[Headline, ...]] | None = None
+    model: Callable[[], Iterable[Headline]] | None = None
     """Headlines that need no measurement, shown where it cannot run."""
 
 
@@ -355,15 +355,6 @@ def difference(more: Sequence[float], less: Sequence[float]) -> Estimate | None:
     return stats.difference(more, less) if more and less else None
 
 
-def line(
-    x: Sequence[float], y: Sequence[float]
-) -> tuple[float, float, tuple[float, float] | None, float]:
-    """Fit y = a + b·x through a point per repetition: a, b, the 95 % interval of b, and R²."""
-    from chopper import statistics as stats
-
-    return stats.line(x, y)
-
-
 def read_plan(path: Path) -> Plan:
     """Read ``experiment.json``.
 
@@ -390,34 +381,37 @@ def write_plan(path: Path, plan: Plan) -> None:
     write_atomic(path / EXPERIMENT, msgspec.json.format(encode_json(plan), indent=2) + b"\n")
 
 
-def rows_of(
-    measured: Sequence[tuple[str, str, Labels, float]], baseline: str | None
-) -> Iterator[Row]:
-    """Join the repetitions of each (variant, measure, labels, value).
+def measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:
+    """Join what one run measured to a value for each repetition of its own.
 
-    Yields:
-        A row for each variant, measure and labels, compared with that of the baseline.
+    The value is the median of each rank's values, then the mean over ranks.
     """
+    measures: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
+    for rank in manifest.ranks:
+        for measure in rank.measures:
+            labels = tuple(sorted((k, v) for k, v in measure.labels.items() if k != REPETITION))
+            repetitions = measures.setdefault((measure.name, labels), {})
+            ranks = repetitions.setdefault(measure.labels.get(REPETITION, 0), {})
+            ranks.setdefault(rank.rank, []).append(measure.value)
+    for (name, labels), repetitions in measures.items():
+        values = [fmean(median(v) for v in ranks.values()) for ranks in repetitions.values()]
+        yield name, labels, values
+
+
+def rows_of(measured: Sequence[Value], baseline: str | None) -> tuple[Row, ...]:
+    """Join repetitions to rows, each compared with that of the baseline."""
+    from chopper import statistics as stats
+
     values: dict[tuple[str, Labels, str], list[float]] = {}
     for variant, measure, labels, value in measured:
         values.setdefault((measure, labels, variant), []).append(value)
-    for (measure, labels, variant), found in values.items():
-        base = values.get((measure, labels, baseline)) if baseline is not None else None
-        yield _row(measure, labels, variant, found, base, baseline)
-
-
-def _row(
-    measure: str,
-    labels: Labels,
-    variant: str,
-    values: list[float],
-    base: list[float] | None,
-    baseline: str | None,
-) -> Row:
-    from chopper import statistics as stats
-
-    compared = stats.ratio(values, base) if base and variant != baseline else None
-    return Row(measure, labels, variant, tuple(values), stats.estimate(values), compared)
+    rows = []
+    for (measure, labels, variant), of_variant in values.items():
+        base = values.get((measure, labels, baseline)) if baseline not in (None, variant) else None
+        compared = stats.ratio(of_variant, base) if base else None
+        estimate = stats.estimate(of_variant)
+        rows.append(Row(measure, labels, variant, tuple(of_variant), estimate, compared))
+    return tuple(rows)
 
 
 def step_time_ns(attribution: Attributed) -> float | None:
@@ -426,10 +420,8 @@ def step_time_ns(attribution: Attributed) -> float | None:
     Not the median: steps that come in flights (a batch from each worker, then a wait for the next)
     have one that no throughput belongs to.
     """
-    import statistics
-
     steps = attribution.step_time_ns()
-    return statistics.fmean(steps) if steps else None
+    return fmean(steps) if steps else None
 
 
 def _median_run(attributions: list[Attributed]) -> Attributed:

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from chopper.experiments.declarations import as_program
 from chopper.fresh_python import end_with_parent
 
 
@@ -30,7 +31,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    as_program(lambda: main(sys.argv[1:]))

@@ -15,6 +15,7 @@ import math
 import os
 import socket
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,14 @@ MEMORY_BYTES = 128 << 20
 MIB = 1 << 20
 _LATEST_NS = 4_102_444_800_000_000_000
 """The year 2100."""
+
+
+def spread_ratio(values: Sequence[float]) -> float:
+    """Distance between the quartiles over the median; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 class Measured(msgspec.Struct, kw_only=True, frozen=True):

@@ -99,26 +99,20 @@ def device_ceiling(
     nodes another link decides, and some of a node's devices share only some of its links (which
     holds for groups of ranks, too, where no switch joins the devices).
     """
-    from chopper.hardware.devices import lookup
+    from chopper.hardware.devices import peaks_of
 
-    if device is None or device.name is None:
-        return None
-    peaks = lookup(
-        device.name,
-        multi_processor_count=device.multiprocessor_count,
-        memory_bytes=device.memory_bytes,
-    )
+    peaks = peaks_of(device)
     if peaks is None:
         return None
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
+    link = peaks.link_bytes_per_s.value
     together = peaks.least_group_count(len(part.devices))
     whole = (world_size_of(manifest) or len(manifest.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=_known(peaks.flop_per_s),
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
-        link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
-        if whole and together is not None
-        else None,
+        # Datasheets add up both directions of all links.
+        link_bytes_per_s=float(link) / 2 if link and whole and together is not None else None,
         link_group_count=together or 2,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
         reference_clock_hz=_known(peaks.clock_hz),
@@ -136,16 +130,13 @@ def _known(of_dtype: Callable[[str], float | None]) -> dict[str, float]:
 
 def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
     """Limits of one unit, None when one of them is unknown."""
-    limits = [
-        quantity.value
-        for quantity in (
-            peaks.threads_per_unit,
-            peaks.blocks_per_unit,
-            peaks.registers_per_unit,
-            peaks.shared_memory_bytes_per_unit,
-        )
-    ]
-    known = [int(value) for value in limits if value is not None]
+    limits = (
+        peaks.threads_per_unit,
+        peaks.blocks_per_unit,
+        peaks.registers_per_unit,
+        peaks.shared_memory_bytes_per_unit,
+    )
+    known = [int(limit.value) for limit in limits if limit.value is not None]
     return UnitLimits(*known) if len(known) == len(limits) else None
 
 
@@ -174,18 +165,6 @@ def _calibration(
     return found
 
 
-def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
-
-    if measured is None:
-        return None
-    return Ceiling(
-        flop_per_s=_known(measured.flop_per_s),
-        memory_bytes_per_s=measured.memory_bytes_per_s,
-        source=measured.source,
-        link_bytes_per_s=measured.link_bytes_per_s,
-    )
-
-
 def ceilings_of(
     manifest: RunManifest, part: RankManifest, device: Device | None, *, on_host: bool
 ) -> Ceilings:
@@ -193,52 +172,52 @@ def ceilings_of(
     if on_host and part.devices:
         reason = "no event of the device was recorded, only the host's"
         return Ceilings(None, None, reason, reason)
-    theoretical = None if on_host else device_ceiling(manifest, part, device)
-    measurable = on_host or device is not None
-    unreadable: str | None = None
-    achievable: Ceiling | None = None
-    if measurable:
-        try:
-            achievable = _measured_ceiling(
-                _calibration(manifest, part, None if on_host else device)
-            )
-        except InputError as exc:
-            unreadable = str(exc)
-    not_listed = (
-        "the host's cores have no datasheet peak"
-        if on_host
-        else _not_listed(device)
-        if device is not None and device.name
-        else "the trace does not say which device it was recorded on"
-    )
+    used = None if on_host else device
+    theoretical = device_ceiling(manifest, part, used)
+    not_listed = "the host's cores have no datasheet peak"
+    if not on_host:
+        not_listed = _not_listed(device) or (
+            "the trace does not say which device it was recorded on"
+        )
     not_measured = (
         "imported, and its machine was not calibrated"
         if part.status == "imported"
         else "`chopper calibrate` was not run there"
     )
+    measured: Calibration | None = None
+    if on_host or device is not None:
+        try:
+            measured = _calibration(manifest, part, used)
+        except InputError as exc:
+            not_measured = str(exc)
+    achievable = None
+    if measured is not None:
+        achievable = Ceiling(
+            flop_per_s=_known(measured.flop_per_s),
+            memory_bytes_per_s=measured.memory_bytes_per_s,
+            source=measured.source,
+            link_bytes_per_s=measured.link_bytes_per_s,
+        )
     return Ceilings(
         theoretical,
         achievable,
-        None if theoretical is not None else not_listed,
-        None if achievable is not None else unreadable or not_measured,
+        not_listed if theoretical is None else None,
+        not_measured if achievable is None else None,
     )
-
-
-def _link_per_direction(total: int | float | None) -> float | None:
-    """Datasheets add up both directions of all links."""
-    return float(total) / 2 if total else None
 
 
 def _ranks_beside(manifest: RunManifest, part: RankManifest) -> int:
     return sum(other.hostname == part.hostname for other in manifest.ranks)
 
 
-def _not_listed(device: Device) -> str:
-    """Why a device with a name has no peaks."""
+def _not_listed(device: Device | None) -> str | None:
+    """Why a device with a name has no peaks; None without a name."""
     from chopper.hardware.devices import why_unknown
 
+    if device is None or not device.name:
+        return None
     return why_unknown(
-        device.name or "",
+        device.name,
         multi_processor_count=device.multiprocessor_count,
         memory_bytes=device.memory_bytes,
     )
@@ -247,11 +226,7 @@ def _not_listed(device: Device) -> str:
 def no_peak_remedy(manifest: RunManifest, part: RankManifest, device: Device | None) -> str:
     """Advise a user about unknown peaks."""
     if part.devices:
-        why = (
-            _not_listed(device)
-            if device and device.name
-            else "the device is not in the table of peaks"
-        )
+        why = _not_listed(device) or "the device is not in the table of peaks"
         return f"{why} (docs: device peaks)"
     if part.status == "imported":
         return "the machine that recorded it was not calibrated"

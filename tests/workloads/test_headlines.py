@@ -128,7 +128,7 @@ def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gemn"], "no such workload"),
+        (["gemn"], "no workload is called"),
         (["fsdp2"], "fsdp2 is no experiment"),
         (["--keep"], "name the experiments' directory with --output"),
         (["--docs", __file__], "cannot be read"),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,10 +11,8 @@ from chopper.workloads.llama import (  # noqa: E402
     Llama,
     LlamaConfig,
     initial_value,
-    parameter_count,
     rotary_table,
     rotate,
-    training_bytes,
 )
 
 TINY = LlamaConfig(dim=32, layer_count=2, head_count=4, kv_head_count=2, ffn_dim=64, vocabulary=101)
@@ -34,11 +30,11 @@ def built(config: LlamaConfig = TINY, seed: int = 0) -> Llama:
 def test_counts_the_parameters_of_the_model_that_is_built(size):
     with torch.device("meta"):
         model = Llama(SIZES[size])
-    assert sum(p.numel() for p in model.parameters()) == parameter_count(SIZES[size])
+    assert sum(p.numel() for p in model.parameters()) == SIZES[size].architecture.parameters_count
 
 
 def test_8b_is_the_published_llama_3_8b():
-    assert parameter_count(SIZES["8b"]) == 8_030_261_248
+    assert SIZES["8b"].architecture.parameters_count == 8_030_261_248
 
 
 def test_every_size_can_be_asked_for():
@@ -99,52 +95,3 @@ def test_initial_values_depend_on_name_and_seed_alone():
     assert torch.equal(value("norm.weight"), torch.ones(64, 64))
     # Two blocks add to the residual stream four times.
     assert value("layers.0.ffn.w2.weight").std().item() == pytest.approx(0.01, rel=0.05)
-
-
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["none", "full"])
-def test_activation_estimate_is_near_what_autograd_keeps(checkpoint):
-    from torch.utils.checkpoint import checkpoint as recompute
-
-    config = replace(SIZES["debug"], layer_count=6)
-    model = built(config)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    if checkpoint:
-        for layer in model.layers:
-            inner = layer.forward
-            layer.forward = lambda *a, inner=inner: recompute(inner, *a, use_reentrant=False)
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes(), tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.zeros(2, 128, dtype=torch.long))
-    measured = sum(nbytes for nbytes, _ in kept.values())
-
-    def estimate(batch):
-        return training_bytes(
-            config, ranks=1, batch=batch, sequence=128, element_bytes=4, checkpoint=checkpoint
-        )
-
-    estimated = estimate(4) - estimate(2) - 2 * 128 * config.vocabulary * 12
-    if checkpoint:
-        # One whole block is recomputed at a time, in backward: not seen here.
-        ratio = 6 + 2 * config.kv_head_count / config.head_count + 4 * config.ffn_dim / config.dim
-        estimated -= int(4 * 2 * 128 * config.dim * ratio)
-    assert estimated == pytest.approx(measured, rel=0.35)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"head_count": 5}, "dim 32 does not divide into 5 heads"),
-        ({"head_count": 32, "kv_head_count": 32}, "heads are 1 wide"),
-        ({"kv_head_count": 3}, "4 query heads cannot share 3 key heads"),
-    ],
-)
-def test_refuses_shapes_that_cannot_be_built(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(TINY, **change)

@@ -54,7 +54,6 @@ def test_listing_for_people_names_all_workloads_and_what_they_take():
     for name, workload in workloads().items():
         assert f"{name} {workload.summary}. " in shown
         assert f"about {workload.seconds} s on two cores" in shown
-        assert all(package in shown for package in workload.packages)
 
 
 @pytest.mark.parametrize("name", workloads())
@@ -103,7 +102,7 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "fsdp3"}, "'fsdp3': no such workload: there are fsdp1, fsdp2, fsdp, "),
+        ({"name": "fsdp3"}, "no workload is called 'fsdp3'; did you mean fsdp"),
         ({"ranks": 0}, "--ranks 0: a run needs at least one rank"),
         ({"ranks": -1}, "--ranks -1: a run needs at least one rank"),
         ({"steps": 0}, "argument --steps: '0' is not a whole number of at least 1"),
@@ -111,7 +110,10 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
         ({"repeats": 2}, "--repeats: fsdp2 is recorded once"),
         ({"variants": "a"}, "--variants: fsdp2 runs in one way only"),
         ({"name": "fsdp", "repeats": 0}, "--repeats 0: each variant runs at least once"),
-        ({"name": "fsdp", "variants": "fspd2"}, "fsdp has fsdp1, fsdp2; did you mean fsdp2?"),
+        (
+            {"name": "fsdp", "variants": "fspd2"},
+            "no variant of fsdp is called 'fspd2'; did you mean fsdp2",
+        ),
         ({"name": "gemm", "options": ["--variant", "zeros"]}, "name those to run with --variants"),
         ({"name": "gemm", "steps": 3}, "--steps: gemm has no steps"),
         ({"options": ["--output", "x"]}, "name the run's directory with -o"),
@@ -160,7 +162,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
         prepare("fsdp2", ranks=2, options=["--size", "8b", "--device", "cpu"])
     # 16 bytes for each of 8.03 billion parameters, and what is not sharded.
     assert "8.03 B parameters" in str(refused.value)
-    assert "needs about 177 GB, 2 ranks here can have 24 GB" in str(refused.value)
+    assert "needs about 150 GB, 2 ranks here can have 24 GB" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -13,8 +13,7 @@ from chopper.cli import _options
 from chopper.cli._shared import attributed
 from chopper.cli.estimates.network import read_topology
 from chopper.errors import UsageError
-from chopper.hardware import achievable
-from chopper.hardware.devices import DevicePeaks, lookup, named
+from chopper.hardware.devices import DevicePeaks, lookup, named, reach_of
 from chopper.quantities import between
 from chopper.reports.estimates.project import page
 from chopper.views import view
@@ -127,7 +126,7 @@ def _captured(module: str, options: Options) -> Projection:
         operators=captured["operators"],
         element_bytes=captured["element_bytes"],
         target=target,
-        target_reach=achievable.of(target),
+        target_reach=reach_of(target),
         target_clock_hz=_clock_hz(options),
     )
 
@@ -177,8 +176,8 @@ def _recorded(run: str, options: Options) -> Projection:
         windows_count=_windows_count(attribution),
         recorded=recorded,
         target=target,
-        recorded_reach=achievable.of(recorded) if recorded else None,
-        target_reach=achievable.of(target) if target else None,
+        recorded_reach=reach_of(recorded) if recorded else None,
+        target_reach=reach_of(target) if target else None,
         target_clock_hz=_clock_hz(options),
         checked=checked,
         checked_windows_count=checked_windows_count,

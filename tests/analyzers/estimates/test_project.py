@@ -22,9 +22,7 @@ from chopper.analyzers.estimates.project import (
 from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
 from chopper.errors import ChopperError, InputError, UsageError
-from chopper.hardware import achievable
-from chopper.hardware.achievable import Reach
-from chopper.hardware.devices import named
+from chopper.hardware.devices import Reach, named, reach_of
 from chopper.reports import to_text
 from chopper.reports.estimates.project import page
 from tests.kineto_writer import TODAY, Trace
@@ -133,7 +131,7 @@ def test_classes() -> None:
 
 def test_every_device_of_the_list_reaches_less_than_its_peak() -> None:
     for device in (H100, MI300X, named("b200"), named("mi210")):
-        found = achievable.of(device)
+        found = reach_of(device)
         assert 0 < found.products < 1
         assert 0 < found.memory < 1
         assert found.source
