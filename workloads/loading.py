@@ -64,20 +64,19 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     if "balanced" in variants:
         trained = max(trained, training_bytes(2 * args.width, LONGER * args.longest, 1))
     loading = max(workers * (state + _WORKER_BYTES), shared)
-    if trained > loading:
-        return Needs(
-            memory_bytes=loading + trained + _RANK_BYTES,
-            what=f"training a model of --width {args.width} on {args.batch} documents of "
-            f"--longest {args.longest} tokens",
-            remedy="take smaller ones",
-        )
     each = f"{workers} workers in each of {ranks} ranks, with"
-    return Needs(
-        memory_bytes=loading + trained + _RANK_BYTES,
-        what=f"{each if workers else 'loader actors, with'} {args.sources} sources of "
-        f"{args.state} MB open in {'each worker' if workers else 'one of them each'},",
-        remedy="take a smaller --state or fewer workers, or leave variants out with --variants",
+    what = (
+        f"{each if workers else 'loader actors, with'} {args.sources} sources of {args.state} MB "
+        f"open in {'each worker' if workers else 'one of them each'},"
     )
+    remedy = "take a smaller --state or fewer workers, or leave variants out with --variants"
+    if trained > loading:
+        what = (
+            f"training a model of --width {args.width} on {args.batch} documents of --longest "
+            f"{args.longest} tokens"
+        )
+        remedy = "take smaller ones"
+    return Needs(memory_bytes=loading + trained + _RANK_BYTES, what=what, remedy=remedy)
 
 
 def training_bytes(width: int, longest: int, rows: int) -> int:

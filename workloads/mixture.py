@@ -179,14 +179,6 @@ class Source:
                 f"source {spec.name}, sample {index}: {type(exc).__name__}: {exc}"
             ) from exc
 
-    def _words(self, index: int) -> int:
-        # As lengths() of an array of one, at a tenth of its cost.
-        spec = self.spec
-        drawn = spec.median_tokens * math.exp(
-            0.9 * float(_normals()[_spread(index, spec.number, spec.seed)])
-        )
-        return min(max(int(drawn / 2), 2), spec.longest_tokens // 2)
-
     def _fetch(self, index: int) -> str:
         """The document's text, once storage gave it."""
         spec = self.spec
@@ -195,7 +187,7 @@ class Source:
         time.sleep(spec.latency_of(index))
         if spec.fault == "raises":
             raise OSError("connection reset by storage (this source was asked to fail)")
-        words = self._words(index)
+        words = int(spec.lengths(np.array([index]))[0]) // 2
         # The row group repeats the same words.
         count = len(self._starts) - 1
         first = index * 7919 % count

@@ -49,23 +49,11 @@ class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
 
-_BRIDGED = {
-    "RTX": 2,
-    "A40": 2,
-    "A100 PCIe": 2,
-    "H100 PCIe": 2,
-    "H100 NVL": 2,
-    "H200 NVL": 4,
-    "MI100": 4,
-    "MI210": 4,
-}
-"""Part of the label → how many cards a bridge joins at most."""
-_SWITCHED = ("A100 SXM", "A100 PG509", "H100 SXM", "H200 SXM", "B200", "B300")
 _SWITCHED_FROM = 8
 """Boards of fewer devices have no switch between them (HGX with four)."""
 
 
-class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One device as programs see it (one of MI250X's two dies), with its peaks.
 
     ``link_bytes_per_s`` is the total of both directions over all links, as vendors quote it.
@@ -78,6 +66,10 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vendor: str
     names: tuple[str, ...]
     unit_kind: str
+    bridged_count: int = 0
+    """Cards that a bridge joins at most; 0: there is none."""
+    switched: bool = False
+    """Behind a switch, on boards with enough of them."""
     units: Sourced
     dies: Sourced
     threads_per_unit: Sourced
@@ -107,11 +99,9 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Returns:
             None when the links do not join all of them.
         """
-        bridged = next((n for part, n in _BRIDGED.items() if part in self.label), None)
-        if bridged is not None and devices_count > bridged:
+        if self.bridged_count and devices_count > self.bridged_count:
             return None
-        switched = any(part in self.label for part in _SWITCHED)
-        return 2 if switched and devices_count >= _SWITCHED_FROM else devices_count
+        return 2 if self.switched and devices_count >= _SWITCHED_FROM else devices_count
 
     def flop_per_s(self, dtype: str, clock_hz: float | None = None) -> float | None:
         """The peak rate for `dtype`; at `clock_hz` when given, else as the vendor quotes it.

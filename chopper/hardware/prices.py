@@ -38,15 +38,10 @@ def load(path: Path | None = None) -> Prices:
             positive.
     """
     where = "prices.json" if path is None else str(path)
+    shipped = files("chopper").joinpath("data", "prices.json")
+    data = shipped.read_bytes() if path is None else read_bytes(path)
     try:
-        data = (
-            files("chopper").joinpath("data", "prices.json").read_bytes()
-            if path is None
-            else read_bytes(path)
-        )
         found = msgspec.json.decode(data, type=Prices)
-    except OSError as exc:
-        raise InputError(f"{where}: cannot be read ({exc.strerror})") from exc
     except JSON_ERRORS as exc:
         raise InputError(f"{where}: {exc}; expected the fields of chopper.prices/1") from exc
     if found.schema != "chopper.prices/1":
