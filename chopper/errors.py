@@ -14,10 +14,22 @@ Messages are one line: what, where, found, expected, remedy.
 
 from __future__ import annotations
 
-import msgspec
+from typing import TYPE_CHECKING
 
-JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Exceptions that decoding JSON raises; msgspec lets those of UTF-8 and of deep nesting through."""
+if TYPE_CHECKING:
+    import msgspec
+
+    JSON_ERRORS: tuple[type[msgspec.MsgspecError], type[UnicodeError], type[RecursionError]]
+    """What decoding JSON raises; msgspec lets errors of UTF-8 and of deep nesting through."""
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load msgspec with the first who decodes: ``chopper --help`` does not."""
+        if name != "JSON_ERRORS":
+            raise AttributeError(name)
+        import msgspec
+
+        return msgspec.MsgspecError, UnicodeError, RecursionError
 
 
 class ChopperError(Exception):

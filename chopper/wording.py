@@ -6,13 +6,11 @@ the fourth is noise on any machine. Nothing here is read back by a program: JSON
 
 from __future__ import annotations
 
+import json
 import re
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from chopper.errors import JSON_ERRORS
 from chopper.kernel_names import without_suffixes
 
 if TYPE_CHECKING:
@@ -21,6 +19,16 @@ if TYPE_CHECKING:
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
 _DAYS_FROM_NS = 4 * 86400e9
+
+
+def _known(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Have a function of a number show what is not known as a dash."""
+
+    @wraps(show)
+    def shown(value: float | None) -> str:
+        return UNKNOWN if value is None else show(value)
+
+    return shown
 
 
 def device_name(device_id: int | None) -> str:
@@ -36,17 +44,12 @@ def some(values: Sequence[object]) -> str:
 def _three(value: float) -> str:
     """Three significant digits without an exponent: 1.23, 12.3, 123, 1234."""
     size = abs(value)
-    if size >= 99.95:
-        return f"{value:.0f}"
-    if size >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+    return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
 
 
-def duration(time_ns: float | None) -> str:
+@_known
+def duration(time_ns: float) -> str:
     """Format nanoseconds: ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``2 min 05 s``, ``12.5 days``."""
-    if time_ns is None:
-        return UNKNOWN
     if time_ns < 0:
         return "−" + duration(-time_ns)
     if time_ns == 0:
@@ -66,10 +69,9 @@ def duration(time_ns: float | None) -> str:
     return f"{_three(time_ns / 1e9)} s"
 
 
-def ratio(value: float | None) -> str:
+@_known
+def ratio(value: float) -> str:
     """A ratio as a percentage: ``23.8 %``, ``100 %``; what rounds to nothing is ``<0.1 %``."""
-    if value is None:
-        return UNKNOWN
     percent = value * 100
     if percent == 0:
         return "0 %"
@@ -78,62 +80,50 @@ def ratio(value: float | None) -> str:
     return f"{percent:.0f} %" if abs(percent) >= 99.95 else f"{percent:.1f} %"
 
 
-def factor(value: float | None) -> str:
+@_known
+def factor(value: float) -> str:
     """Format a ratio as a factor: ``4.2×``."""
-    if value is None:
-        return UNKNOWN
     return f"{_three(value) if value >= 10 else f'{value:.1f}'}×"
 
 
-def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    size = float(value)
-    for unit in units[:-1]:
-        # 999.5 of a unit would print as 1000 of it: the next one is meant.
-        if abs(size) < min(base, 999.5):
-            return f"{int(size)} {unit}" if unit == units[0] else f"{_three(size)} {unit}"
-        size /= base
-    return f"{_three(size)} {units[-1]}"
+def _scaled(base: int, *units: str) -> Callable[[float | None], str]:
+    """Return what shows a number with the unit in which it has up to three digits."""
+
+    def show(value: float) -> str:
+        size = float(value)
+        for unit in units[:-1]:
+            # 999.5 of a unit would print as 1000 of it: the next one is meant.
+            if abs(size) < min(base, 999.5):
+                return f"{int(size)} {unit}" if unit == units[0] else f"{_three(size)} {unit}"
+            size /= base
+        return f"{_three(size)} {units[-1]}"
+
+    return _known(show)
 
 
-def bytes_(count: float | None) -> str:
-    """Bytes in binary units: ``512 B``, ``1.50 GiB``."""
-    if count is None:
-        return UNKNOWN
-    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+bytes_ = _scaled(1024, "B", "KiB", "MiB", "GiB", "TiB", "PiB")
+"""Bytes in binary units: ``512 B``, ``1.50 GiB``."""
+rate = _scaled(1000, "B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+"""Bytes per second in decimal units, as links and memories are sold: ``3.35 TB/s``."""
+flops = _scaled(1000, "FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
+_flop = _scaled(1000, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+_high_hertz = _scaled(1000, "Hz", "kHz", "MHz", "GHz")
+_high_joules = _scaled(1000, "J", "kJ", "MJ", "GJ")
 
 
-def rate(count_per_s: float | None) -> str:
-    """Bytes per second in decimal units, as links and memories are sold: ``3.35 TB/s``."""
-    if count_per_s is None:
-        return UNKNOWN
-    return _scaled(count_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
-
-
-def flops(flop_per_s: float | None) -> str:
-    """FLOP per second: ``989 TFLOP/s``."""
-    if flop_per_s is None:
-        return UNKNOWN
-    return _scaled(
-        flop_per_s, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
-    )
-
-
-def hertz(value: float | None) -> str:
+@_known
+def hertz(value: float) -> str:
     """A frequency: ``99.8 Hz``, ``1.98 GHz``."""
-    if value is None:
-        return UNKNOWN
-    if abs(value) < 999.5:
-        return f"{_three(value)} Hz"
-    return _scaled(value, 1000, ("Hz", "kHz", "MHz", "GHz"))
+    return f"{_three(value)} Hz" if abs(value) < 999.5 else _high_hertz(value)
 
 
-def count(value: float | None) -> str:
+@_known
+def count(value: float) -> str:
     """A count with thin groups: ``216 092``."""
-    if value is None:
-        return UNKNOWN
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
+@_known
 def joules(value: float) -> str:
     """An energy: ``412 µJ``, ``38.2 J``, ``1.24 MJ``."""
     if value < 0:
@@ -141,26 +131,23 @@ def joules(value: float) -> str:
     for limit, factor, name in ((999.5e-6, 1e6, "µJ"), (0.9995, 1e3, "mJ")):
         if 0 < value < limit:
             return f"{_three(value * factor)} {name}"
-    if value < 999.5:
-        return f"{_three(value)} J"
-    return _scaled(value, 1000, ("J", "kJ", "MJ", "GJ"))
+    return f"{_three(value)} J" if value < 999.5 else _high_joules(value)
 
 
-_FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 # Suffix of a column's name → how its values read.
 _UNITS: dict[str, Callable[[float | None], str]] = {
     "ns": duration,
     "ratio": ratio,
     "bytes": bytes_,
     "bytes_per_s": rate,
-    "flop": lambda v: UNKNOWN if v is None else _scaled(v, 1000, _FLOP_UNITS),
+    "flop": _flop,
     "flop_per_s": flops,
     "hz": hertz,
     "count": count,
     "factor": factor,
-    "w": lambda v: UNKNOWN if v is None else f"{_three(v)} W",
-    "j": lambda v: UNKNOWN if v is None else joules(v),
-    "c": lambda v: UNKNOWN if v is None else f"{_three(v)} °C",
+    "w": _known(lambda v: f"{_three(v)} W"),
+    "j": joules,
+    "c": _known(lambda v: f"{_three(v)} °C"),
 }
 
 
@@ -217,8 +204,8 @@ def cell(column: str, value: object) -> str:
 def shapes(text: str) -> str:
     """Recorded shapes for people: ``[[8,16],[16,4],[]]`` becomes ``8×16, 16×4``."""
     try:
-        dims = msgspec.json.decode(text)
-    except JSON_ERRORS:
+        dims = json.loads(text)
+    except (ValueError, RecursionError):
         return text
     if not isinstance(dims, list):
         return text
@@ -272,6 +259,7 @@ _NOISE = re.compile(
 _LITERAL = re.compile(r"^(-?\d+[uUlL]*|true|false|\(.*\)-?\d+)$")
 _CONST = re.compile(r"\b(const|volatile|unsigned|signed|struct|class|typename)\b\s*")
 _POINTED = "*& \t\r\n\f\v"
+_BLANKS_THEN_BRACKET = re.compile(r"\s*\(")
 # Wrappers whose only interesting part is their argument.
 _WRAPPERS = frozenset({"Kernel", "Kernel2", "kernel", "device_kernel", "ReduceOp"})
 
@@ -350,27 +338,15 @@ def _parse(text: str, at: int) -> tuple[str, int]:
     return (f"{base}<{', '.join([*arguments][:4])}>" if arguments else base), at
 
 
-def _after_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
 def _argument(text: str, at: int) -> tuple[str, int]:
     """One template argument, shortened, or nothing when it is noise."""
-    if text.startswith("(", _after_blanks(text, at)):
-        # A cast literal such as (Mode)1, or a function type: skip to its end.
-        depth = 0
-        while at < len(text) and not (depth == 0 and text[at] in ",>"):
-            depth += {"(": 1, ")": -1, "<": 1, ">": -1}.get(text[at], 0)
-            at += 1
-        return "", at
-    piece, at = _parse(text, at)
+    if _BLANKS_THEN_BRACKET.match(text, at):
+        piece = ""  # a cast literal such as (Mode)1, or a function type
+    else:
+        piece, at = _parse(text, at)
     depth = 0
     while at < len(text) and not (depth == 0 and text[at] in ",>"):
         depth += {"(": 1, ")": -1, "<": 1, ">": -1}.get(text[at], 0)
         at += 1
-    plain = piece.partition("<")[0]
-    if not piece or _LITERAL.match(piece) or _NOISE.match(plain):
-        return "", at
-    return piece, at
+    noise = _LITERAL.match(piece) or _NOISE.match(piece.partition("<")[0])
+    return "" if noise else piece, at

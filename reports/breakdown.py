@@ -9,10 +9,9 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports.labels import full_label
+from chopper.reports.labels import PHASES, color, full_label
 from chopper.reports.lanes import dictionary
 from chopper.reports.page import Cell, Column, Table
-from chopper.reports.palette import PHASES, color
 
 if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed

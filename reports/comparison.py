@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import signed, signed_duration
 from chopper.reports import figures, formatted
-from chopper.reports.labels import cause_cell, finding_table, full_label
+from chopper.reports.labels import cause_cell, color, finding_table, full_label
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
@@ -26,7 +26,6 @@ from chopper.reports.page import (
     Section,
     Table,
 )
-from chopper.reports.palette import color
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,75 +2,59 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.reports.figures import LINES, plain
+from chopper.reports import figures
 
 if TYPE_CHECKING:
     from chopper.experiments.results import Experiment, Row
 
+_UNITS = {"_flop_per_s": "FLOP/s", "_bytes_per_s": "B/s", "_bytes": "B", "_ns": "s", "_hz": "Hz"}
+
 
 def sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
     """Return (title, figure) of measures with a number among their labels, a line per all else."""
-    lines: dict[tuple[str, str], dict[tuple[object, ...], list[tuple[float, Row]]]] = {}
+    lines: dict[tuple[str, str], dict[str, list[tuple[float, Row]]]] = {}
     for row in experiment.rows:
         numbers = [(k, v) for k, v in row.labels if not isinstance(v, str)]
         if len(numbers) != 1:
             continue
-        (key, at), *_ = numbers
-        rest = tuple(v for k, v in row.labels if k != key)
-        line = (*((row.variant,) if len(experiment.variants) > 1 else ()), *rest)
-        lines.setdefault((row.measure, key), {}).setdefault(line, []).append((float(at), row))
+        key, at = numbers[0]
+        words = [row.variant] if len(experiment.variants) > 1 else []
+        words += [str(v) for k, v in row.labels if k != key]
+        line = lines.setdefault((row.measure, key), {})
+        line.setdefault(" ".join(words) or row.measure, []).append((float(at), row))
     return [
-        (
-            f"{heading(measure)} over {fmt.heading(key)}".capitalize(),
-            _figure(measure, key, found),
-        )
-        for (measure, key), found in lines.items()
-        if max(len(points) for points in found.values()) > 2
+        (f"{heading(measure)} over {fmt.heading(key)}".capitalize(), _figure(measure, key, curves))
+        for (measure, key), curves in lines.items()
+        if max(len(points) for points in curves.values()) > 2
     ]
 
 
-def _figure(
-    measure: str, key: str, lines: dict[tuple[object, ...], list[tuple[float, Row]]]
-) -> dict[str, Any]:
-    data = []
-    for i, (line, points) in enumerate(lines.items()):
-        points = sorted(points, key=lambda p: p[0])
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": plain(" ".join(map(str, line)) or measure),
-                "x": [x for x, _ in points],
-                "y": [row.estimate.value for _, row in points],
-                "error_y": _whiskers([row for _, row in points]),
-                "customdata": [
-                    [fmt.cell(key, x), fmt.cell(measure, row.estimate.value)] for x, row in points
-                ],
-                "hovertemplate": "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}"
-                "<extra></extra>",
-                "line": {"color": LINES[i % len(LINES)], "width": 2},
-                "marker": {"size": 6},
-            }
-        )
-    xs = sorted({x for points in lines.values() for x, _ in points})
-    ys = [row.estimate.value for points in lines.values() for _, row in points]
-    log_y = min(ys) > 0 and max(ys) > 20 * min(ys)
-    return {
-        "data": data,
-        "layout": _layout(measure, ys, log_y=log_y)
-        | {
-            "xaxis": {
-                "type": "log" if xs[0] > 0 and xs[-1] >= 16 * xs[0] else "linear",
-                "title": {"text": fmt.heading(key)},
-                "tickvals": xs,
-                "ticktext": [fmt.cell(key, int(x) if x == int(x) else x) for x in xs],
-            },
+def _figure(measure: str, key: str, curves: dict[str, list[tuple[float, Row]]]) -> dict[str, Any]:
+    unit, scale = _unit(measure)
+    for points in curves.values():
+        points.sort(key=lambda point: point[0])
+    xs = sorted({x for points in curves.values() for x, _ in points})
+    ys = [row.estimate.value for points in curves.values() for _, row in points]
+    figure = figures.lines(
+        {
+            name: ([x for x, _ in points], [row.estimate.value * scale for _, row in points])
+            for name, points in curves.items()
         },
-    }
+        x=fmt.heading(key),
+        y=heading(measure),
+        unit=unit,
+        log_x=xs[0] > 0 and xs[-1] >= 16 * xs[0],
+        log_y=min(ys) > 0 and max(ys) > 20 * min(ys),
+        x_ticks={x: fmt.cell(key, int(x) if x == int(x) else x) for x in xs},
+    )
+    for trace, points in zip(figure["data"], curves.values(), strict=True):
+        rows = [row for _, row in points]
+        at = [fmt.cell(key, x) for x, _ in points]
+        trace |= _measured(measure, rows, at)
+    return figure
 
 
 def sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
@@ -83,73 +67,62 @@ def sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
     if len(experiment.variants) < 2 or not labelled:
         return []
     measure = labelled[0].measure
-    bars: dict[str, list[tuple[str, Row]]] = {}
+    bars: dict[str, list[Row]] = {}
     for row in labelled:
         if row.measure == measure:
-            where = "<br>".join(plain(str(v)) for _, v in row.labels)
-            bars.setdefault(row.variant, []).append((where, row))
-    data = [
-        {
+            bars.setdefault(row.variant, []).append(row)
+    data = []
+    unit, scale = _unit(measure)
+    for i, (variant, rows) in enumerate(bars.items()):
+        at = ["<br>".join(figures.plain(str(v)) for _, v in row.labels) for row in rows]
+        bar = {
             "type": "bar",
-            "name": plain(variant),
-            "x": [where for where, _ in of],
-            "y": [row.estimate.value for _, row in of],
-            "error_y": _whiskers([row for _, row in of]),
-            "customdata": [fmt.cell(measure, row.estimate.value) for _, row in of],
-            "hovertemplate": "<b>%{fullData.name}</b>, %{x}: %{customdata}<extra></extra>",
-            "marker": {"color": LINES[i % len(LINES)]},
+            "name": figures.plain(variant),
+            "x": at,
+            "y": [row.estimate.value * scale for row in rows],
+            "marker": {"color": figures.LINES[i % len(figures.LINES)]},
         }
-        for i, (variant, of) in enumerate(bars.items())
-    ]
-    ys = [row.estimate.value for of in bars.values() for _, row in of]
-    layout = _layout(measure, ys, log_y=False) | {"barmode": "group", "xaxis": {"type": "category"}}
+        data.append(bar | _measured(measure, rows, at))
+    y = {"title": {"text": heading(measure)}, "tickformat": "~s", "ticksuffix": unit}
+    shown = figures.layout(
+        408,
+        8,
+        24,
+        showlegend=True,
+        legend=figures.legend(),
+        barmode="group",
+        xaxis={"type": "category"},
+        yaxis=y | {"automargin": True},
+    )
     keys = " and ".join(fmt.heading(key) for key, _ in labelled[0].labels)
-    return [(f"{heading(measure)} by {keys}".capitalize(), {"data": data, "layout": layout})]
+    title = f"{heading(measure)} by {keys}".capitalize()
+    return [(title, {"data": data, "layout": shown})]
 
 
-def _whiskers(rows: list[Row]) -> dict[str, Any]:
-    """Return error bars from the least to the most of the repetitions."""
+def _measured(measure: str, rows: list[Row], at: list[str]) -> dict[str, Any]:
+    """Return whiskers from the least to the most of the repetitions, and values in words."""
+    _, scale = _unit(measure)
     return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(row.values) - row.estimate.value for row in rows],
-        "arrayminus": [row.estimate.value - min(row.values) for row in rows],
-        "thickness": 1,
-        "width": 3,
-    }
-
-
-def _layout(measure: str, ys: list[float], *, log_y: bool) -> dict[str, Any]:
-    """Return the layout that figures of a measure share."""
-    labelled = ticks(min(ys), max(ys), log=log_y)
-    return {
-        "height": 380,
-        "margin": {"l": 24, "r": 24, "t": 8, "b": 48},
-        "yaxis": {
-            "type": "log" if log_y else "linear",
-            "title": {"text": heading(measure), "standoff": 12},
-            "automargin": True,
-            "tickvals": labelled,
-            "ticktext": [fmt.cell(measure, y) for y in labelled],
-            **({} if log_y else {"rangemode": "tozero"}),
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [(max(row.values) - row.estimate.value) * scale for row in rows],
+            "arrayminus": [(row.estimate.value - min(row.values)) * scale for row in rows],
+            "thickness": 1,
+            "width": 3,
         },
-        "legend": {"orientation": "h", "y": 1.08, "x": 0},
+        "customdata": [
+            [x, fmt.cell(measure, row.estimate.value)] for x, row in zip(at, rows, strict=True)
+        ],
+        "hovertemplate": "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}"
+        "<extra></extra>",
     }
 
 
-def ticks(low: float, high: float, *, log: bool) -> list[float]:
-    """Return where an axis is labelled: powers of ten, or 0 and about five round steps."""
-    if log:
-        return [
-            10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        ]
-    reach = max(abs(low), abs(high))
-    if not 0 < reach < math.inf:
-        return [0.0]
-    power = 10.0 ** math.floor(math.log10(reach / 5))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= reach / 5)
-    first, last = math.floor(min(low, 0) / step), math.ceil(max(high, 0) / step)
-    return [k * step for k in range(first, last + 1)]
+def _unit(measure: str) -> tuple[str, float]:
+    """Return what an axis is labelled with, after SI prefixes, and the factor to it."""
+    unit = next((u for suffix, u in _UNITS.items() if measure.endswith(suffix)), "")
+    return unit, 1e-9 if measure.endswith("_ns") else 1.0
 
 
 def heading(measure: str) -> str:

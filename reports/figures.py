@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.causes import LEAVES
-from chopper.reports.labels import full_label
-from chopper.reports.palette import color
+from chopper.reports.labels import color, full_label
+from chopper.reports.lanes import dictionary
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.reports.story import Story
@@ -34,20 +35,107 @@ MAX_BARS = 300
 _MAX_RANKS = 32
 """Ranks with a step chart of their own."""
 _POINTS = 1500
+_MAX_SHADES = 200
+GREY = "#9aa0a8"
+"""Of causes that stand together."""
+# Lines of one panel: Okabe and Ito's hues, then their darker kin.
+LINES = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#59b2d9", "#8a8f98")
 
 
 def plain(text: str) -> str:
-    """A text that Plotly shows as it is."""
+    """Return a text that Plotly shows as it is."""
     return html.escape(text, quote=False)
 
 
-def _ms(time_ns: float) -> float:
-    """Milliseconds with six significant digits: what a figure can show, and short in JSON."""
-    return float(f"{time_ns / 1e6:.6g}")
+def significant(values: Iterable[float]) -> list[float]:
+    """Return values with six significant digits: what a figure can show, and short in JSON."""
+    return [float(f"{v:.6g}") for v in values]
 
 
-GREY = "#9aa0a8"
-"""Of causes that stand together."""
+def layout(height: int, left: int, right: int, **more: Any) -> Figure:
+    """Return a layout without a legend."""
+    margin = {"l": left, "r": right, "t": 24, "b": 46}
+    return {"height": height, "margin": margin, "showlegend": False, "hovermode": "closest"} | more
+
+
+def note(text: str, **place: Any) -> Figure:
+    """Return an annotation without an arrow."""
+    return {"text": text, "showarrow": False} | place
+
+
+def _axis(title: str, *, log: bool, ticks: Mapping[float, str] | None, unit: str) -> Figure:
+    """Return an axis; without ticks, it has SI prefixes of a unit, and whole decades if log."""
+    shown: Figure = {"title": {"text": title}, "type": "log" if log else "linear"}
+    if ticks:
+        return shown | {"tickvals": [*ticks], "ticktext": [*ticks.values()]}
+    shown |= {"dtick": 1} if log else {}
+    return shown | ({"tickformat": "~s", "ticksuffix": unit} if unit else {})
+
+
+def lines(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    x: str,
+    y: str,
+    unit: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+    marks: Mapping[str, float] | None = None,
+    x_ticks: Mapping[float, str] | None = None,
+) -> Figure:
+    """Return lines with points over one axis.
+
+    Args:
+        curves: name → x and y.
+        x, y: titles of the axes.
+        unit: of y; its ticks have SI prefixes then.
+        log_x, log_y: logarithmic axes.
+        marks: name → x of a vertical line.
+        x_ticks: labels by value.
+    """
+    shown = layout(
+        380 + (28 if len(curves) > 1 else 0),
+        8,
+        24,
+        showlegend=len(curves) > 1,
+        legend=legend(),
+        xaxis=_axis(x, log=log_x, ticks=x_ticks, unit=""),
+        yaxis=_axis(y, log=log_y, ticks=None, unit=unit)
+        | {"automargin": True}
+        | ({} if log_y else {"rangemode": "tozero"}),
+    )
+    for name, at in (marks or {}).items():
+        limit(shown, name, at, shown_at=float(np.log10(at)) if log_x else at)
+    return {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plain(name),
+                "x": list(xs),
+                "y": significant(ys),
+                "line": {"width": 2, "color": LINES[i % len(LINES)]},
+                "marker": {"size": 6},
+            }
+            for i, (name, (xs, ys)) in enumerate(curves.items())
+        ],
+        "layout": shown,
+    }
+
+
+def legend() -> Figure:
+    """Return a legend below the figure."""
+    place = {"yref": "container", "y": 0, "yanchor": "bottom"}
+    return {"orientation": "h", "traceorder": "normal"} | place
+
+
+def limit(shown: Figure, name: str, at: float, *, shown_at: float) -> None:
+    """Add a vertical line with a name above it to a layout."""
+    line = {"dash": "dot", "width": 1.5, "color": "#8a8f98"}
+    shape = {"type": "line", "name": "mark", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper"}
+    shown.setdefault("shapes", []).append(shape | {"line": line})
+    words = note(name, x=shown_at, y=1, yref="paper", yanchor="bottom")
+    shown.setdefault("annotations", []).append(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +169,41 @@ def bars(
         "type": "bar",
         "orientation": "h",
         "y": [plain(b.label) for b in drawn],
-        "base": [_ms(b.start_ns) for b in drawn],
-        "x": [_ms(b.length_ns) for b in drawn],
+        "base": _ms(b.start_ns for b in drawn),
+        "x": _ms(b.length_ns for b in drawn),
         "marker": {"color": [b.color for b in drawn]},
         "customdata": [b.hover for b in drawn],
         "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
-        "showlegend": False,
         "width": 0.62,
     }
-    layout: Figure = {
-        "height": 64 + 30 * len(drawn),
-        "margin": {"l": 8, "r": 96 if aligned else 110, "t": 8, "b": 44},
-        "xaxis": {"title": {"text": axis}, "range": [_ms(v) for v in span_ns], "zeroline": aligned},
-        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-    }
+    shown = layout(
+        64 + 30 * len(drawn),
+        8,
+        96 if aligned else 110,
+        xaxis={"title": {"text": axis}, "range": _ms(span_ns), "zeroline": aligned},
+        yaxis={"autorange": "reversed", "automargin": True, "type": "category"},
+    )
+    shown["margin"] |= {"t": 8}
     if not aligned:
-        trace |= {
-            "text": [b.words for b in drawn],
-            "textposition": "outside",
-            "cliponaxis": False,
-        }
-        return {"data": [trace], "layout": layout}
+        words = {"text": [b.words for b in drawn], "textposition": "outside", "cliponaxis": False}
+        return {"data": [trace | words], "layout": shown}
+    shown["annotations"] = [
+        note(b.words, x=1, xref="paper", xanchor="left", xshift=8, y=plain(b.label)) for b in drawn
+    ]
     trace["error_x"] = {
         "type": "data",
         "symmetric": False,
-        "array": [_ms(b.ci95_ns[1] - b.length_ns) if b.ci95_ns else 0 for b in drawn],
-        "arrayminus": [_ms(b.length_ns - b.ci95_ns[0]) if b.ci95_ns else 0 for b in drawn],
+        "array": _ms(b.ci95_ns[1] - b.length_ns if b.ci95_ns else 0 for b in drawn),
+        "arrayminus": _ms(b.length_ns - b.ci95_ns[0] if b.ci95_ns else 0 for b in drawn),
         "color": "#85888e",
         "thickness": 1,
         "width": 3,
     }
-    layout["annotations"] = [
-        {
-            "x": 1,
-            "xref": "paper",
-            "y": plain(b.label),
-            "text": b.words,
-            "xanchor": "left",
-            "xshift": 8,
-            "showarrow": False,
-        }
-        for b in drawn
-    ]
-    return {"data": [trace], "layout": layout}
+    return {"data": [trace], "layout": shown}
+
+
+def _ms(times_ns: Iterable[float]) -> list[float]:
+    return significant(t / 1e6 for t in times_ns)
 
 
 def waterfall(attribution: Attributed, story: Story) -> Figure:
@@ -165,108 +245,89 @@ def waterfall(attribution: Attributed, story: Story) -> Figure:
 
 
 def steps(attribution: Attributed, story: Story) -> Figure:
-    """Causes of each step, stacked, in seconds; heights for the mean of ranks and for each.
+    """Return the causes of each step, stacked, in seconds.
 
     Returns:
         A figure with one bar trace per leaf cause (mean over ranks), and ``views``: rank label →
         heights per trace, to be swapped in.
     """
-    pieces = attribution.pieces
+    pieces, windows = attribution.pieces, attribution.windows
     leaves = [row.id for row in sorted(attribution.leaves(), key=lambda r: LEAVES.index(r.id))]
-    step, number = _step_axis(attribution)
+    index = windows["step_index"].to_numpy()
+    number = dict(zip(index.tolist(), windows["number"].to_pylist(), strict=True))
+    step = np.unique(index)
     if not leaves or not len(step):
         return {"data": [], "layout": {}, "views": {}}
-    codes, names = _cause_codes(pieces)
-    leaf_of = np.array([leaves.index(n) if n in leaves else -1 for n in names], dtype=np.int64)
-    rank_values, rank_codes = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
+    names, codes = dictionary(pieces["cause"])
+    leaf = np.array([leaves.index(n) if n in leaves else -1 for n in names])[codes]
+    ranks, rank = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
     at = np.searchsorted(step, pieces["step_index"].to_numpy())
-    time_ns = pieces["time_ns"].to_numpy()
-    shape = len(rank_values), len(leaves), len(step)
-    flat = (rank_codes * shape[1] + leaf_of[codes]) * shape[2] + at
-    cube = np.bincount(
-        flat[leaf_of[codes] >= 0],
-        time_ns[leaf_of[codes] >= 0],
-        minlength=shape[0] * shape[1] * shape[2],
-    ).reshape(shape)
-    present = _windows_per_step(attribution, rank_values, step)
+    cube = np.zeros((len(ranks), len(leaves), len(step)))
+    known = leaf >= 0
+    np.add.at(cube, (rank[known], leaf[known], at[known]), pieces["time_ns"].to_numpy()[known])
+    pairs = np.unique(np.stack([windows["rank"].to_numpy(), index]), axis=1)
+    with_pieces = np.isin(pairs[0], ranks)
+    present = np.bincount(np.searchsorted(step, pairs[1, with_pieces]), minlength=len(step))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.nan_to_num(cube.sum(axis=0) / present.sum(axis=0))
-    edges = _bins(len(step))
-    labels = _bin_labels(number, edges)
+        mean = np.nan_to_num(cube.sum(axis=0) / present)
+    edges = bins(len(step))
+    words = ["whole trace" if number[s] is None else str(number[s]) for s in step.tolist()]
+    labels = bin_labels(words, edges)
     data = [
         {
             "type": "bar",
-            "name": full_label(leaf),
+            "name": full_label(cause),
             "x": labels,
             "y": _binned(mean[i], edges),
-            "marker": {"color": color(leaf), "line": {"width": 0}},
-            "meta": leaf,
-            "hovertemplate": f"{full_label(leaf)}: %{{y:.3~s}}s<extra></extra>",
+            "marker": {"color": color(cause), "line": {"width": 0}},
+            "meta": cause,
+            "hovertemplate": f"{full_label(cause)}: %{{y:.3~s}}s<extra></extra>",
         }
-        for i, leaf in enumerate(leaves)
+        for i, cause in enumerate(leaves)
     ]
-    views: dict[str, list[list[float]]] = {}
-    if 1 < len(rank_values) <= _MAX_RANKS:
-        for r, rank in enumerate(rank_values):
-            views[str(int(rank))] = [_binned(cube[r, i], edges) for i in range(len(leaves))]
+    views = {
+        str(int(number)): [_binned(heights, edges) for heights in cube[r]]
+        for r, number in enumerate(ranks)
+        if 1 < len(ranks) <= _MAX_RANKS
+    }
     return {
         "data": data,
         "views": views,
-        "binned": len(step) if len(edges) - 1 < len(step) else None,
-        "layout": {
-            "barmode": "stack",
-            "bargap": 0.25 if len(labels) <= 40 else 0.08,
-            "height": 380,
-            "margin": {"l": 56, "r": 8, "t": 12, "b": 44},
-            "hovermode": "x unified",
-            "showlegend": False,
-            "xaxis": {"title": {"text": story.unit}, "type": "category", "showspikes": False},
-            # Seconds with SI prefixes: 5ms, 800µs.
-            "yaxis": {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"},
-        },
+        "binned": len(step) if len(labels) < len(step) else None,
+        "layout": stacked_steps(story.unit, len(labels), right=8),
     }
 
 
-def _cause_codes(pieces: Any) -> tuple[np.ndarray, list[str]]:
-    array = pieces["cause"].unify_dictionaries().combine_chunks()
-    names: list[str] = array.dictionary.to_pylist()
-    codes: np.ndarray = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, names
+def stacked_steps(unit: str, count: int, *, right: int) -> Figure:
+    """Return the layout of stacked bars, one for each of so many steps, in seconds."""
+    return layout(
+        360,
+        56,
+        right,
+        hovermode="x unified",
+        barmode="stack",
+        bargap=0.25 if count <= 40 else 0.08,
+        xaxis={"title": {"text": unit}, "type": "category", "showspikes": False, "nticks": 24},
+        # Seconds with SI prefixes: 5ms, 800µs.
+        yaxis={"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"},
+    )
 
 
-def _step_axis(attribution: Attributed) -> tuple[np.ndarray, list[str]]:
-    index = attribution.windows["step_index"].to_pylist()
-    number = dict(zip(index, attribution.windows["number"].to_pylist(), strict=True))
-    step = sorted(number)
-    return np.array(step, dtype=np.int64), [
-        "whole trace" if number[s] is None else str(number[s]) for s in step
-    ]
+def bins(count: int) -> np.ndarray:
+    """Return the edges of the bins in which so many steps are drawn."""
+    return np.linspace(0, count, min(count, MAX_BARS) + 1).round().astype(np.int64)
 
 
-def _windows_per_step(attribution: Attributed, ranks: np.ndarray, step: np.ndarray) -> np.ndarray:
-    present = np.zeros((len(ranks), len(step)))
-    r = np.searchsorted(ranks, attribution.windows["rank"].to_numpy())
-    s = np.searchsorted(step, attribution.windows["step_index"].to_numpy())
-    valid = r < len(ranks)
-    present[r[valid], s[valid]] = 1
-    return present
-
-
-def _bins(count: int) -> np.ndarray:
-    bars = min(count, MAX_BARS)
-    return np.linspace(0, count, bars + 1).round().astype(np.int64)
-
-
-def _bin_labels(number: list[str], edges: np.ndarray) -> list[str]:
+def bin_labels(names: Sequence[str], edges: np.ndarray) -> list[str]:
+    """Return the name of each bin: of its step, or of the first and the last."""
     return [
-        number[a] if b - a == 1 else f"{number[a]}–{number[b - 1]}"
+        names[a] if b - a == 1 else f"{names[a]}–{names[b - 1]}"
         for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
 
 
 def _binned(values: np.ndarray, edges: np.ndarray) -> list[float]:
-    sums = np.add.reduceat(values, edges[:-1]) if len(values) else values
-    return [float(f"{v / 1e9:.6g}") for v in (sums / np.diff(edges)).tolist()]
+    return significant(np.add.reduceat(values, edges[:-1]) / np.diff(edges) / 1e9)
 
 
 _UNITS = {
@@ -277,81 +338,67 @@ _UNITS = {
     "w": ("W", 1.0),
     "c": ("°C", 1.0),
 }
-# Lines of one panel: Okabe and Ito's hues, then their darker kin.
-LINES = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#59b2d9", "#8a8f98")
-
-
-def _drawable(value: np.ndarray) -> np.ndarray:
-    """The values, NaN beyond what an axis can span."""
-    return np.where(np.abs(value) < LARGEST_DRAWN, value, np.nan)
 
 
 def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
-    """All telemetry over the run, one panel per quantity, traced steps shaded."""
-    panels = list(dict.fromkeys(s.panel for s in series))
+    """Return all telemetry over the run, one panel per quantity, traced steps shaded."""
+    panels: dict[str, list[Series]] = {}
+    for one in series:
+        panels.setdefault(one.panel, []).append(one)
     if not panels:
         return {"data": [], "layout": {}}
-    zero = min(int(s.time_ns[0]) for s in series)
+    zero_ns = min(int(s.time_ns[0]) for s in series)
     height, gap = 128, 44
     total = len(panels) * height + (len(panels) - 1) * gap
     data: list[Figure] = []
-    layout: Figure = {
-        "height": total + 76,
-        "margin": {"l": 60, "r": 8, "t": 28, "b": 48},
-        "hovermode": "x",
-        "annotations": [],
-        "shapes": [],
-        "showlegend": False,
-    }
-    for i, panel in enumerate(panels):
-        mine = [s for s in series if s.panel == panel]
+    axes: Figure = {}
+    notes = []
+    for i, (panel, mine) in enumerate(panels.items()):
         unit, scale = _UNITS.get(mine[0].unit, (mine[0].unit, 1.0))
         suffix = "" if i == 0 else str(i + 1)
         top = 1 - i * (height + gap) / total
-        bottom = max(top - height / total, 0)
-        layout[f"yaxis{suffix}"] = {
-            "domain": [bottom, top],
+        axes[f"yaxis{suffix}"] = {
+            "domain": [max(top - height / total, 0), top],
             "rangemode": "normal" if mine[0].unit in ("hz", "c") else "tozero",
             "title": {"text": plain(unit)},
             "anchor": "x",
             "nticks": 5,
         }
-        layout["annotations"].append(
-            {
-                "text": _legend(panel, [s.label for s in mine]),
-                "x": 0,
-                "y": top,
-                "xref": "paper",
-                "yref": "paper",
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "name": "panel",
-            }
-        )
+        words = _legend(panel, [s.label for s in mine])
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "yref": "paper", "yanchor": "bottom"}
+        notes.append(note(words, y=top, name="panel", **place))
         for j, one in enumerate(mine):
             cut = thin(one, _POINTS)
-            value = _drawable(cut.value) * scale
+            value = np.where(np.abs(cut.value) < LARGEST_DRAWN, cut.value, np.nan) * scale
+            hover = f"{plain(one.label)}: %{{y:.4~g}} {plain(unit)}<extra></extra>"
             data.append(
                 {
                     "type": "scatter",
                     "mode": "lines",
-                    "x": [round(t / 1e9, 4) for t in (cut.time_ns - zero).tolist()],
+                    "x": _seconds(cut.time_ns - zero_ns),
                     "y": [None if v != v else round(v, 4) for v in value.tolist()],
                     "yaxis": f"y{suffix}",
                     "name": plain(one.label),
                     "line": {"width": 1.5, "color": LINES[j % len(LINES)]},
-                    "hovertemplate": (
-                        f"{plain(one.label)}: %{{y:.4~g}} {plain(unit)}<extra></extra>"
-                    ),
+                    "hovertemplate": hover,
                 }
             )
-    layout["xaxis"] = {
-        "title": {"text": "s since the first sample"},
-        "anchor": f"y{len(panels)}" if len(panels) > 1 else "y",
-    }
-    layout["shapes"] = _step_shades(attribution, zero)
-    return {"data": data, "layout": layout}
+    below = f"y{len(panels)}" if len(panels) > 1 else "y"
+    shown = layout(
+        total + 76,
+        60,
+        8,
+        hovermode="x",
+        annotations=notes,
+        shapes=_step_shades(attribution, zero_ns),
+        xaxis={"title": {"text": "s since the first sample"}, "anchor": below},
+        **axes,
+    )
+    return {"data": data, "layout": shown}
+
+
+def _seconds(times_ns: np.ndarray) -> list[float]:
+    return [round(t / 1e9, 4) for t in times_ns.tolist()]
 
 
 def _legend(panel: str, labels: list[str]) -> str:
@@ -363,32 +410,29 @@ def _legend(panel: str, labels: list[str]) -> str:
     return "   ".join(words)
 
 
-def _step_shades(attribution: Attributed, zero: int) -> list[Figure]:
-    """A band for every traced step of the rank that has most; alternate steps are shaded."""
-    windows = attribution.windows
-    ranks = windows["rank"].to_numpy()
+def _step_shades(attribution: Attributed, zero_ns: int) -> list[Figure]:
+    """Return a band for each traced step of the rank that has most; alternate ones differ."""
+    ranks = attribution.windows["rank"].to_numpy()
     if not len(ranks):
         return []
     values, counts = np.unique(ranks, return_counts=True)
-    mine = ranks == values[counts.argmax()]
-    start = windows["start_ns"].to_numpy()[mine]
-    end = windows["end_ns"].to_numpy()[mine]
-    shades = [
+    windows = attribution.windows.filter(pa.array(ranks == values[counts.argmax()]))
+    start, end = (_seconds(windows[c].to_numpy() - zero_ns) for c in ("start_ns", "end_ns"))
+    if len(start) > _MAX_SHADES:
+        # Bands thinner than a pixel are one band.
+        start, end = start[:1], end[-1:]
+    return [
         {
             "type": "rect",
             "xref": "x",
             "yref": "paper",
-            "x0": round((int(a) - zero) / 1e9, 4),
-            "x1": round((int(b) - zero) / 1e9, 4),
+            "x0": a,
+            "x1": b,
             "y0": 0,
             "y1": 1,
             "line": {"width": 0},
             "layer": "below",
             "name": "step" if i % 2 else "step-odd",
         }
-        for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
+        for i, (a, b) in enumerate(zip(start, end, strict=True))
     ]
-    if len(shades) > 200:
-        # Bands thinner than a pixel are one band.
-        shades = [{**shades[0], "x1": shades[-1]["x1"], "name": "step"}]
-    return shades

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from chopper.hardware.devices import DTYPES
 
@@ -10,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from chopper.attribution import Attribution, Recoverable
-    from chopper.hardware.ceilings import Ceiling, Ceilings
-    from chopper.storage.manifest import Finding
+    from chopper.hardware.ceilings import Ceiling
     from chopper.storage.processes import SubRun
 
 SCHEMA = "chopper.attribution/2"
@@ -48,16 +50,9 @@ def attribution_json(
         "step_time": answer.step_time().to_dict(),
         "step_time_ns": answer.step_time_ns(),
         "ranks": [
-            {
-                "rank": r.rank,
-                "label": r.label,
-                "device": r.device,
-                "peak_source": r.peak_source,
-                "observed_ns": r.observed_ns,
-                "ideal_ns": None if answer.withholds("compute.ideal", r.rank) else r.ideal_ns,
-                "steps": r.steps,
-                "causes_ns": by_rank.get(r.rank, {}),
-            }
+            asdict(r)
+            | {"causes_ns": by_rank.get(r.rank, {})}
+            | ({"ideal_ns": None} if answer.withholds("compute.ideal", r.rank) else {})
             for r in answer.ranks
         ],
         "processes": [
@@ -65,25 +60,27 @@ def attribution_json(
             for p in processes
         ],
         "causes": [
-            {
-                "id": c.id,
-                "parent": c.parent,
-                "label": c.label,
-                "time_ns": c.time_ns,
-                "share_ratio": c.share_ratio,
+            asdict(c)
+            | {
                 "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
-                "basis": c.basis,
-                "measured": c.measured,
                 "recoverable_ns": recoverable[c.id].time_ns,
                 "recoverable_reason": recoverable[c.id].reason,
-                "withheld": c.withheld,
             }
             for c in answer.causes()
         ],
-        "ceilings": [_ceilings_dict(rank, c) for rank, c in answer.ceilings.items()],
+        "ceilings": [
+            {
+                "rank": rank,
+                "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
+                "achievable": _ceiling(both.achievable, both.achievable_reason),
+            }
+            for rank, both in answer.ceilings.items()
+        ],
         "utilization": [*utilization],
         "coverage": answer.coverage,
-        "quality": [_finding_dict(f) for f in answer.findings],
+        "quality": [
+            msgspec.structs.asdict(f) | {"withholds": list(f.withholds)} for f in answer.findings
+        ],
         "withheld": [
             {
                 "claim": held.claim.id,
@@ -98,31 +95,11 @@ def attribution_json(
     }
 
 
-def _ceilings_dict(rank: int, ceilings: Ceilings) -> dict[str, Any]:
-    def one(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:
-        return {
-            "flop_per_s": {}
-            if ceiling is None
-            else {d: rate for d in DTYPES if (rate := ceiling.flop_per_s.get(d)) is not None},
-            "memory_bytes_per_s": None if ceiling is None else ceiling.memory_bytes_per_s,
-            "link_bytes_per_s": None if ceiling is None else ceiling.link_bytes_per_s,
-            "source": None if ceiling is None else ceiling.source,
-            "reason": reason,
-        }
-
+def _ceiling(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:
+    rates = ("memory_bytes_per_s", "link_bytes_per_s", "source")
+    known = ceiling.flop_per_s if ceiling is not None else {}
     return {
-        "rank": rank,
-        "theoretical": one(ceilings.theoretical, ceilings.theoretical_reason),
-        "achievable": one(ceilings.achievable, ceilings.achievable_reason),
-    }
-
-
-def _finding_dict(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "severity": finding.severity,
-        "message": finding.message,
-        "rank": finding.rank,
-        "count": finding.count,
-        "withholds": list(finding.withholds),
+        "flop_per_s": {d: known[d] for d in DTYPES if known.get(d) is not None},
+        **{name: getattr(ceiling, name, None) for name in rates},
+        "reason": reason,
     }

@@ -1,13 +1,15 @@
-"""Names of causes and findings as parts of a page."""
+"""Names, colours and advice of causes, and findings, as parts of a page."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.page import Cell, Column, Table
-from chopper.reports.palette import color
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +19,43 @@ if TYPE_CHECKING:
 # Parents without which their leaves' labels say too little.
 _CONTEXT = frozenset({"compute.vector", "communication.transfer"})
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
+
+
+class _Cause(msgspec.Struct):
+    color: str
+    advice: str = ""
+
+
+class _Looks(msgspec.Struct):
+    causes: dict[str, _Cause]
+    phases: dict[str, str]
+
+
+_LOOKS = msgspec.toml.decode(Path(__file__).with_name("causes.toml").read_bytes(), type=_Looks)
+PHASES = _LOOKS.phases
+"""Colours of the phases; those that only one program has take that of ``other``."""
+
+
+def color(cause: str) -> str:
+    """Return the colour of a cause; one that has none takes its parent's."""
+    while cause not in _LOOKS.causes and cause:
+        cause = cause.rpartition(".")[0]
+    return _LOOKS.causes[cause].color if cause else "#8a8f98"
+
+
+def advice(cause: str) -> str:
+    """Return what to do about a cause, in a sentence or two; empty when nothing is known."""
+    while cause and (cause not in _LOOKS.causes or not _LOOKS.causes[cause].advice):
+        cause = cause.rpartition(".")[0]
+    return _LOOKS.causes[cause].advice if cause else ""
+
+
+def ink(background: str) -> str:
+    """Return black or white, whichever reads better on a colour (WCAG 2 relative luminance)."""
+    channels = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#101114" if luminance > 0.26 else "#ffffff"
 
 
 def full_label(cause: str) -> str:

@@ -8,7 +8,7 @@ from chopper import wording as fmt
 from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports import breakdown
-from chopper.reports.labels import cause_cell, finding_table, full_label, sentence
+from chopper.reports.labels import cause_cell, color, finding_table, sentence
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
@@ -29,7 +29,6 @@ from chopper.reports.page import (
     Table,
     Widget,
 )
-from chopper.reports.palette import color, ink
 from chopper.reports.story import (
     KIND_HEADER,
     Groupings,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from chopper.attribution import CauseRow, Recoverable
     from chopper.causes import Level
     from chopper.reports.page import Block, Format
-    from chopper.reports.story import TopCause
 
 _ROWS = 15
 """Groups of one level in Markdown."""
@@ -56,9 +54,6 @@ _TERMINAL_ROWS = 20
 _ALERTS = 4
 _MODEL, _WITHHELD = "~", "?"
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
-_WIDE_RATIO = 0.045
-"""Parts of the composition wide enough for a figure in them."""
-_FAMILY_PARTS = 4
 _SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")
 
 
@@ -332,7 +327,14 @@ def _browser_page(run: Attributed) -> Page:
             intro="The same nanoseconds, grouped another way. Select a row to see its causes.",
             blocks=(Widget("breakdown.html.j2"),),
         ),
-        *([_details()] if detailed else []),
+        Section(
+            title="Detailed tables",
+            short="Tables",
+            id="details",
+            intro="The run from every side. Choose a table, sort it by any column, filter it by "
+            "any word.",
+            blocks=(Widget("details.html.j2"),),
+        ),
         Section(
             title="Timeline",
             id="timeline",
@@ -358,68 +360,22 @@ def _browser_page(run: Attributed) -> Page:
         **lanes.packs,
     }
     summary = [*_head(run, story), *_composition(run, story), *_top_cards(run, story)]
-    return _page(
-        story,
-        summary,
-        sections,
-        source=run.recording.source,
-        program=Program(scripts=_SCRIPTS, data=data, blobs=blobs),
-    )
-
-
-def _details() -> Section:
-    return Section(
-        title="Detailed tables",
-        short="Tables",
-        id="details",
-        intro="The run from every side. Choose a table, sort it by any column, filter it by any "
-        "word.",
-        blocks=(Widget("details.html.j2"),),
-    )
+    program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
+    return _page(story, summary, sections, source=run.recording.source, program=program)
 
 
 def _composition(run: Attributed, story: Story) -> list[Block]:
     """Return the observed time as a strip of its causes, and the causes by family."""
     leaves = [r for r in run.leaves() if r.time_ns > 0]
-    parts = [
-        {
-            "id": row.id,
-            "label": full_label(row.id),
-            "color": color(row.id),
-            "ink": ink(color(row.id)),
-            "flex": row.time_ns,
-            "time": fmt.duration(row.time_ns / story.windows),
-            "share": fmt.ratio(row.share_ratio),
-            "wide": (row.share_ratio or 0) >= _WIDE_RATIO,
-        }
-        for row in sorted(leaves, key=lambda r: LEAVES.index(r.id))
-    ]
-    if not parts:
+    if not leaves:
         return []
-    families = []
-    for row in run.causes():
-        if row.parent is None and row.time_ns > 0:
-            own = [r for r in leaves if r.id == row.id or r.id.startswith(row.id + ".")]
-            rest_ns = sum(r.time_ns for r in own[_FAMILY_PARTS:])
-            families.append(
-                {
-                    "label": row.label,
-                    "time": fmt.duration(row.time_ns / story.windows),
-                    "share": fmt.ratio(row.share_ratio),
-                    "parts": [
-                        (r.id, full_label(r.id), color(r.id), fmt.ratio(r.share_ratio))
-                        for r in own[:_FAMILY_PARTS]
-                    ],
-                    "more": max(len(own) - _FAMILY_PARTS, 0),
-                    "rest": fmt.ratio(rest_ns / run.observed_ns),
-                }
-            )
-    label = ", ".join(f"{p['label']} {p['share']}" for p in parts)
-    context = {
-        "parts": parts,
-        "families": families,
-        "label": f"Causes of the observed time: {label}",
-    }
+    parts = sorted(leaves, key=lambda r: LEAVES.index(r.id))
+    families = [
+        (row, [r for r in leaves if r.id == row.id or r.id.startswith(row.id + ".")])
+        for row in run.causes()
+        if row.parent is None and row.time_ns > 0
+    ]
+    context = {"parts": parts, "families": families, "windows": story.windows}
     return [Widget("composition.html.j2", context)]
 
 
@@ -432,27 +388,7 @@ def _top_cards(run: Attributed, story: Story) -> list[Block]:
         # What a model could not split may be larger, but is no cause.
         known = run.leaves()[0].id == story.top[0].row.id
         title = f"The largest {'' if known else 'known '}{noun}"
-    cards = [_card(cause, story) for cause in story.top]
-    return [Widget("top.html.j2", {"title": title, "cards": cards})]
-
-
-def _card(cause: TopCause, story: Story) -> dict[str, Any]:
-    row = cause.row
-    interval = ""
-    if cause.ci95_per_window_ns is not None:
-        interval = f" · 95 % interval {_interval(cause.ci95_per_window_ns, 1)}"
-    kind = "measured" if row.measured else "model"
-    return {
-        "label": row.label,
-        "path": cause.path,
-        "color": color(row.id),
-        "time": fmt.duration(cause.per_window_ns),
-        "unit": story.traced_unit,
-        "about": f"{fmt.ratio(row.share_ratio)} of the {story.traced_unit}{interval} · {kind}",
-        "meaning": cause.meaning,
-        "advice": cause.advice,
-        "evidence": [(e.label, e.shown, e.value, e.name) for e in cause.evidence],
-    }
+    return [Widget("top.html.j2", {"title": title, "story": story})]
 
 
 def _gap(run: Attributed, story: Story, saving: Mapping[str, Recoverable]) -> Section:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chopper import wording as fmt
 from chopper.attribution import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
-from chopper.reports.advice import advice
-from chopper.reports.labels import by_severity, full_label, sentence
+from chopper.reports.labels import advice, by_severity, full_label, sentence
 from chopper.views import views
 
 if TYPE_CHECKING:

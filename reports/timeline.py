@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.replay.replay import lanes_of
-from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Names, Packer, RankColumns, Window
+from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Packer, RankColumns, Window
 from chopper.reports.pack import pack
-from chopper.reports.series import Series
+from chopper.reports.series import LARGEST_DRAWN, SAMPLED, Series, thin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,13 +72,14 @@ def build(
         device_budget: device events in all packs.
         host_budget: host spans in all packs.
     """
-    windows = _windows(run)
+    fields = ("rank", "step_index", "number", "start_ns", "end_ns")
+    rows = zip(*(run.windows[field].to_pylist() for field in fields), strict=True)
+    windows = [window for window in (Window(*row) for row in rows) if window.dur_ns > 0]
     joined = run.joined
     ranks = {r: RankColumns(run, joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _choose(windows, ranks, device_budget)
     lanes = {} if isinstance(path, str) else path
-    names = Names()
-    kinds = Kinds(names)
+    kinds = Kinds()
     host_share = _host_shares(chosen, ranks, host_budget)
     packs: dict[str, str] = {}
     entries: list[dict[str, Any]] = []
@@ -88,7 +89,7 @@ def build(
         packer = Packer(window, rank, kinds, lanes.get(window.rank))
         packer.path(_PATH_BUDGET // len(chosen))
         packer.device()
-        dropped, hidden = packer.host(host_share[window.rank, window.step_index])
+        dropped, hidden = packer.host(host_share[window])
         packer.clock()
         key = f"w{len(packs)}"
         packs[key] = packer.finish()
@@ -120,22 +121,6 @@ def build(
         notes.append(f"The critical path is not marked: {path.rpartition('replayed: ')[2]}.")
     telemetry = _telemetry(series, entries)
     return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(lanes))
-
-
-def _windows(run: Attributed) -> list[Window]:
-    columns = run.windows.to_pydict()
-    return [
-        Window(*row)
-        for row in zip(
-            columns["rank"],
-            columns["step_index"],
-            columns["number"],
-            columns["start_ns"],
-            columns["end_ns"],
-            strict=True,
-        )
-        if row[4] > row[3]
-    ]
 
 
 def _choose(
@@ -185,38 +170,28 @@ def _choose(
 
 def _host_shares(
     chosen: list[Window], ranks: dict[int, RankColumns], budget: int
-) -> dict[tuple[int, int], int]:
-    """Return (rank, step) → host spans that a window may keep, in proportion to what it has."""
-    counts = {(w.rank, w.step_index): ranks[w.rank].host_count(w) for w in chosen}
-    total = sum(counts.values())
-    factor = 1.0 if total <= budget else budget / total
-    return {key: max(int(n * factor), min(n, 500)) for key, n in counts.items()}
+) -> dict[Window, int]:
+    """Return window → host spans that it may keep, in proportion to what it has."""
+    counts = {w: len(ranks[w.rank].host_rows(w)) for w in chosen}
+    factor = min(budget / max(sum(counts.values()), 1), 1.0)
+    return {window: max(int(n * factor), min(n, 500)) for window, n in counts.items()}
 
 
 def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
-    """Series near the embedded windows, times as differences in µs from the first sample."""
-    from chopper.reports.series import LARGEST_DRAWN, SAMPLED, thin
-
+    """Return the series near the windows, times as differences in µs from the first sample."""
     described: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     low = min((int(e["start_ns"]) for e in entries), default=0)
     high = max((int(e["start_ns"]) + e["dur_ns"] for e in entries), default=0)
     for one in series:
         first = max(int(np.searchsorted(one.time_ns, low)) - 1, 0)
-        last = int(np.searchsorted(one.time_ns, high, side="right")) + 1
-        cut = Series(
-            one.panel,
-            one.label,
-            one.unit,
-            one.rank,
-            one.time_ns[first:last],
-            one.value[first:last].copy(),
-        )
-        cut.value[~(np.abs(cut.value) < LARGEST_DRAWN)] = np.nan
-        if len(cut.time_ns) < 2 or not np.isfinite(cut.value).any():
+        near = slice(first, int(np.searchsorted(one.time_ns, high, side="right")) + 1)
+        value = np.where(np.abs(one.value[near]) < LARGEST_DRAWN, one.value[near], np.nan)
+        if len(value) < 2 or not np.isfinite(value).any():
             continue
-        cut = thin(cut, _POINTS_PER_SERIES)
-        i = len(described)
+        cut = thin(replace(one, time_ns=one.time_ns[near], value=value), _POINTS_PER_SERIES)
+        arrays[f"t{len(described)}"] = np.diff((cut.time_ns - cut.time_ns[0]) // 1000, prepend=0)
+        arrays[f"v{len(described)}"] = cut.value.astype(np.float32)
         described.append(
             {
                 "panel": cut.panel,
@@ -227,6 +202,4 @@ def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
                 "start_ns": str(int(cut.time_ns[0])),
             }
         )
-        arrays[f"t{i}"] = np.diff((cut.time_ns - cut.time_ns[0]) // 1000, prepend=0)
-        arrays[f"v{i}"] = cut.value.astype(np.float32)
     return pack({"series": described}, arrays)

@@ -15,9 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports import plotly_script
+from chopper.reports.labels import color, full_label, ink
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -84,7 +86,14 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["prose"] = lambda text: _prose(text, Markup)
     environment.filters["emphasised"] = lambda text: _emphasised(text, Markup)
-    environment.filters["grouped"] = _grouped
+    environment.filters |= {
+        "grouped": _grouped,
+        "color": color,
+        "ink": ink,
+        "label": full_label,
+        "duration": fmt.duration,
+        "ratio": fmt.ratio,
+    }
     environment.globals["kind"] = lambda block: type(block).__name__
     return environment
 

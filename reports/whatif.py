@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES
-from chopper.reports.labels import cause_cell, full_label
+from chopper.reports.labels import cause_cell, color, full_label
 from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Section, Table
-from chopper.reports.palette import color
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

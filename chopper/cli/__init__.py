@@ -11,12 +11,12 @@ import os
 import re
 import signal
 import sys
+from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
 import click
 
 from chopper.cli._lazy import LazyGroup
-from chopper.cli._light import without_pandas
 from chopper.errors import ChopperError, OutputError, printable, reason_of
 from chopper.version import __version__
 
@@ -89,6 +89,19 @@ def cli(max_input: str | None) -> None:
         os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
 
 
+class _WithoutPandas(MetaPathFinder):
+    """An import hook to which pandas is not installed.
+
+    Wherever it is, pyarrow imports it (0.3 s and more) only to ask whether a list is a Series.
+    Commands that read, attribute and report make none.
+    """
+
+    @staticmethod
+    def find_spec(fullname: str, *_more: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out of this process", name="pandas")
+
+
 def _check_current_directory() -> None:
     """Refuse to load torch in a removed directory, where Intel's MKL would end the process."""
     try:
@@ -117,7 +130,7 @@ def _line(message: str) -> str:
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
     if sys.argv[1:] and sys.argv[1] in _WITHOUT_PANDAS:
-        without_pandas()
+        sys.meta_path.insert(0, _WithoutPandas)
     output = sys.stdout
     try:
         code = cli.main(standalone_mode=False)

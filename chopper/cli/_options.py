@@ -12,8 +12,7 @@ import msgspec
 
 from chopper import quantities
 from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.cli._complete import paths
-from chopper.cli._path import NamedPath
+from chopper.cli._shared import NamedPath, paths
 from chopper.errors import UsageError
 
 if typing.TYPE_CHECKING:

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from chopper.cli._complete import paths
-from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
-from chopper.errors import OutputError
+from chopper.errors import OutputError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from click.shell_completion import CompletionItem
+
     from chopper.api import AttributedRun
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_SUFFIXES = (".gz", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
+
+
+class NamedPath(click.Path):
+    """A path with a name: an empty one, of an unset variable, would be the current directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path.
+
+        Raises:
+            click.BadParameter: it has no name.
+        """
+        if value == "":
+            self.fail("an empty name (an unset variable?)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Have the shell complete files and directories: runs and traces."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(typed, type="file")]
+
+
+def workloads(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Complete the names of the reference workloads."""
+    from chopper.experiments import catalogue
+
+    return [name for name in catalogue.workloads() if name.startswith(typed)]
+
 
 runs = click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
 """Argument ``sources``: what every command that reads one run takes."""
@@ -25,25 +60,22 @@ runs = click.argument("sources", metavar="RUN...", nargs=-1, required=True, shel
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
 
 
-def report_output(help: str, *, default: Path | None = None) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds ``-o`` and ``--force`` for a report.
+def output(help: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds ``-o`` for a file or directory."""
+    return click.option("-o", "--output", type=NamedPath(), help=help)
 
-    Args:
-        help: of ``-o``; the formats are added.
-        default: file that is written without ``-o``.
-    """
+
+def force(help: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds ``--force``."""
+    return click.option("--force", is_flag=True, help=help)
+
+
+def report_output(help: str, default: str = "") -> Callable[[_Command], _Command]:
+    """Return a decorator that adds ``-o`` and ``--force`` for a report."""
 
     def decorated(command: _Command) -> _Command:
-        force = click.option("--force", is_flag=True, help="Replace the file when it exists.")
-        output = click.option(
-            "-o",
-            "--output",
-            type=NamedPath(),
-            default=default,
-            show_default=default is not None,
-            help=f"{help}; .html, .md, .json or .txt chooses the format.",
-        )
-        return output(force(command))
+        formats = f"{help}; .html, .md, .json or .txt chooses the format.{default}"
+        return output(formats)(force("Replace the file when it exists.")(command))
 
     return decorated
 
@@ -55,7 +87,6 @@ def check_report(output: Path, sources: Sequence[str] = (), *, force: bool) -> s
         UsageError: no report has this extension.
         OutputError: it cannot be written, or would harm what is read.
     """
-    from chopper.ingest import check_page
     from chopper.reports import format_of
 
     format = format_of(output)
@@ -71,6 +102,8 @@ def check_report(output: Path, sources: Sequence[str] = (), *, force: bool) -> s
     if output.exists() and not force:
         raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
     if sources:
+        from chopper.ingest import check_page
+
         check_page(output, sources)
     if format == "html":
         from chopper.reports import plotly_script
@@ -84,7 +117,7 @@ def write_report(output: Path, text: str) -> int:
     """Write a report at once or not at all; return its size in bytes."""
     from chopper.storage.files import write_atomic
 
-    data = text.encode("utf-8", "replace")
+    data = text.encode()
     write_atomic(output, data)
     return len(data)
 
@@ -102,3 +135,16 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
         run = load(list(sources))
     with progress(f"attributing {name}".rstrip()):
         return attribute(run)
+
+
+def quoted(*sources: str | Path) -> str:
+    """Return names as they are typed into a shell."""
+    return printable(" ".join(shlex.quote(str(s)) for s in sources))
+
+
+def run_name(trace: Path) -> str:
+    """Return a trace's name without the extensions of the formats that are read."""
+    name = trace.name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name

@@ -15,21 +15,15 @@ from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chopper.analyzers.attributed import Attributed
     from chopper.causes import Level
 
 
 _CAUSE_COLUMNS = (
-    "id",
-    "parent",
-    "label",
-    "time_ns",
-    "share_ratio",
-    "ci95_low_ns",
-    "ci95_high_ns",
-    "basis",
-    "measured",
-    "recoverable_ns",
+    *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
+    *("measured", "recoverable_ns"),
 )
 
 
@@ -106,39 +100,29 @@ def command(
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
-        click.echo(f"next: chopper report {_quoted(sources)}", err=True)
+        click.echo(f"next: chopper report {shared.quoted(*sources)}", err=True)
 
 
 def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) -> None:
-    """One view; JSON and CSV hold all rows unless told, text the first 20."""
+    """Print a view; JSON and CSV hold all rows unless told, text the first 20."""
     table = view(attribution, name)
-    if kind != "text":
-        rows = (table if top is None else table.slice(0, top)).to_pylist()
-        if kind == "json":
-            document = {"schema": f"chopper.view.{name}/{VIEWS[name].version}", "rows": rows}
-            if not rows:
-                document["reason"] = VIEWS[name].needs or None
-            print_json(document)
-            return
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(table.column_names)
-        for row in rows:
-            writer.writerow(
-                [
-                    "" if v is None else printable(v) if isinstance(v, str) else v
-                    for v in row.values()
-                ]
-            )
-        click.echo(out.getvalue(), nl=False)
-        return
-    from chopper.reports import view as report
+    if kind == "text":
+        from chopper.reports import view as report
 
-    print_page(report.page(VIEWS[name], table, top=top))
+        print_page(report.page(VIEWS[name], table, top=top))
+        return
+    rows = (table if top is None else table.slice(0, top)).to_pylist()
+    if kind == "csv":
+        click.echo(_csv([table.column_names, *(row.values() for row in rows)]), nl=False)
+        return
+    document = {"schema": f"chopper.view.{name}/{VIEWS[name].version}", "rows": rows}
+    if not rows:
+        document["reason"] = VIEWS[name].needs or None
+    print_json(document)
 
 
 def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[str, Any]:
-    """The documented form; with a level, its groups in their order."""
+    """Return the documented form; with a level, its groups in their order."""
     from chopper.reports import document
 
     out = document(attribution)
@@ -152,48 +136,37 @@ def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[
 
 
 def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
-    """Causes, one row each; with a level, one row per value and one column per leaf cause.
-
-    Control characters in names are escaped: the table may go to a terminal.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    """Return causes, a row each; with a level, a row per value and a column per leaf cause."""
     if by is None or by == "cause":
         from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 
-        rows = attribution.causes()
-        back = recoverable(attribution, replay_or_reason(attribution))
-        writer.writerow(_CAUSE_COLUMNS)
-        for row in rows if top is None else rows[:top]:
-            low, high = row.ci95_ns or ("", "")
-            writer.writerow(
-                [
-                    row.id,
-                    row.parent or "",
-                    row.label,
-                    row.time_ns,
-                    "" if row.share_ratio is None else row.share_ratio,
-                    low,
-                    high,
-                    row.basis,
-                    str(row.measured).lower(),
-                    "" if (gain := back[row.id].time_ns) is None else gain,
-                ]
+        saving = recoverable(attribution, replay_or_reason(attribution))
+        causes = [
+            (
+                *(c.id, c.parent, c.label, c.time_ns, c.share_ratio, *(c.ci95_ns or (None, None))),
+                *(c.basis, str(c.measured).lower(), saving[c.id].time_ns),
             )
-        return out.getvalue()
-    groups = attribution.by(by)
+            for c in attribution.causes()[:top]
+        ]
+        return _csv([_CAUSE_COLUMNS, *causes])
     leaves = [row.id for row in attribution.leaves()]
     observed = attribution.observed_ns
-    writer.writerow([by, "time_ns", "share_ratio", *leaves])
-    for group in groups if top is None else groups[:top]:
-        writer.writerow(
-            [
-                "" if group.key is None else printable(str(group.key)),
-                group.time_ns,
-                group.time_ns / observed if observed else "",
-                *(group.causes.get(leaf, 0) for leaf in leaves),
-            ]
+    rows = [
+        (
+            *(g.key, g.time_ns, g.time_ns / observed if observed else None),
+            *(g.causes.get(leaf, 0) for leaf in leaves),
         )
+        for g in attribution.by(by)[:top]
+    ]
+    return _csv([(by, "time_ns", "share_ratio", *leaves), *rows])
+
+
+def _csv(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV; control characters are escaped: it may go to a terminal."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        writer.writerow([printable(v) if isinstance(v, str) else v for v in row])
     return out.getvalue()
 
 
@@ -205,9 +178,3 @@ def print_text(attribution: Attributed, by: Level | None, top: int | None) -> No
         print_page(run.page(attribution, "txt"))
     else:
         print_page(run.grouped(attribution, by, top=top))
-
-
-def _quoted(sources: tuple[str, ...]) -> str:
-    import shlex
-
-    return printable(" ".join(shlex.quote(s) for s in sources))

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json
-from chopper.cli._path import NamedPath
-from chopper.errors import InputError, UsageError
+from chopper.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.hardware.calibration import Calibration, Measured
 
 _SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
@@ -45,19 +47,14 @@ _BUSY_RATIO = 0.2
 @click.option(
     "--from",
     "experiments",
-    type=NamedPath(),
+    type=shared.NamedPath(),
     multiple=True,
     metavar="DIR",
     help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
 )
-@click.option("--force", is_flag=True, help="Measure again what was measured before.")
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="File to keep it in.  [default: ~/.local/share/chopper/calibration.json]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@shared.force("Measure again what was measured before.")
+@shared.output("File to keep it in.  [default: ~/.local/share/chopper/calibration.json]")
+@shared.as_json
 def command(
     device: str,
     ranks: int,
@@ -110,8 +107,7 @@ def command(
     else:
         click.echo(f"stored in {path} before; measure again with --force", err=True)
     if as_json:
-        document = calibration.to_manifest(found)
-        print_json(document)
+        print_json(calibration.to_manifest(found))
     else:
         click.echo(to_text(found), nl=False)
     _warn_if_busy(found, "measure again on an idle machine with --force")
@@ -146,9 +142,8 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
         calibration.save(found, path)
     click.echo(f"stored in {path}", err=True)
     if as_json:
-        kept = [calibration.to_manifest(found) for found in changed]
-        document = {"schema": calibration.SCHEMA, "calibrations": kept}
-        print_json(document)
+        calibrations = [calibration.to_manifest(found) for found in changed]
+        print_json({"schema": calibration.SCHEMA, "calibrations": calibrations})
     else:
         click.echo("\n".join(map(to_text, changed)), nl=False)
     for found in changed:
@@ -160,40 +155,35 @@ def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibrati
 
     from chopper.hardware import calibration
 
-    hostname = socket.gethostname()
-    for stored in calibration.load_all(path):
-        if (stored.hostname, stored.device_type, stored.ranks, stored.threads) == (
-            hostname,
-            device_type,
-            ranks,
-            threads,
-        ):
-            return stored
-    return None
+    stored = calibration.load_all(path)
+    wanted = (socket.gethostname(), device_type, ranks, threads)
+    of = ((c.hostname, c.device_type, c.ranks, c.threads) for c in stored)
+    return next((c for c, key in zip(stored, of, strict=True) if key == wanted), None)
 
 
 def to_text(found: Calibration) -> str:
-    """The result for people: best rate of each kind, and how far the repeats lay apart."""
+    """Return the result for people: best rate of each kind, and how far the repeats lay apart."""
     from chopper import wording as fmt
 
-    def best(rates: list[Measured]) -> Measured:
-        return max(rates, key=lambda r: r.best_per_s)
-
     rows: list[tuple[str, str, str]] = []
+
+    def add(name: str, rates: list[Measured], show: Callable[[float], str], known: str) -> None:
+        best = max(rates, key=lambda r: r.best_per_s)
+        at = best.what.removeprefix(known).strip()
+        repeats = fmt.plural(best.repeats_count, "repeat")
+        spread = f"{at + ', ' if at else ''}{repeats} within {fmt.ratio(best.spread_ratio)}"
+        rows.append((name, show(best.best_per_s), spread))
+
     for dtype, rates in found.gemm.items():
-        top = best(rates)
-        rows.append(
-            (f"matrix product, {dtype}", fmt.flops(top.best_per_s), _spread(top, dtype + " "))
-        )
-    rows.extend(
-        (f"memory, {m.what}", fmt.rate(m.best_per_s), _spread(m, m.what)) for m in found.memory
-    )
-    rows.extend((m.what, fmt.rate(m.best_per_s), _spread(m, m.what)) for m in found.transfer)
-    if found.link:
-        for kind in dict.fromkeys(m.what.split()[0] for m in found.link):
-            top = best([m for m in found.link if m.what.startswith(kind)])
-            name = f"{kind}, {found.link_ranks} ranks, {found.link_backend}"
-            rows.append((name, fmt.rate(top.best_per_s), _spread(top, kind + " ")))
+        add(f"matrix product, {dtype}", rates, fmt.flops, dtype)
+    for one in found.memory:
+        add(f"memory, {one.what}", [one], fmt.rate, one.what)
+    for one in found.transfer:
+        add(one.what, [one], fmt.rate, one.what)
+    for kind in dict.fromkeys(m.what.split()[0] for m in found.link):
+        rates = [m for m in found.link if m.what.startswith(kind)]
+        name = f"{kind}, {found.link_ranks} ranks, {found.link_backend}"
+        add(name, rates, fmt.rate, kind)
     rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
     rows.append(("launching one and waiting for it", fmt.duration(found.roundtrip_ns), ""))
     width = max(len(name) for name, _, _ in rows)
@@ -202,22 +192,3 @@ def to_text(found: Calibration) -> str:
     lines.extend(f"  {_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items()))
     lines.extend(f"  no {what}: {why}" for what, why in sorted(found.absent.items()))
     return "\n".join(lines) + "\n"
-
-
-def _spread(rate: Measured, drop: str) -> str:
-    from chopper import wording as fmt
-
-    at = rate.what.removeprefix(drop).strip()
-    return f"{at + ', ' if at else ''}{fmt.plural(rate.repeats_count, 'repeat')} within " + (
-        fmt.ratio(rate.spread_ratio)
-    )
-
-
-def stored_or_none() -> list[Calibration] | str:
-    """All stored results, or why they cannot be read."""
-    from chopper.hardware import calibration
-
-    try:
-        return calibration.load_all()
-    except InputError as exc:
-        return str(exc)

@@ -9,7 +9,6 @@ import click
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
-from chopper.cli._complete import paths
 from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import progress
 from chopper.errors import UsageError
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
-@click.argument("run_a", metavar="RUN_A", shell_complete=paths)
-@click.argument("run_b", metavar="RUN_B", shell_complete=paths)
+@click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
+@click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
 @shared.report_output("File to write instead of text")
 @shared.as_json
 @click.option(

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from chopper import wording as fmt
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json
 from chopper.collectors.base import call_within
+from chopper.errors import InputError
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -20,7 +23,7 @@ SCHEMA = "chopper.doctor/1"
 
 
 @click.command("doctor", short_help="Show what can be collected here, and what is missing.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@shared.as_json
 def command(as_json: bool) -> None:
     """Show what can be collected on this machine, and what is missing.
 
@@ -44,13 +47,16 @@ def command(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that the command shows, as data."""
+    """Return everything that the command shows, as data."""
     return {
         "schema": SCHEMA,
         "environment": _environment(),
         "devices": _devices(),
         "calibrations": _calibrations(),
-        "permissions": _permissions(),
+        "permissions": [
+            {"name": name, "value": _setting(Path(path), key), "means": means}
+            for name, path, key, means in _SWITCHES
+        ],
         "collectors": _collectors(),
     }
 
@@ -58,36 +64,28 @@ def examine() -> dict[str, Any]:
 def _environment() -> dict[str, Any]:
     import platform
     import socket
+    from importlib.metadata import PackageNotFoundError, version
+
+    import psutil
 
     from chopper.version import __version__
 
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = None
     return {
         "chopper": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
-        "torch": _installed("torch"),
+        "torch": torch,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "hostname": socket.gethostname(),
         "cores_count": os.cpu_count(),
         "usable_cores_count": None if usable is None else len(usable),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": int(psutil.virtual_memory().total),
     }
-
-
-def _installed(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _memory_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -125,17 +123,18 @@ def _devices() -> list[dict[str, Any]]:
 def _calibrations() -> dict[str, Any]:
     import socket
 
-    from chopper.cli.calibrate_ import stored_or_none
     from chopper.hardware import calibration
 
-    stored = stored_or_none()
+    problem, stored = None, []
+    try:
+        stored = calibration.load_all()
+    except InputError as exc:
+        problem = str(exc)
     here = socket.gethostname()
     return {
         "file": str(calibration.default_path()),
-        "problem": stored if isinstance(stored, str) else None,
-        "stored": []
-        if isinstance(stored, str)
-        else [
+        "problem": problem,
+        "stored": [
             {
                 "device": c.device_name,
                 "ranks": c.ranks,
@@ -149,40 +148,38 @@ def _calibrations() -> dict[str, Any]:
     }
 
 
-def _permissions() -> list[dict[str, Any]]:
-    """Switches of the kernel and of drivers that decide what may be measured."""
-    return [
-        {
-            "name": "kernel.perf_event_paranoid",
-            "value": _first_line("/proc/sys/kernel/perf_event_paranoid"),
-            "means": "above 1, hardware counters of the kernel side need CAP_PERFMON",
-        },
-        {
-            "name": "kernel.yama.ptrace_scope",
-            "value": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
-            "means": "above 0, the proportional set size of other processes may be hidden",
-        },
-        {
-            "name": "nvidia RmProfilingAdminOnly",
-            "value": _parameter("/proc/driver/nvidia/params", "RmProfilingAdminOnly"),
-            "means": "1: GPU hardware counters are for administrators only",
-        },
-    ]
+_SWITCHES = (
+    (
+        "kernel.perf_event_paranoid",
+        "/proc/sys/kernel/perf_event_paranoid",
+        None,
+        "above 1, hardware counters of the kernel side need CAP_PERFMON",
+    ),
+    (
+        "kernel.yama.ptrace_scope",
+        "/proc/sys/kernel/yama/ptrace_scope",
+        None,
+        "above 0, the proportional set size of other processes may be hidden",
+    ),
+    (
+        "nvidia RmProfilingAdminOnly",
+        "/proc/driver/nvidia/params",
+        "RmProfilingAdminOnly",
+        "1: GPU hardware counters are for administrators only",
+    ),
+)
+"""Switches of the kernel and of drivers that decide what may be measured: name, file, key in it."""
 
 
-def _first_line(path: str) -> str | None:
+def _setting(path: Path, key: str | None) -> str | None:
     try:
-        return Path(path).read_text().strip()
+        text = path.read_text().strip()
     except OSError:
         return None
-
-
-def _parameter(path: str, name: str) -> str | None:
-    for line in (_first_line(path) or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
+    if key is None:
+        return text
+    settings = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return settings.get(key, "").strip() or None
 
 
 def _collectors() -> list[dict[str, Any]]:
@@ -208,6 +205,10 @@ def _collectors() -> list[dict[str, Any]]:
         ]
 
 
+_ANSWER_S = 20.0
+"""For a collector's probe and what its readings cost."""
+
+
 def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext) -> dict[str, Any]:
     from chopper.collectors import registry
 
@@ -217,45 +218,33 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         "default": name in registry.defaults(),
         "available": False,
         "reason": refused,
-        "remedy": None,
+        "remedy": "repair or remove the package that offers it" if kind is None else None,
         "call_costs_ns": {},
         "driver_calls": {},
     }
     if kind is None:
-        shown["remedy"] = "repair or remove the package that offers it"
         return shown
     try:
-        shown |= call_within(_ASKED_S, lambda: _asked(kind, context))
+        shown |= call_within(_ANSWER_S, lambda: _answer(kind(), context))
     except TimeoutError:
-        shown |= {
-            "available": False,
-            "reason": f"it has not answered for {_ASKED_S:g} s: a call of its driver hangs",
-        }
+        shown["reason"] = f"it has not answered for {_ANSWER_S:g} s: a call of its driver hangs"
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
-        shown |= {"available": False, "reason": f"its probe failed: {type(exc).__name__}: {exc}"}
+        shown["reason"] = f"its probe failed: {type(exc).__name__}: {exc}"
     return shown
 
 
-_ASKED_S = 20.0
-"""For a collector's probe and what its readings cost."""
-
-
-def _asked(kind: Any, context: CollectorContext) -> dict[str, Any]:
-    collector = kind()
+def _answer(collector: Any, context: CollectorContext) -> dict[str, Any]:
     answer = collector.probe(context)
     shown = {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
     if answer.ok and hasattr(collector, "call_costs_ns"):
         shown["call_costs_ns"] = collector.call_costs_ns(context)
     if answer.ok and hasattr(collector, "driver_calls"):
-        costs = collector.driver_calls(context)
-        shown["driver_calls"] = {name: msgspec.to_builtins(c) for name, c in costs.items()}
+        shown["driver_calls"] = msgspec.to_builtins(collector.driver_calls(context))
     return shown
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """The same for people."""
-    from chopper import wording as fmt
-
+    """Return the same for people."""
     environment = found["environment"]
     lines = [
         f"chopper {environment['chopper']}, Python {environment['python']}, "
@@ -279,17 +268,13 @@ def to_text(found: dict[str, Any]) -> str:
         lines.append("  – no calibration of this machine; make one: chopper calibrate")
     lines += ["", "Permissions"]
     for switch in found["permissions"]:
-        value = switch["value"]
-        lines.append(
-            f"  {switch['name']}: {fmt.UNKNOWN + ' (not there)' if value is None else value}"
-            + ("" if value is None else f" ({switch['means']})")
-        )
+        value, means = switch["value"], switch["means"]
+        said = f"{fmt.UNKNOWN} (not there)" if value is None else f"{value} ({means})"
+        lines.append(f"  {switch['name']}: {said}")
     return "\n".join(lines) + "\n"
 
 
 def _collector_lines(collector: dict[str, Any]) -> list[str]:
-    from chopper import wording as fmt
-
     mark = "✓" if collector["available"] else "✗"
     state = "available" if collector["available"] else "not available"
     extra = "" if collector["default"] else ", not used unless asked for"
@@ -326,8 +311,6 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _device_lines(devices: list[dict[str, Any]]) -> list[str]:
-    from chopper import wording as fmt
-
     if not devices:
         return ["  – no accelerator; the ceiling is what `chopper calibrate` measures"]
     lines = []

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper.cli import _shared as shared
 from chopper.cli import estimates
 from chopper.cli._lazy import LazyGroup
-from chopper.cli._path import NamedPath
-from chopper.errors import OutputError
 from chopper.quantities import one_of
 
 if TYPE_CHECKING:
@@ -59,42 +58,17 @@ def _command(name: str, summary: str) -> click.Command:
 
     module = importlib.import_module(f"{estimates.__name__}.{name}")
 
+    @click.command(name, help=module.Options.__doc__, short_help=summary)
+    @shared.as_json
+    @shared.report_output("File to write besides (.html with figures)")
     def run(as_json: bool, output: Path | None, force: bool, **values: Any) -> None:
-        _check(output, force=force)
+        if output is not None:
+            shared.check_report(output, force=force)
         result: Estimate = module.estimate(_options.read(module.Options, values))
         _show(result, module.page(result), as_json=as_json, output=output)
 
-    shown = [
-        click.Option(["--json", "as_json"], is_flag=True, help="Print the documented JSON form."),
-        click.Option(
-            ["-o", "--output"],
-            type=NamedPath(),
-            help="File to write besides; .html (with figures), .md, .json or .txt.",
-        ),
-        click.Option(["--force"], is_flag=True, help="Replace the file when it exists."),
-    ]
-    return click.Command(
-        name,
-        params=[*_options.parameters(module.Options), *shown],
-        callback=run,
-        help=module.Options.__doc__,
-        short_help=summary,
-    )
-
-
-def _check(output: Path | None, *, force: bool) -> None:
-    """Refuse an output that cannot be written before anything is computed."""
-    if output is None:
-        return
-    from chopper.reports import format_of
-
-    format_of(output)
-    if output.is_dir():
-        raise OutputError(f"{output}: is a directory; give a file, for example {output}/x.html")
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: the directory {output.parent} does not exist; create it")
-    if output.exists() and not force:
-        raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
+    run.params[:0] = _options.parameters(module.Options)
+    return run
 
 
 def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -> None:
@@ -107,10 +81,7 @@ def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -
     else:
         click.echo(to_text.render(page, width=_WIDTH), nl=False)
     if output is not None:
-        from chopper.storage.files import write_atomic
-
-        report = formatted(lambda: page, result.to_dict, format_of(output))
-        write_atomic(output, report.encode())
+        shared.write_report(output, formatted(lambda: page, result.to_dict, format_of(output)))
         click.echo(f"written: {output}", err=True)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.reports.export import KINDS
 
@@ -28,13 +27,8 @@ if TYPE_CHECKING:
     required=True,
     help="parquet or csv: a file per table and view; perfetto: one timeline of all ranks.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="Directory to write to.  [default: <name of the run>-<kind>, here]",
-)
-@click.option("--force", is_flag=True, help="Write into a directory that holds files.")
+@shared.output("Directory to write to.  [default: <name of the run>-<kind>, here]")
+@shared.force("Write into a directory that holds files.")
 def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bool) -> None:
     """Write an attributed run for other tools.
 
@@ -65,8 +59,6 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
 
 
 def _name(source: str) -> str:
-    """A name for what is made of a run, a trace or a pattern."""
-    name = Path(source).resolve().name
-    for suffix in (".gz", ".json", ".pt.trace"):
-        name = name.removesuffix(suffix)
+    """Return a name for what is made of a run, a trace or a pattern."""
+    name = shared.run_name(Path(source).resolve())
     return re.sub(r"[^\w.-]+", "", name).strip(".-_") or "export"

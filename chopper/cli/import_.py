@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from chopper.cli._complete import paths
-from chopper.cli._path import NamedPath
+from chopper.cli import _shared as shared
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
-from chopper.storage.destination import working_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command(name="import", no_args_is_help=True)
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=paths)
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="Run directory to make.  [default: runs/NAME]",
-)
-@click.option("--force", is_flag=True, help="Replace the run that is there.")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=shared.paths)
+@shared.output("Run directory to make.  [default: runs/NAME]")
+@shared.force("Replace the run that is there.")
 @click.option(
     "--time-zone",
     metavar="ZONE",
@@ -85,7 +78,10 @@ def command(
     else:
         zone = None if time_zone is None else zone_of(time_zone)
         files = find_sources(traces)
-        target = output or Path("runs") / _name(files)
+        first = files[0].resolve()
+        target = output or Path("runs") / (
+            shared.run_name(files[0]) if len(files) == 1 else first.parent.name
+        )
         with progress(f"importing {len(files)} trace(s)"):
             made = _write(lambda place: write_run(traces, place, zone=zone), target, force)
     if as_json:
@@ -94,92 +90,42 @@ def command(
         click.echo(str(target))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
         click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
-    named = shlex.quote(str(target))
+    named = shared.quoted(target)
     click.echo(f"next: chopper analyze {named}", err=True)
     click.echo(f"      chopper report {named} -o report.html", err=True)
 
 
 def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
-    """Write the run; a run that is replaced goes only when the new one is whole.
+    """Write the run beside its place, and move it there when it is whole.
+
+    The run that is there may be what the new one is made of.
 
     Raises:
         InputError: a trace cannot be read.
         OutputError: another command writes a run there, or it cannot be written; nothing of it is
             left.
     """
-    from chopper.storage.destination import claimed
-
-    with claimed(target):
-        return _write_claimed(make, target, force)
-
-
-def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
-    from chopper.storage.destination import check_output, prepare_output, recover
-
-    for line in recover(target):
-        click.echo(f"chopper: {line}", err=True)
-    replace = check_output(target, force=force)
-    existed = target.is_dir()
-    # A link to a run stays a link.
-    place = target.resolve() if replace else target
-    fresh = working_dir(place, "new") if replace else place
-    prepare_output(fresh)
-    try:
-        made = make(fresh)
-        if replace:
-            made.name = place.name
-            _swap(fresh, place, made)
-    except BaseException:
-        _remove(fresh, itself=replace or not existed)
-        raise
-    return made
-
-
-def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
     from chopper.storage import manifest
+    from chopper.storage.destination import check_output, new_output, prepare_output, working_dir
     from chopper.storage.files import write_atomic
     from chopper.storage.layout import MANIFEST
 
-    write_atomic(fresh / MANIFEST, manifest.encode(made))
-    old = working_dir(place, "old")
+    check_output(target, force=force)
+    place = Path(os.path.realpath(target))
+    fresh = working_dir(place, "new")
     try:
-        place.replace(old)
-        try:
-            fresh.replace(place)
-        except OSError:
-            old.replace(place)
-            raise
-    except OSError as exc:
-        raise OutputError(f"{place}: cannot be replaced ({exc.strerror})") from exc
-    shutil.rmtree(old, ignore_errors=True)
+        made = make(prepare_output(fresh))
+        made.name = place.name
+        write_atomic(fresh / MANIFEST, manifest.encode(made))
+        with new_output(target, force=force, say=_say) as run_dir:
+            for entry in fresh.iterdir():
+                entry.replace(run_dir / entry.name)
+    except OutputError as exc:
+        raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return made
 
 
-def _remove(directory: Path, *, itself: bool) -> None:
-    """Remove what a failed import wrote, and the directory itself when the import made it."""
-    if itself:
-        shutil.rmtree(directory, ignore_errors=True)
-        return
-    for entry in directory.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def _name(files: list[Path]) -> str:
-    if len(files) == 1:
-        name = files[0].name
-        for suffix in (
-            ".gz",
-            ".json",
-            ".trace",
-            ".pt",
-            ".sqlite",
-            ".rpd",
-            ".db",
-            ".csv",
-            ".pickle",
-        ):
-            name = name.removesuffix(suffix)
-        return name
-    return files[0].resolve().parent.name
+def _say(line: str) -> None:
+    click.echo(f"chopper: {line}", err=True)

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from chopper.cli._path import NamedPath
+from chopper.cli import _shared as shared
 from chopper.errors import (
     CaptureError,
     ChopperError,
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
     short_help="Record any training command, without changing its code.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="Directory of the run.  [default: runs/<time>]",
-)
+@shared.output("Directory of the run.  [default: runs/<time>]")
 @click.option(
     "--collect",
     metavar="A,B",
@@ -81,7 +76,7 @@ if TYPE_CHECKING:
     metavar="[HOST:]PORT",
     help="Serve the same numbers to Prometheus meanwhile, on the loopback unless HOST is given.",
 )
-@click.option("--force", is_flag=True, help="Replace an earlier run in the output directory.")
+@shared.force("Replace an earlier run in the output directory.")
 @click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
     output: Path | None,
@@ -145,10 +140,14 @@ def command(
             notes = path / NOTES  # in the run: whoever is killed leaves nothing elsewhere
             notes.touch()
             try:
-                environment = hooked_environment(path, notes, options)
+                environment = {
+                    **os.environ,
+                    **arming.hooked(str(path), "record", options),
+                    NOTES_VARIABLE: str(notes),
+                }
                 with _watched(path, str(shown), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
-                seen = _Notes(notes)
+                seen = _messages(notes)
             finally:
                 notes.unlink(missing_ok=True)
             return _close(path, shown, command_line, code, seen)
@@ -192,7 +191,9 @@ def _watched(
         yield stack.enter_context(_watching.panel(path, title)) if live else None
 
 
-def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Notes) -> int:
+def _close(
+    path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Messages
+) -> int:
     """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
     from chopper.recording.finish import finalize
     from chopper.storage.parts import read_manifest
@@ -203,7 +204,7 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
     except RunFormatError:
         ended = f"; the command ended with exit code {code}" if code else ""
         why = (
-            seen.explain(command_line)
+            _why_nothing(seen, command_line)
             if path.is_dir()
             else f"the command removed the output directory {shown}"
         )
@@ -218,71 +219,58 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
     except (ChopperError, OSError) as exc:
         _say(f"warning: what was recorded cannot be read back: {exc}")
         failed = True
-    _next(shown)
+    named = shared.quoted(shown)
+    _say("next:", f"  chopper analyze {named}", f"  chopper report {named} -o report.html")
     return code or int(failed)
-
-
-def hooked_environment(path: Path, notes: Path, options: dict[str, Any]) -> dict[str, str]:
-    """The environment in which every Python records itself into ``path`` when it trains.
-
-    Args:
-        path: the run directory.
-        notes: the file in which the processes say what they came to.
-        options: of ``chopper.recording.options.make_options``, as JSON can hold them.
-    """
-    return {
-        **os.environ,
-        **arming.hooked(str(path), "record", options),
-        NOTES_VARIABLE: str(notes),
-    }
 
 
 _LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accelerate", "fabric")
 
 
-class _Notes:
-    """Messages that the hooked processes left about themselves."""
+_Messages = dict[str, str]
+"""The first message about each stage that the hooked processes left about themselves."""
 
-    def __init__(self, path: Path) -> None:
-        self._details: dict[str, list[str]] = {}
-        text = ""
-        with contextlib.suppress(FileNotFoundError):  # the command removed the run
-            text = path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
+
+def _messages(notes: Path) -> _Messages:
+    first: _Messages = {}
+    with contextlib.suppress(FileNotFoundError):  # the command removed the run
+        for line in notes.read_text(encoding="utf-8", errors="replace").splitlines():
             stage, _, rest = line.partition("\t")
-            self._details.setdefault(stage, []).append(rest.partition("\t")[2])
+            first.setdefault(stage, rest.partition("\t")[2])
+    return first
 
-    def explain(self, command_line: tuple[str, ...]) -> str:
-        """Why no rank recorded, and what to do about it; one line."""
-        if "failed" in self._details:
-            return self._details["failed"][0]
-        if "chopper-missing" in self._details:
-            return (
-                f"chopper cannot be imported in the command's Python "
-                f"({self._details['chopper-missing'][0]}); install chopper-profiler there"
-            )
-        if "recording" in self._details:
-            return "a process began to record and could not write; see its message above"
-        elsewhere = ""
-        launcher = Path(command_line[0]).name
-        if launcher in _LAUNCHERS_ELSEWHERE:
-            elsewhere = (
-                f"; what {launcher} starts on other hosts, or in a cluster that ran before, has "
-                "not the environment of this command: have it pass on PYTHONPATH and the variables "
-                "that begin with CHOPPER_"
-            )
-        if "torch" in self._details:
-            return (
-                "torch was imported, but nothing trained: no forward in training mode with an "
-                f"optimizer, no backward pass, no step{elsewhere}"
-            )
-        if "python" in self._details:
-            return f"Python was started, but torch was never imported{elsewhere}"
+
+def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
+    """Return why no rank recorded, and what to do about it, in one line."""
+    if "failed" in seen:
+        return seen["failed"]
+    if "chopper-missing" in seen:
         return (
-            f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, "
-            "-I and -E of Python and a cleared environment (env -i, sudo) keep chopper out: call "
-            "chopper.profile in the program instead"
+            f"chopper cannot be imported in the command's Python ({seen['chopper-missing']}); "
+            "install chopper-profiler there"
         )
+    if "recording" in seen:
+        return "a process began to record and could not write; see its message above"
+    elsewhere = ""
+    launcher = Path(command_line[0]).name
+    if launcher in _LAUNCHERS_ELSEWHERE:
+        elsewhere = (
+            f"; what {launcher} starts on other hosts, or in a cluster that ran before, has not "
+            "the environment of this command: have it pass on PYTHONPATH and the variables that "
+            "begin with CHOPPER_"
+        )
+    if "torch" in seen:
+        return (
+            "torch was imported, but nothing trained: no forward in training mode with an "
+            f"optimizer, no backward pass, no step{elsewhere}"
+        )
+    if "python" in seen:
+        return f"Python was started, but torch was never imported{elsewhere}"
+    return (
+        f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, -I "
+        "and -E of Python and a cleared environment (env -i, sudo) keep chopper out: call "
+        "chopper.profile in the program instead"
+    )
 
 
 def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
@@ -292,13 +280,7 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
 
     part = run.ranks[0]
     steps = recorded_steps(path / rank_dir_name(part.rank))
-    traced = [
-        number
-        for number, is_traced in zip(
-            steps["number"].to_pylist(), steps["traced"].to_pylist(), strict=True
-        )
-        if is_traced
-    ]
+    traced = steps.filter(steps["traced"])["number"].to_pylist()
     ranks = f"{len(run.ranks)} rank" + ("s" if len(run.ranks) > 1 else "")
     if traced:
         trace = f"steps {traced[0]} to {traced[-1]} traced"
@@ -318,19 +300,8 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
         _say(f"the command ended with exit code {code}; what it had recorded is kept")
 
 
-def _next(shown: Path) -> None:
-    run = shlex.quote(str(shown))
-    _say("next:")
-    _print(f"  chopper analyze {run}")
-    _print(f"  chopper report {run} -o report.html")
-
-
-def _say(message: str) -> None:
-    _print(f"chopper: {message}")
-
-
-def _print(line: str) -> None:
+def _say(message: str, *more: str) -> None:
     # Nobody listening is no reason to lose the command's exit code.
     with contextlib.suppress(OSError, ValueError):
-        click.echo(printable(line), err=True)
+        click.echo("\n".join(map(printable, (f"chopper: {message}", *more))), err=True)
         sys.stderr.flush()

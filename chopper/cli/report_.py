@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
 from chopper.cli import _shared as shared
 from chopper.cli._progress import progress
-from chopper.errors import printable
 from chopper.storage.layout import is_experiment
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
 @shared.runs
-@shared.report_output("File to write", default=Path("report.html"))
+@shared.report_output("File to write", "  [default: report.html]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
-def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) -> None:
+def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it: bool) -> None:
     """Write the report of a run as one file that needs no network.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
@@ -30,6 +28,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
       chopper report runs/mine -o mine.html --force --open
       chopper report "traces/rank*.json.gz" -o summary.md
     """
+    output = output or Path("report.html")
     kind = shared.check_report(output, sources, force=force)
     shown = _rendered(sources, kind)
     with progress("writing the report"):
@@ -59,11 +58,11 @@ def _rendered(sources: tuple[str, ...], kind: str) -> str:
 def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:
     from chopper import wording as fmt
 
-    named = printable(" ".join(shlex.quote(s) for s in sources))
+    named = shared.quoted(*sources)
     line = f"{fmt.bytes_(size)} written"
     if output.suffix.lower() in (".html", ".htm") and not opened:
         return (
             f"{line}; open it in a browser, or: "
-            f"chopper report {named} -o {shlex.quote(str(output))} --force --open"
+            f"chopper report {named} -o {shared.quoted(output)} --force --open"
         )
     return f"{line}; next: chopper analyze {named} --by kernel"

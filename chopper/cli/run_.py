@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import shlex
 import shutil
 import sys
 import time
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper.cli._complete import workloads
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json, print_page
-from chopper.cli._path import NamedPath
-from chopper.cli._progress import progress
+from chopper.cli._progress import bar, progress
 from chopper.errors import ChopperError, printable
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class _Command(click.Command):
 
 
 @click.command("run", cls=_Command, short_help="Record a reference workload and attribute it.")
-@click.argument("workload", shell_complete=workloads)
+@click.argument("workload", shell_complete=shared.workloads)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(
     "--ranks", type=int, metavar="N", help="Processes. [default: one per GPU, or 2 without GPUs]"
@@ -68,14 +66,9 @@ class _Command(click.Command):
     is_flag=True,
     help="Run all variants and compare them; workloads with variants always do.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=NamedPath(),
-    help="Directory of the run. [default: runs/<time>-<workload>]",
-)
-@click.option("--force", is_flag=True, help="Replace the run in the output directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print what came of it as JSON.")
+@shared.output("Directory of the run. [default: runs/<time>-<workload>]")
+@shared.force("Replace the run in the output directory.")
+@shared.as_json
 def command(
     workload: str,
     options: tuple[str, ...],
@@ -209,7 +202,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
         print_json(attribution.to_dict())
     else:
         print_text(attribution, None, None)
-    run = shlex.quote(str(path))
+    run = shared.quoted(path)
     click.echo(f"next: chopper report {run} -o report.html", err=True)
     click.echo(f"      chopper analyze {run} --by layer", err=True)
 
@@ -217,7 +210,6 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper import wording as fmt
-    from chopper.cli._bar import bar
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
     from chopper.recording.finish import finalize
@@ -299,7 +291,7 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
         write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))
     click.echo(f"report: {page}", err=True)
     # What an interruption left out cannot be compared.
-    runs = {v.name: shlex.quote(str(path / v.runs[0])) for v in found.plan.variants if v.runs}
+    runs = {v.name: shared.quoted(path / v.runs[0]) for v in found.plan.variants if v.runs}
     base = runs.pop(found.plan.baseline or "", None)
     if base is not None and runs:
         click.echo(f"next: chopper compare {base} {next(iter(runs.values()))}", err=True)

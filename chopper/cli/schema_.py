@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper.cli._complete import tables
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json
 from chopper.errors import UsageError
 
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 SCHEMA = "chopper.tables/1"
 
 
+def _names(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    return [name for name in _tables() if name.startswith(typed)]
+
+
 @click.command("schema", short_help="Print the tables that a run holds, or one of them.")
-@click.argument("table", required=False, shell_complete=tables)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.argument("table", required=False, shell_complete=_names)
+@shared.as_json
 def command(table: str | None, as_json: bool) -> None:
     """Print the tables that a run holds, or the columns of one of them.
 
@@ -29,13 +33,17 @@ def command(table: str | None, as_json: bool) -> None:
       chopper schema --json | jq '.tables[].name'
     """
     from chopper.tables import TABLES
-    from chopper.views import in_sections
 
-    every = [*TABLES.values(), *in_sections()] if table is None else []
-    chosen = every or [_find(str(table))]
+    tables = TABLES if table in TABLES else _tables()
+    if table is not None and table not in tables:
+        from difflib import get_close_matches
+
+        close = get_close_matches(table, tables, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(tables)}"
+        raise UsageError(f"no table is called {table!r}; {hint}")
+    chosen = [*tables.values()] if table is None else [tables[table]]
     if as_json:
-        document = {"schema": SCHEMA, "tables": [to_json(t) for t in chosen]}
-        print_json(document)
+        print_json({"schema": SCHEMA, "tables": [to_json(t) for t in chosen]})
     elif table is not None:
         click.echo(to_text(chosen[0]), nl=False)
     else:
@@ -45,43 +53,23 @@ def command(table: str | None, as_json: bool) -> None:
         click.echo(f"next: chopper schema {chosen[0].name}", err=True)
 
 
-def _find(name: str) -> Table:
-    from difflib import get_close_matches
-
+def _tables() -> dict[str, Table]:
+    """Return the tables of a run and of its views, by name."""
     from chopper.tables import TABLES
-    from chopper.views import VIEWS
+    from chopper.views import in_sections
 
-    if name in TABLES:
-        return TABLES[name]
-    if name in VIEWS:
-        return VIEWS[name]
-    names = [*TABLES, *VIEWS]
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
-    raise UsageError(f"no table is called {name!r}; {hint}")
+    return {**TABLES, **{view.name: view for view in in_sections()}}
 
 
 def to_json(table: Table) -> dict[str, Any]:
-    """A table's declaration as data."""
-    return {
-        "name": table.name,
-        "version": table.version,
-        "doc": table.doc,
-        "columns": [
-            {
-                "name": column.name,
-                "type": column.type,
-                "unit": column.unit,
-                "nullable": column.nullable,
-                "doc": column.doc,
-            }
-            for column in table.columns
-        ],
-    }
+    """Return a table's declaration as data."""
+    fields = ("name", "type", "unit", "nullable", "doc")
+    columns = [{field: getattr(c, field) for field in fields} for c in table.columns]
+    return {"name": table.name, "version": table.version, "doc": table.doc, "columns": columns}
 
 
 def to_text(table: Table) -> str:
-    """A table's declaration for people."""
+    """Return a table's declaration for people."""
     out = click.HelpFormatter(width=100)
     out.write_text(f"{table.name}, version {table.version}. {table.doc}")
     out.write_paragraph()

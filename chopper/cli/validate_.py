@@ -75,7 +75,8 @@ def command(
         ):
             done.append(case)
             _show_progress(case, len(done), time.perf_counter() - started)
-    _end_progress()
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
     if as_json:
         print_json(to_dict(done, seed=seed))
     else:
@@ -101,27 +102,24 @@ def _magnitudes(named: str | None) -> tuple[str, ...]:
 
 
 def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Suite → names of its injections to run, in their order; suites without any are left out."""
+    """Return suite → its injections to run, in order; suites without any are left out."""
     known: dict[str, dict[str, str]] = {
         suite: importlib.import_module(f"chopper.validation.{suite}").injections()
         for suite in suites
     }
     if named is None:
         return {suite: tuple(names) for suite, names in known.items()}
-    asked = [n.strip() for n in named.split(",") if n.strip()]
+    wanted = [n.strip() for n in named.split(",") if n.strip()]
     chosen: dict[str, tuple[str, ...]] = {}
     matched: set[str] = set()
     for suite, names in known.items():
-        hits = []
         for name, cause in names.items():
-            fits = {a for a in asked if a in (name, cause) or cause.startswith(a + ".")}
-            matched |= fits
+            fits = {w for w in wanted if w in (name, cause) or cause.startswith(w + ".")}
             if fits:
-                hits.append(name)
-        if hits:
-            chosen[suite] = tuple(hits)
-    unknown = [a for a in asked if a not in matched]
-    if unknown or not asked:
+                matched |= fits
+                chosen[suite] = (*chosen.get(suite, ()), name)
+    unknown = [w for w in wanted if w not in matched]
+    if unknown or not wanted:
         raise UsageError(
             f"--causes {named!r}: no injection of {', '.join(unknown) or 'no name'}; "
             + _instead(unknown, known)
@@ -145,20 +143,8 @@ def _instead(unknown: list[str], known: dict[str, dict[str, str]]) -> str:
 
 
 def _show_progress(case: Case, count: int, seconds: float) -> None:
+    line = f"{count} cases, {seconds:.0f} s: {case.injection} {case.magnitude} {case.flavour}"
     if sys.stderr.isatty():
-        sys.stderr.write(
-            f"\r{count} cases, {seconds:.0f} s: {case.injection} {case.magnitude} "
-            f"{case.flavour}\x1b[K"
-        )
+        click.echo(f"\r{line}\x1b[K", nl=False, err=True)
     elif case.status == "missed" or count % 25 == 0:
-        sys.stderr.write(
-            f"chopper: {count} cases, {seconds:.0f} s: {case.injection} {case.magnitude} "
-            f"{case.flavour}: {case.status}\n"
-        )
-    sys.stderr.flush()
-
-
-def _end_progress() -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        click.echo(f"chopper: {line}: {case.status}", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper import wording as fmt
-from chopper.cli import _complete
+from chopper.cli import _shared as shared
 from chopper.cli._output import print_json
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ _WIDTH = 100
 
 
 @click.command("workloads", short_help="List the reference workloads, or describe one.")
-@click.argument("workload", required=False, shell_complete=_complete.workloads)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.argument("workload", required=False, shell_complete=shared.workloads)
+@shared.as_json
 def command(workload: str | None, as_json: bool) -> None:
     """List the reference workloads, or describe one with its variants and options.
 
@@ -34,8 +34,7 @@ def command(workload: str | None, as_json: bool) -> None:
         find(workload)
     if as_json:
         names = [*workloads()] if workload is None else [workload]
-        document = {"schema": "chopper.workloads/1", "workloads": [_plain(n) for n in names]}
-        print_json(document)
+        print_json({"schema": "chopper.workloads/1", "workloads": [_plain(n) for n in names]})
     elif workload is not None:
         click.echo(described(workload), nl=False)
     else:
@@ -97,30 +96,14 @@ def _plain(name: str) -> dict[str, Any]:
     from chopper.experiments.catalogue import find, options_of
 
     workload = find(name)
+    fields = ("summary", "module", "ranks", "repeats", "seconds", "baseline")
+    of_variant = ("name", "summary", "needs_gpu", "default")
     return {
         "name": name,
-        "summary": workload.summary,
-        "module": workload.module,
-        "ranks": workload.ranks,
-        "repeats": workload.repeats,
-        "seconds": workload.seconds,
-        "baseline": workload.baseline,
-        "variants": [
-            {
-                "name": v.name,
-                "summary": v.summary,
-                "needs_gpu": v.needs_gpu,
-                "default": v.default,
-            }
-            for v in workload.variants
-        ],
+        **{field: getattr(workload, field) for field in fields},
+        "variants": [{f: getattr(v, f) for f in of_variant} for v in workload.variants],
         "options": [
-            {
-                "name": f"--{option.name}",
-                "help": option.help,
-                "default": option.default,
-                "choices": option.choices,
-            }
-            for option in options_of(name)
+            {"name": f"--{o.name}", "help": o.help, "default": o.default, "choices": o.choices}
+            for o in options_of(name)
         ],
     }

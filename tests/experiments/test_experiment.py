@@ -331,18 +331,3 @@ def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):
     power = found.find("power_w", "b")
     assert power is not None
     assert power.values == (400.0, 400.0, 400.0)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "log", "ticks"),
-    [
-        (300, 20_000, True, [100, 1_000, 10_000, 100_000]),
-        (3.0, 9.0, False, [0, 2, 4, 6, 8, 10]),
-        (-4.0, 11.0, False, [-5, 0, 5, 10, 15]),
-        (0.0, 0.0, False, [0]),
-    ],
-)
-def test_an_axis_is_labelled_at_round_values(low, high, log, ticks):
-    from chopper.reports.experiment_figures import ticks as axis_ticks
-
-    assert axis_ticks(low, high, log=log) == pytest.approx(ticks)

@@ -151,7 +151,7 @@ def test_series_of_the_synthetic_run() -> None:
 
 
 def test_a_counter_that_was_reset_is_unknown_not_negative() -> None:
-    at, rate = series._derivative(np.array([0, 10, 20, 30]), np.array([100.0, 200.0, 50.0, 70.0]))
+    at, rate = series.growth(np.array([0, 10, 20, 30]), np.array([100.0, 200.0, 50.0, 70.0]))
     assert at.tolist() == [10, 20, 30]
     assert np.isnan(rate[1])
     assert rate[[0, 2]].tolist() == [10.0, 2.0]

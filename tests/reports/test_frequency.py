@@ -138,7 +138,6 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
     assert Fact(label="Held down by", value="–", note="no reasons were recorded") in tiles(made)
     [kernel] = rows(made, "Kernels that pull the clock down")
     assert kernel["Held by, share of its time"] == "Throttle reason not recorded 100 %"
-    assert not rows(made, "Throttle episodes")
 
 
 def test_ridges_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
@@ -175,12 +174,9 @@ def test_power_is_coloured_by_temperature(page: Section) -> None:
 
 
 def test_energy_stands_there_or_why_it_is_not_known(page: Section) -> None:
-    whole, phase = rows(page, "Energy")
-    assert (whole["Scope"], whole["Source"]) == ("whole run", "device 0")
-    assert whole["Per step"] == "–"
-    assert whole["Energy"]
-    assert phase["Scope"] == "forward"
-    assert "says nothing below 5 s" in phase["Energy"]
+    [energy] = [f for f in tiles(page) if f.label.startswith("Energy")]
+    assert (energy.label, energy.value) == ("Energy per step, device 0", "–")
+    assert energy.note
 
 
 def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
@@ -192,10 +188,6 @@ def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
         "Power cap",
         "Nothing",
     ]
-    assert row["To the mean"] == "0.0 %"
-    (episode,) = rows(page, "Throttle episodes")
-    assert episode["Held by"] == "Power cap"
-    assert episode["Kernels that lost most"] == "ampere_bf16_s16816gemm 100 %"
 
 
 @pytest.mark.usefixtures("page")

@@ -11,8 +11,7 @@ from chopper.causes import CAUSES, LEAVES
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
 from chopper.reports import run, to_markdown, to_text
-from chopper.reports.advice import advice
-from chopper.reports.palette import COLORS, color, ink
+from chopper.reports.labels import advice, color, ink
 from chopper.reports.story import Groupings, tell
 from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
@@ -130,7 +129,7 @@ def test_every_leaf_has_a_colour_of_its_own_hex_and_advice() -> None:
     for leaf in LEAVES:
         assert re.fullmatch(r"#[0-9a-f]{6}", color(leaf))
         assert advice(leaf), leaf
-    assert color("compute.newer_than_this") == COLORS["compute"]
+    assert color("compute.newer_than_this") == color("compute")
     assert ink("#ffffff") == "#101114"
     assert ink("#000000") == "#ffffff"
 

@@ -72,11 +72,11 @@ def test_each_is_described_with_variants_options_and_time(name):
 
 
 def test_what_is_left_is_told_from_the_runs_that_ended(monkeypatch, capsys):
-    from chopper.cli import _bar
+    from chopper.cli._progress import bar
 
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    with _bar.bar(3, expected_s=60) as shown:
+    with bar(3, expected_s=60) as shown:
         shown.begin("a-1")
         now_s = 110.0
         shown.end()

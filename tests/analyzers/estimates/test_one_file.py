@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 from chopper.analyzers.estimates import Estimate, Option
 from chopper.cli import _options
-from chopper.reports.estimates.parts import estimate_page, values
+from chopper.reports.estimate import estimate_page, values
 from chopper.reports.page import Page
 from chopper.wording import duration
 

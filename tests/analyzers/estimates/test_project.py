@@ -21,10 +21,10 @@ from chopper.analyzers.estimates.project import (
 )
 from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
+from chopper.cli.estimates.project import page
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.devices import Reach, named, reach_of
 from chopper.reports import to_text
-from chopper.reports.estimates.project import page
 from tests.kineto_writer import TODAY, Trace
 
 H100, MI300X = named("h100-sxm"), named("mi300x")

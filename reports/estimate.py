@@ -1,0 +1,103 @@
+"""Parts of the pages of estimates: listings, figures and assumptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chopper import wording as fmt
+from chopper.reports.figures import LINES, layout, legend, limit, significant
+from chopper.reports.page import Column, Figure, Items, Page, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from chopper.analyzers.estimates import Estimate
+
+T = TypeVar("T")
+
+
+def estimate_page(
+    result: Estimate,
+    *,
+    title: str,
+    headline: str,
+    facts: Iterable[str],
+    figures: Sequence[Figure],
+    sections: Sequence[Section],
+) -> Page:
+    """Return a page that ends with the estimate's assumptions."""
+    return Page(
+        title=title,
+        headline=headline,
+        summary=(Items(items=tuple(facts)),),
+        sections=(
+            *(Section(title=figure.title, blocks=(figure,)) for figure in figures),
+            *sections,
+            Section(title="Assumptions", blocks=(Items(items=result.assumptions),)),
+        ),
+    )
+
+
+def listing(
+    title: str,
+    items: Iterable[T],
+    columns: Mapping[str | Column, str | Callable[[T], str]],
+    **table: Any,
+) -> Section:
+    """Return a table with a row for each item.
+
+    Args:
+        title: of the section.
+        items: shown in order.
+        columns: heading or column → field of an item, whose name tells the unit, or text of a cell.
+        table: further fields of :class:`chopper.reports.page.Table`.
+    """
+    rows = [[_text(item, source) for source in columns.values()] for item in items]
+    return Section(title=title, blocks=(Table(columns=tuple(columns), rows=rows, **table),))
+
+
+def _text(item: T, source: str | Callable[[T], str]) -> str:
+    if not isinstance(source, str):
+        return source(item)
+    value = getattr(item, source)
+    return (
+        fmt.duration(value * 1e9)
+        if source.endswith("_s") and "_per_" not in source
+        else (fmt.cell(source, value))
+    )
+
+
+def values(title: str, rows: Sequence[tuple[str, str]], note: str = "") -> Section:
+    """Return a table of quantities with their names."""
+    return Section(title=title, blocks=(Table(columns=("", "value"), rows=rows, note=note),))
+
+
+def stacked_figure(
+    rows: Mapping[str, Mapping[str, float]], *, x: str, wall: tuple[str, float] | None = None
+) -> dict[str, Any]:
+    """Return horizontal stacked bars: bar → part → value; `wall` is a vertical line's name."""
+    parts = list(dict.fromkeys(part for bar in rows.values() for part in bar))
+    shown = layout(
+        190 + 44 * len(rows),
+        8,
+        24,
+        showlegend=True,
+        legend=legend(),
+        barmode="stack",
+        xaxis={"title": {"text": x}, "rangemode": "tozero"},
+        yaxis={"type": "category", "automargin": True, "autorange": "reversed"},
+    )
+    if wall is not None:
+        limit(shown, *wall, shown_at=wall[1])
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": part,
+            "y": list(rows),
+            "x": significant(bar.get(part, 0.0) for bar in rows.values()),
+            "marker": {"color": LINES[i % len(LINES)]},
+        }
+        for i, part in enumerate(parts)
+    ]
+    return {"data": data, "layout": shown}
