@@ -64,7 +64,7 @@ def compare(
         changes=changes,
         kernels=_items(sides, "kernel"),
         operations=_items(sides, "op"),
-        notes=(*_notes_of_kinds((a, b)), *_notes(sides)),
+        notes=tuple(_notes((a, b), sides)),
         allow_different=allow_different,
     )
 
@@ -187,50 +187,41 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
 
 
-def _notes_of_kinds(runs: tuple[Attributed, Attributed]) -> list[str]:
-    """Name traced steps left out for their kind, and runs whose kinds differ."""
-    notes = []
+def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:
+    """Say which steps and ranks were left out, and what the mean holds."""
     kinds = [run.step_time().kind for run in runs]
+    notes = []
     if kinds[0] != kinds[1]:
         notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
-    for name, run in zip("AB", runs, strict=True):
-        step = run.step_time()
-        for kind in step.kinds:
-            if run.whole is not run and kind.traced and kind.name != step.kind:
+    for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
+        for kind in run.step_time().kinds if run.whole is not run else ():
+            if kind.traced and kind.name != of:
                 notes.append(
                     f"{name}: {plural(len(kind.traced), 'traced step')} ({kind.name}: "
-                    f"{ranges(kind.traced)}) left out: the steps compared are of {step.kind}"
+                    f"{ranges(kind.traced)}) left out: the steps compared are of {of}"
                 )
-    return notes
-
-
-def _notes(sides: tuple[Steps, Steps]) -> list[str]:
-    notes = []
-    for name, steps in zip("AB", sides, strict=True):
-        if steps.ranks_left_out:
-            ranks = "ranks" if len(steps.ranks_left_out) > 1 else "rank"
+        if side.ranks_left_out:
+            ranks = "ranks" if len(side.ranks_left_out) > 1 else "rank"
             notes.append(
-                f"{name}: {ranks} {some(steps.ranks_left_out)} left out: no step holds work of its "
+                f"{name}: {ranks} {some(side.ranks_left_out)} left out: no step holds work of its "
                 "own there"
             )
-        if steps.left_out:
-            numbers = ", ".join(map(str, steps.left_out))
+        if side.left_out:
+            steps = "steps" if len(side.left_out) > 1 else "step"
             notes.append(
-                f"{name}: {'steps' if len(steps.left_out) > 1 else 'step'} {numbers} left out as "
-                "warm-up: much longer than all later ones"
+                f"{name}: {steps} {', '.join(map(str, side.left_out))} left out as warm-up: much "
+                "longer than all later ones"
             )
-        each = steps.step_ns
-        if len(each) >= MIN_STEPS:
-            median_ns = float(np.median(each))
-            slow = np.flatnonzero(each > _SLOW_STEP * median_ns)
-            if len(slow) and median_ns:
-                worst = int(slow[each[slow].argmax()])
-                factor = each[worst] / median_ns
-                notes.append(
-                    f"{name}: step {steps.numbers[worst]} took {factor:.1f} times the median "
-                    f"({len(slow)} of {len(each)} steps took more than twice it): kept, and the "
-                    "mean and its interval hold it"
-                )
+        each = side.step_ns
+        median_ns = float(np.median(each)) if len(each) >= MIN_STEPS else 0.0
+        slow = np.flatnonzero(each > _SLOW_STEP * median_ns)
+        if len(slow) and median_ns:
+            worst = int(slow[each[slow].argmax()])
+            notes.append(
+                f"{name}: step {side.numbers[worst]} took {each[worst] / median_ns:.1f} times the "
+                f"median ({len(slow)} of {len(each)} steps took more than twice it): kept, and the "
+                "mean and its interval hold it"
+            )
     return notes
 
 

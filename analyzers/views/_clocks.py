@@ -61,8 +61,7 @@ COLUMNS = (
     ),
 )
 AT_REFERENCE = optional(
-    "at_reference_ns",
-    "Time that the same kernels would take at the reference clock; null as the loss.",
+    "at_reference_ns", "Time of the same kernels at the reference clock; null as the loss."
 )
 
 

@@ -28,10 +28,7 @@ VIEW = View(
         column("time_ns", "Device time of all instances."),
         column("sensitivity_ratio", "Sensitivity that the attribution uses, 0 to 1."),
         column("sensitivity_error_ratio", "Standard error of that sensitivity."),
-        optional(
-            "slope_ratio",
-            "Sensitivity measured from instances at several clocks; null without enough of them.",
-        ),
+        optional("slope_ratio", "Sensitivity measured from instances at several clocks."),
         optional("slope_error_ratio", "Standard error of the measured sensitivity."),
         column(
             "roofline_ratio",

@@ -38,24 +38,13 @@ VIEW = View(
     "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
     "clock; bandwidths as nccl-tests define them.",
     (
-        column(
-            "collective",
-            "Normalized name of the collective: allreduce, reducescatter, sendrecv or another one.",
-        ),
+        column("collective", "Normalized name of the collective, as allreduce."),
         optional("ranks", "Global ranks that took part."),
         optional("step", "Number of the step in which the straggler's event began.", "int64"),
-        column(
-            "waiting_ns",
-            "Straggler wait: time from each rank's arrival to the last one's, summed over ranks.",
-        ),
+        column("waiting_ns", "Straggler wait: from each rank's arrival to the last one's, summed."),
         column("straggler_rank", "Global rank that arrived last.", "int32"),
-        column(
-            "exposed_waiting_ns",
-            "Part of the straggler wait that no computing hid, summed over ranks.",
-        ),
-        column(
-            "transfer_ns", "Transfer time: from the last rank's arrival to the last rank's end."
-        ),
+        column("exposed_waiting_ns", "Straggler wait that no computing hid, summed."),
+        column("transfer_ns", "Transfer time: from the last arrival to the last rank's end."),
         optional("message_bytes", "Size of the whole array that the collective works on."),
         optional("bus_bytes_per_s", "Bus bandwidth, as nccl-tests defines it."),
         optional("at_peak_ratio", "Bus bandwidth as a share of the link's peak."),
@@ -65,9 +54,7 @@ VIEW = View(
         optional("layer", "Module path of the layer of the straggler's event."),
         optional("op", "Operator that launched the straggler's event."),
         optional("group", "Name of the process group."),
-        optional(
-            "sequence_id", "Number of the collective within its group, where recorded.", "int64"
-        ),
+        optional("sequence_id", "Number of the collective within its group.", "int64"),
         column("rank_count", "Number of ranks that took part."),
         column("first_arrival_ns", "Arrival of the first rank, Unix time."),
         column("last_arrival_ns", "Arrival of the last rank, Unix time."),

@@ -23,14 +23,10 @@ VIEW = View(
     "equal.",
     (
         *COLUMNS,
-        optional(
-            "slowdown_ratio",
-            "Mean duration beside others over the baseline; null without a baseline.",
-        ),
+        optional("slowdown_ratio", "Mean duration beside others over the baseline."),
         column("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
         optional(
-            "alone_ns",
-            "Baseline: median duration of instances that ran alone; null with fewer than three.",
+            "alone_ns", "Baseline: median duration of three instances or more that ran alone."
         ),
         optional("overlapped_ns", "Median duration of instances that ran beside others."),
         column("alone_count", "Number of instances that ran alone."),

@@ -43,21 +43,11 @@ VIEW = View(
         optional("phase", "Phase of the host; null for all phases."),
         column("time_ns", "Time of the step or phase."),
         optional(
-            "active_cores", "Mean number of cores that were busy at all during a sample.", "float64"
+            "active_cores", "Mean number of cores that were busy at all in a sample.", "float64"
         ),
-        optional(
-            "minimum_cores",
-            "Mean number of cores that the same work would fill: sum of busy shares.",
-            "float64",
-        ),
-        optional(
-            "rank_cores", "Cores that the rank used, its child processes included.", "float64"
-        ),
-        optional(
-            "children_cores",
-            "Cores that the rank's child processes used (data loader workers).",
-            "float64",
-        ),
+        optional("minimum_cores", "Mean number of cores that the work would fill.", "float64"),
+        optional("rank_cores", "Cores that the rank and its child processes used.", "float64"),
+        optional("children_cores", "Cores that the rank's child processes used.", "float64"),
         optional("system_cores", "Cores busy in the kernel of the operating system.", "float64"),
         optional("stolen_cores", "Cores taken by the hypervisor.", "float64"),
         optional("reason", "Reason why values are null.", "text"),

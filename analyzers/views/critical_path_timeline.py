@@ -24,7 +24,7 @@ VIEW = View(
     (
         column("rank", "Global rank on which the stretch lies.", "int32"),
         column(
-            "start_ns", "Start of the stretch since that of the path, in the clock of the rank."
+            "start_ns", "Start of the stretch since that of the path, in the clock of its rank."
         ),
         column("dur_ns", "Duration of the stretch."),
         column(

@@ -24,10 +24,7 @@ VIEW = View(
     "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
     "computing hid, and what it did.",
     (
-        column(
-            "collective",
-            "Normalized name of the collective: allreduce, reducescatter, sendrecv or another one.",
-        ),
+        column("collective", "Normalized name of the collective, as allreduce."),
         optional("ranks", "Global ranks that take part."),
         column("phase", "Phase of the communication events."),
         optional("layer", "Module path of the layer of the communication events."),
@@ -40,9 +37,7 @@ VIEW = View(
             "Duration of the events in the steps; exceeds exposed and hidden time where they "
             "overlap.",
         ),
-        column(
-            "waiting_ns", "Part of the exposed time before the last rank arrived (straggler wait)."
-        ),
+        column("waiting_ns", "Part of the exposed time before the last rank arrived."),
         column("at_peak_ns", "Part of the exposed time that the bytes need at the link's peak."),
         column("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
         column("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),

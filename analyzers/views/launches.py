@@ -16,14 +16,13 @@ which is why the run's idle causes are smaller.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, running_max, text_rows
-from chopper.analyzers.trace.columns import distinct_rows, ints
+from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
@@ -44,10 +43,7 @@ VIEW = View(
         column("kernel_count", "Number of compute kernels."),
         column("overhead_ns", "Launch overhead: preparation, call and what could not be split."),
         column("share_ratio", "Launch overhead as a share of the observed time of all ranks."),
-        column(
-            "preparation_ns",
-            "Part of the overhead before the launching call, when the host was late.",
-        ),
+        column("preparation_ns", "Part of the overhead before the launching call."),
         column("call_ns", "Part of the overhead from the launching call to the kernel's start."),
         column("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
         column("mean_ns", "Mean overhead per kernel."),
@@ -59,31 +55,12 @@ VIEW = View(
 )
 
 
-@dataclass(frozen=True)
-class LaunchOverhead:
-    """Launch overhead of each event of `Events`, in its order; 0 where there is none.
-
-    Attributes:
-        counted: compute kernels, which alone are looked at.
-        preparation_ns, call_ns: the two parts of the overhead.
-        unsplit_ns: overhead of kernels whose launch was not recorded.
-    """
-
-    counted: np.ndarray
-    preparation_ns: np.ndarray
-    call_ns: np.ndarray
-    unsplit_ns: np.ndarray
-
-
 def launches(run: Attributed, events: Events) -> pa.Table:
     """DEVICE_EVENT, HOST_SPAN -> LAUNCHES, most overhead first."""
-    overhead = overhead_of(events, _launch_ns(run, events))
-    rows = np.flatnonzero(overhead.counted)
+    rows = np.flatnonzero(of_class(events, "compute"))
     groups = Groups([events.op[0][rows], events.phase[0][rows]])
-    parts = {
-        name: groups.sum(getattr(overhead, name)[rows])
-        for name in ("preparation_ns", "call_ns", "unsplit_ns")
-    }
+    overhead = overhead_of(events, _launch_ns(run, events))
+    parts = {name: groups.sum(values[rows]) for name, values in overhead.items()}
     whole = sum(parts.values(), np.zeros(len(groups), dtype=np.int64))
     columns = {
         "op": text_rows(events.op, rows[groups.first]),
@@ -109,29 +86,27 @@ def _launch_ns(run: Attributed, events: Events) -> np.ndarray:
     return found
 
 
-def overhead_of(events: Events, launch_ns: np.ndarray) -> LaunchOverhead:
-    """Return the launch overhead of each event.
+def overhead_of(events: Events, launch_ns: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the parts of the launch overhead of each event; 0 where there is none.
 
     Args:
         events: the run's events.
         launch_ns: start of the launching call, -1 where unknown.
     """
-    counted = of_class(events, "compute")
-    rows = np.flatnonzero(counted)
-    order = rows[
-        np.lexsort(
-            (events.start_ns[rows], events.step[rows], events.device_id[rows], events.rank[rows])
-        )
-    ]
+    rows = np.flatnonzero(of_class(events, "compute"))
+    keys = (events.rank, events.device_id, events.step)
+    order = rows[np.lexsort([events.start_ns[rows], *(key[rows] for key in reversed(keys))])]
     gap = np.zeros(len(events), dtype=np.int64)
     if len(order):
         start, end = events.start_ns[order], (events.start_ns + events.dur_ns)[order]
-        _, sequence = distinct_rows(
-            [events.rank[order], events.device_id[order], events.step[order]]
-        )
-        begins = np.concatenate([[True], sequence[1:] != sequence[:-1]])
+        begins = np.zeros(len(order), dtype=bool)
+        begins[Groups([key[order] for key in keys]).first] = True
         latest = np.concatenate([[0], running_max(end, begins)[:-1]])
         gap[order] = np.maximum(start - np.where(begins, start, latest), 0)
     known = launch_ns >= 0
     call = np.where(known, np.clip(events.start_ns - launch_ns, 0, gap), 0)
-    return LaunchOverhead(counted, np.where(known, gap - call, 0), call, np.where(known, 0, gap))
+    return {
+        "preparation_ns": np.where(known, gap - call, 0),
+        "call_ns": call,
+        "unsplit_ns": np.where(known, 0, gap),
+    }

@@ -102,25 +102,21 @@ VIEW = View(
             "PCIe).",
         ),
         optional("pause_ratio", "Share of the time in which sending was paused by flow control."),
-        optional(
-            "cnp_handled_hz", "Rate of congestion notifications that the sender obeyed.", "float64"
-        ),
+        optional("cnp_handled_hz", "Rate of congestion notifications obeyed.", "float64"),
         optional("retransmit_ratio", "Share of the bytes sent that were sent again (EFA)."),
         column("ranks", "Global ranks that share the link."),
         column("kind", "Kind of link: port, interface, flow control, device link or PCIe."),
         column("rank", "Global rank whose steps divide the time.", "int32"),
         column("span_ns", "Time over which the counters are compared."),
         optional("sent_pause_ratio", "Share of the time in which the peers were told to pause."),
-        optional(
-            "cnp_sent_hz", "Rate of congestion notifications sent as the receiver.", "float64"
-        ),
+        optional("cnp_sent_hz", "Rate of congestion notifications sent.", "float64"),
         optional("ecn_marked_hz", "Rate of packets that a switch had marked (ECN).", "float64"),
         optional("tx_wait_hz", "Rate of ticks spent waiting for credits (InfiniBand).", "float64"),
         optional("retransmits_per_byte", "Retransmits (RoCE) per byte sent.", "float64"),
         optional("retransmit_count", "Number of order errors, timeouts and adaptive retransmits."),
         optional("out_of_sequence_count", "Number of packets that came out of order."),
         optional(
-            "error_count", "Number of discards, link and CRC errors, replays, NAKs and recoveries."
+            "error_count", "Number of discards, link and CRC errors, replays, NAKs, recoveries."
         ),
         optional("tx_bytes", "Bytes sent in all."),
         optional("rx_bytes", "Bytes received in all."),

@@ -47,24 +47,14 @@ VIEW = View(
             "whole steps.",
         ),
         optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
+        optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
+        optional("fragmentation_ratio", "Share of reserved bytes that no tensor held at the peak."),
         optional(
-            "peak_reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
-        ),
-        optional(
-            "fragmentation_ratio",
-            "Share of the reserved bytes that no tensor held, at the peak of allocated bytes.",
-        ),
-        optional(
-            "median_fragmentation_ratio",
-            "Median share of the reserved bytes that no tensor held, over all events.",
+            "median_fragmentation_ratio", "Median share of reserved bytes that no tensor held."
         ),
         optional("allocation_count", "Number of allocations per step."),
         optional("requested_bytes", "Bytes allocated per step, reused blocks included."),
-        optional(
-            "allocator_call_count",
-            "Runtime calls that allocate or free (cudaMalloc, hipFree …) per step.",
-            "float64",
-        ),
+        optional("allocator_call_count", "cudaMalloc, hipFree and the like per step.", "float64"),
         optional("allocator_ns", "Host time in runtime calls that allocate or free, per step."),
         column("source", "Recording that the figures come from."),
     ),

@@ -32,20 +32,15 @@ VIEW = View(
         column("device", "Device of the memory: `device N`, or `host`."),
         column("steps_count", "Number of traced steps."),
         optional(
-            "similarity_ratio",
-            "Mean similarity of a step's allocations to those of the step before.",
+            "similarity_ratio", "Mean similarity of steps' allocations to those of the step before."
         ),
         optional("identical_ratio", "Share of steps that allocate exactly as the step before."),
         column("event_count", "Mean number of allocations and frees per step."),
         column("distinct_sizes_count", "Mean number of different block sizes per step."),
         optional("peak_mean_bytes", "Mean over steps of the peak bytes that tensors held."),
-        optional(
-            "peak_std_bytes", "Standard deviation over steps of the peak bytes that tensors held."
-        ),
+        optional("peak_std_bytes", "Standard deviation over steps of the peak that tensors held."),
         optional("clock_mean_hz", "Mean over steps of the device's mean clock."),
-        optional(
-            "clock_std_hz", "Mean over steps of the clock's standard deviation within a step."
-        ),
+        optional("clock_std_hz", "Mean over steps of the clock's deviation within a step."),
         optional(
             "clock_correlation",
             "Pearson correlation over steps of dissimilarity (1 − similarity) with the clock's "

@@ -35,14 +35,9 @@ VIEW = View(
         column("since_ns", "Start of the step or span, since that of the first row."),
         column("dur_ns", "Length of the step or span."),
         optional("allocated_bytes", "Peak of the bytes that tensors held."),
-        optional(
-            "reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
-        ),
+        optional("reserved_bytes", "Peak of the bytes reserved from the driver."),
         optional("device_used_bytes", "Peak of the bytes in use on the device, by all processes."),
-        optional(
-            "host_process_bytes",
-            "Peak of the resident bytes of the rank and its child processes on the host.",
-        ),
+        optional("host_process_bytes", "Peak of the resident bytes of the rank and its children."),
         optional("host_available_bytes", "Least bytes that the host had available."),
     ),
     module_doc=__doc__,

@@ -35,16 +35,10 @@ VIEW = View(
         optional("fragmentation_ratio", "Share of the segments' bytes that no tensor holds."),
         column("gap_count", "Number of gaps between tensors, free segments included."),
         column(
-            "largest_gap_bytes", "Size of the largest gap: a larger request needs a new segment."
+            "largest_gap_bytes", "Size of the largest gap: what still fits without a new segment."
         ),
-        column(
-            "whole_free_bytes",
-            "Bytes in segments that no tensor uses: torch.cuda.empty_cache() returns these.",
-        ),
-        optional(
-            "rounding_bytes",
-            "Bytes held beyond what tensors requested; null where that was not recorded.",
-        ),
+        column("whole_free_bytes", "Bytes in unused segments, which empty_cache() returns."),
+        optional("rounding_bytes", "Bytes held beyond what tensors requested."),
     ),
     module_doc=__doc__,
     title="Memory segments",

@@ -39,25 +39,17 @@ VIEW = View(
             "three successive events.",
         ),
         optional(
-            "same_as_previous",
-            "True where the step allocates the same sizes in the same order as the step before.",
-            "bool",
+            "same_as_previous", "True where the step allocates exactly as the one before.", "bool"
         ),
         column("event_count", "Number of allocations and frees."),
         column("distinct_sizes_count", "Number of different block sizes."),
         column("requested_bytes", "Bytes allocated in the step."),
         optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
-        optional(
-            "peak_reserved_bytes", "Peak of the bytes that the allocator reserved from the driver."
-        ),
+        optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
         column("clock_count", "Number of clock samples in the step."),
         optional("clock_mean_hz", "Mean of the device's clock in the step."),
         optional("clock_std_hz", "Standard deviation of the device's clock samples in the step."),
-        column(
-            "sequence",
-            "Hash of the signed sizes in order; equal for steps that allocate alike.",
-            "text",
-        ),
+        column("sequence", "Hash of the signed sizes in order, equal for steps alike.", "text"),
     ),
     module_doc=__doc__,
     title="Memory, step by step",

@@ -47,9 +47,7 @@ VIEW = View(
         column("mean_ns", "Mean time of one call."),
         *RATES,
         optional("ideal_ns", "Time that one call of a product needs at the device's peak."),
-        optional(
-            "roofline_ns", "Time that one call needs at the roofline: peak FLOP or peak bandwidth."
-        ),
+        optional("roofline_ns", "Time that one call needs at the roofline."),
         optional("input_types", "Data types of the operator's inputs, JSON as recorded."),
         optional("concrete_inputs", "Values of the operator's scalar inputs, JSON as recorded."),
         optional("dtype", "Data type of a product's arithmetic, whose peak it is held against."),

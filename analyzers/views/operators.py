@@ -40,9 +40,7 @@ VIEW = View(
         *RATES,
         *SPREAD,
         optional("ideal_ns", "Time that all calls of a product need at the device's peak."),
-        optional(
-            "roofline_ns", "Time that all calls need at the roofline: peak FLOP or peak bandwidth."
-        ),
+        optional("roofline_ns", "Time that all calls need at the roofline."),
         optional("math_flop", "FLOP that the mathematics of all calls needs."),
         optional("traffic_bytes", "Least bytes that all calls move to and from memory."),
     ),

@@ -38,30 +38,18 @@ VIEW = View(
         optional("op", "Operator that launched the kernels."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
         column("instance_count", "Number of instances of the kernel."),
-        column(
-            "overlap_ratio", "Share of the instances' time in which communication ran beside them."
-        ),
+        column("overlap_ratio", "Share of the instances' time with communication beside them."),
         optional("slowdown_factor", "Median duration beside communication over the median alone."),
-        optional(
-            "spearman",
-            "Rank correlation of an instance's overlap ratio with its duration.",
-            "float64",
-        ),
-        optional(
-            "pearson",
-            "Linear correlation of an instance's overlap ratio with its duration.",
-            "float64",
-        ),
+        optional("spearman", "Rank correlation of overlap ratio and duration.", "float64"),
+        optional("pearson", "Linear correlation of overlap ratio and duration.", "float64"),
         optional("median_alone_ns", "Median duration of instances without any overlap."),
         optional(
-            "median_beside_ns",
-            "Median duration of instances with communication beside them for half of their time "
-            "or more.",
+            "median_beside_ns", "Median duration of instances overlapped for half of it or more."
         ),
         column("alone_instance_count", "Number of instances without any overlap."),
         column(
             "beside_instance_count",
-            "Number of instances with communication beside them for half of their time or more.",
+            "Number of instances overlapped for half of their time or more.",
         ),
         column("overlap_ns", "Time of all instances in which communication ran beside them."),
         column("time_ns", "Time of all instances."),

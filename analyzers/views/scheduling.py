@@ -49,24 +49,14 @@ VIEW = View(
     (
         column("rank", "Global rank whose threads they are.", "int32"),
         optional("thread", "Name of the thread; null in the row of the whole rank."),
-        optional(
-            "training",
-            "True where the trace shows that the thread ran operators or launched kernels.",
-            "bool",
-        ),
-        optional(
-            "waiting_ratio", "Share of the time in which the thread was ready but had no core."
-        ),
+        optional("training", "True where the thread ran operators or launched kernels.", "bool"),
+        optional("waiting_ratio", "Share of the time ready to run, without a core."),
         optional("running_ratio", "Share of the time in which the thread was on a core."),
         optional(
-            "throttled_ratio",
-            "Time in which the cgroup's CPU quota held the job back, over the span.",
+            "throttled_ratio", "Time in which the cgroup's CPU quota held the job, over the span."
         ),
         optional("steal_ratio", "Share of the time taken by the hypervisor, mean over the cores."),
-        optional(
-            "pressure_cpu_ratio",
-            "Share of the time in which some task of the host waited for a core.",
-        ),
+        optional("pressure_cpu_ratio", "Share of the time in which a task waited for a core."),
         optional("waiting_ns", "Total time ready without a core."),
         optional("running_ns", "Total time on a core."),
         column("span_ns", "Time from the start of the first step to the end of the last."),
@@ -77,13 +67,8 @@ VIEW = View(
         optional("major_fault_count", "Number of page faults that read from a disk."),
         optional("cache_miss_count", "Number of misses of the last-level cache."),
         optional("instructions_per_cycle", "Instructions executed per CPU cycle.", "float64"),
-        optional(
-            "pressure_memory_ratio",
-            "Share of the time in which some task of the host waited for memory.",
-        ),
-        optional(
-            "pressure_io_ratio", "Share of the time in which some task of the host waited for I/O."
-        ),
+        optional("pressure_memory_ratio", "Share of the time in which a task waited for memory."),
+        optional("pressure_io_ratio", "Share of the time in which a task waited for I/O."),
         optional("tid", "Number of the thread in the kernel.", "int64"),
         optional("reason", "Reason why nothing is claimed.", "text"),
     ),

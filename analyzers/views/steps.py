@@ -29,14 +29,9 @@ VIEW = View(
         optional("step", "Step number; null for a whole trace.", "int64"),
         column("rank", "Global rank that the row is about.", "int32"),
         column("observed_ns", "Observed time: length of the step's window."),
-        optional(
-            "ideal_ns",
-            "Time that the model's math needs at the device's peak; null without a known peak.",
-        ),
+        optional("ideal_ns", "Time that the model's math needs at the device's peak."),
         column("compute_ns", "Time in which a compute kernel was running."),
-        column(
-            "communication_ns", "Exposed communication: no compute kernel was running beside it."
-        ),
+        column("communication_ns", "Exposed communication: no compute kernel ran beside it."),
         column("copy_ns", "Exposed copies: neither computing nor communication was running."),
         column("idle_ns", "Time in which nothing was running on the device."),
         optional(

@@ -13,7 +13,7 @@ An event that lies across the border of a window counts by the share of it that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,27 +43,13 @@ VIEW = View(
             "Leaf cause that made the rank late; null where it was late before, or nothing took "
             "longer.",
         ),
-        column(
-            "waiting_ns",
-            "Straggler wait of the other ranks, summed; shared among causes by their excess.",
-        ),
+        column("waiting_ns", "Straggler wait of the other ranks, shared by the causes' excess."),
         column("share_ratio", "Share of the straggler wait at all collectives."),
         column("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),
-        column(
-            "excess_ns",
-            "Total time by which the rank spent longer on the cause than the mean of the others.",
-        ),
-        column(
-            "collective_count",
-            "Number of collectives before which this cause was the rank's largest excess.",
-        ),
-        column(
-            "late_collective_count",
-            "Number of collectives at which the rank arrived last, whatever the cause.",
-        ),
-        column(
-            "late_ratio", "Share of the collectives with waiting at which the rank arrived last."
-        ),
+        column("excess_ns", "Time on the cause beyond the other ranks' mean, summed."),
+        column("collective_count", "Number of collectives with this cause as the largest excess."),
+        column("late_collective_count", "Number of collectives at which the rank arrived last."),
+        column("late_ratio", "Share of the collectives with waiting at which it arrived last."),
     ),
     module_doc=__doc__,
     title="Stragglers",
@@ -72,42 +58,50 @@ VIEW = View(
 )
 
 
-@dataclass(frozen=True)
-class Delays:
-    """Delays of the straggler of each matched collective, in the order of `Members`.
-
-    Attributes:
-        straggler: rank that came last.
-        wait_ns: what the others waited, summed.
-        exposed_wait_ns: the part of it that nothing hid.
-        causes: leaf causes.
-        excess_ns: how much longer the straggler spent in each cause than the others' mean; last,
-            how much later its window began; 0 where it was not longer, shape
-            (collectives, causes + 1).
-    """
-
-    straggler: np.ndarray
-    wait_ns: np.ndarray
-    exposed_wait_ns: np.ndarray
-    causes: list[str]
-    excess_ns: np.ndarray
-
-
-def delays_of(run: Attributed, members: Members) -> Delays:
-    """Return the time that each collective's straggler spent longer than the others, by cause."""
+def stragglers(run: Attributed, members: Members) -> pa.Table:
+    """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
+    wait_ns = members.total(members.wait_ns)
+    late = np.flatnonzero(wait_ns > 0)
+    if not len(late):
+        return VIEW.empty()
+    wait_ns = wait_ns[late]
+    exposed_ns = members.total(time_in(run.pieces, members.rank, members.row, WAIT))[late]
     spent, causes = _spent(run, members)
-    excess = np.zeros((0, len(causes) + 1))
-    if len(members):
-        mine = spent[members.straggler]
-        others = np.add.reduceat(spent, members.first, axis=0) - mine
-        excess = np.maximum(mine - others / (members.rank_count - 1)[:, None], 0)
-    return Delays(
-        straggler=members.rank[members.straggler],
-        wait_ns=members.total(members.wait_ns),
-        exposed_wait_ns=members.total(time_in(run.pieces, members.rank, members.row, WAIT)),
-        causes=causes,
-        excess_ns=excess,
-    )
+    own = spent[members.straggler]
+    others = np.add.reduceat(spent, members.first, axis=0) - own
+    excess = np.maximum(own - others / (members.rank_count - 1)[:, None], 0)[late]
+    total = excess.sum(axis=1)
+    parts = np.zeros(excess.shape)
+    parts[total > 0] = excess[total > 0] / total[total > 0, None]
+    parts[total == 0, -1] = 1.0
+    ranks, number = np.unique(members.rank[members.straggler][late], return_inverse=True)
+    came_last = np.bincount(number, minlength=len(ranks))
+
+    def by_rank(values: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(ranks), values.shape[1]))
+        np.add.at(out, number, values)
+        return out
+
+    waiting = by_rank(parts * wait_ns[:, None])
+    rank, cause = np.nonzero(np.rint(waiting) > 0)
+    order = np.argsort(-waiting[rank, cause], kind="stable")
+    rank, cause = rank[order], cause[order]
+
+    def whole(values: np.ndarray) -> np.ndarray:
+        return np.rint(by_rank(values)[rank, cause]).astype(np.int64)
+
+    columns = {
+        "straggler_rank": ranks[rank],
+        "cause": dictionary(np.where(cause < len(causes), cause, -1), causes),
+        "waiting_ns": whole(parts * wait_ns[:, None]),
+        "share_ratio": waiting[rank, cause] / wait_ns.sum(),
+        "exposed_waiting_ns": whole(parts * exposed_ns[:, None]),
+        "excess_ns": whole(excess),
+        "collective_count": whole(np.eye(excess.shape[1])[parts.argmax(axis=1)]),
+        "late_collective_count": came_last[rank],
+        "late_ratio": came_last[rank] / len(late),
+    }
+    return VIEW.of(columns)
 
 
 def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
@@ -178,48 +172,6 @@ def _placed(
     return start, end, amount
 
 
-def stragglers(run: Attributed, members: Members) -> pa.Table:
-    """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
-    found = delays_of(run, members)
-    late = np.flatnonzero(found.wait_ns > 0)
-    if not len(late):
-        return VIEW.empty()
-    excess, wait_ns = found.excess_ns[late], found.wait_ns[late]
-    total = excess.sum(axis=1)
-    known = total > 0
-    parts = np.zeros(excess.shape)
-    parts[known] = excess[known] / total[known, None]
-    parts[~known, -1] = 1.0
-    ranks, number = np.unique(found.straggler[late], return_inverse=True)
-    came_last = np.bincount(number, minlength=len(ranks))
-
-    def by_rank(values: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(ranks), values.shape[1]))
-        np.add.at(out, number, values)
-        return out
-
-    waiting = by_rank(parts * wait_ns[:, None])
-    rank, cause = np.nonzero(np.rint(waiting) > 0)
-    order = np.argsort(-waiting[rank, cause], kind="stable")
-    rank, cause = rank[order], cause[order]
-
-    def whole(values: np.ndarray) -> np.ndarray:
-        return np.rint(values[rank, cause]).astype(np.int64)
-
-    columns = {
-        "straggler_rank": ranks[rank],
-        "cause": dictionary(np.where(cause < len(found.causes), cause, -1), found.causes),
-        "waiting_ns": whole(waiting),
-        "share_ratio": waiting[rank, cause] / wait_ns.sum(),
-        "exposed_waiting_ns": whole(by_rank(parts * found.exposed_wait_ns[late, None])),
-        "excess_ns": whole(by_rank(excess)),
-        "collective_count": whole(by_rank(np.eye(excess.shape[1])[parts.argmax(axis=1)])),
-        "late_collective_count": came_last[rank],
-        "late_ratio": came_last[rank] / len(late),
-    }
-    return VIEW.of(columns)
-
-
 @dataclass(frozen=True, slots=True)
 class Worst:
     """The rank that the others waited for most.
@@ -241,20 +193,13 @@ class Worst:
 
 def worst(table: pa.Table) -> Worst | None:
     """Return who made the others wait most, None when nobody waited. STRAGGLERS -> one rank."""
-    rows = table.to_pylist()
-    if not rows:
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        by_rank.setdefault(row["straggler_rank"], []).append(row)
+    shares = {rank: sum(row["share_ratio"] for row in rows) for rank, rows in by_rank.items()}
+    rank = max(shares, key=lambda r: shares[r], default=None)
+    if rank is None:
         return None
-    share: dict[int, float] = {}
-    for row in rows:
-        rank = row["straggler_rank"]
-        share[rank] = share.get(rank, 0.0) + row["share_ratio"]
-    rank = max(share, key=lambda r: share[r])
-    mine = [row for row in rows if row["straggler_rank"] == rank]
-    told = next((row for row in mine if row["cause"] is not None), None)
-    return Worst(
-        rank,
-        mine[0]["late_ratio"],
-        share[rank],
-        None if told is None else told["cause"],
-        0 if told is None else told["excess_ns"],
-    )
+    rows = by_rank[rank]
+    told = next((row for row in rows if row["cause"] is not None), rows[0] | {"excess_ns": 0})
+    return Worst(rank, rows[0]["late_ratio"], shares[rank], told["cause"], told["excess_ns"])

@@ -48,25 +48,15 @@ VIEW = View(
         optional("device_id", "Ordinal of the rank's device.", "int32"),
         column("reason", "Reason that held the clock down: power_cap, thermal or application."),
         column("dur_ns", "Duration of the episode."),
-        optional(
-            "loss_ns",
-            "Time that kernels in the episode lost to the clock; null where none is in the trace.",
-        ),
+        optional("loss_ns", "Time that kernels in the episode lost to the clock."),
         optional("clock_mean_hz", "Mean SM clock in the episode."),
         optional("clock_low_hz", "Lowest reading of the SM clock."),
         optional("power_mean_w", "Mean power of the whole board."),
-        optional(
-            "held_ns",
-            "Throttled time of the episode by the driver's own counter; null where it has none.",
-        ),
+        optional("held_ns", "Throttled time of the episode by the driver's own counter."),
         column("kernel_count", "Number of computing kernels in the episode."),
         column("time_ns", "Exclusive time of these kernels."),
         optional("op", "Operator that lost most; without a loss, the one that ran longest."),
-        optional(
-            "kernels",
-            "Names of the three kernels that lost most, with their share of the loss.",
-            "text",
-        ),
+        optional("kernels", "The three kernels that lost most, with their shares.", "text"),
         optional("step", "Index of the step in which the episode's first kernel ran.", "int32"),
         column(
             "source", "Source of the episode: reasons of readings, or counters of throttled time."

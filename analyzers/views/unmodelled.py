@@ -40,9 +40,7 @@ VIEW = View(
         optional("kernel", "Name of the kernel as recorded."),
         column("time_ns", "Exclusive time attributed to the kernel."),
         optional("share_ratio", "Share of all computing time."),
-        column(
-            "reason", "Reason why the kernel's work, or the time that it should take, is not known."
-        ),
+        column("reason", "Reason why the kernel's work, or its ideal time, is not known."),
         optional("op", "Operator that launched it; null where none was recorded."),
         column("call_count", "Number of device events."),
         column("cause", "Id of the cause that the time is attributed to."),

@@ -55,27 +55,17 @@ VIEW = View(
         optional("dtype", "Data type; null for all types, each held against its own peak."),
         optional("mfu_ratio", "Model FLOP utilization (MFU)."),
         optional("hfu_ratio", "Hardware FLOP utilization (HFU)."),
-        optional(
-            "peak_flop_per_s",
-            "Ceiling for this mix of data types: FLOP over the time that they need at their peaks.",
-        ),
+        optional("peak_flop_per_s", "Ceiling for this mix of data types."),
         optional(
             "tokens_per_s",
             "Tokens that the rank's embedding looked up per second; null where one table's shapes "
             "do not tell that.",
             "float64",
         ),
-        optional(
-            "model_flop", "FLOP that the model's mathematics needs; null where none are known."
-        ),
-        optional(
-            "hardware_flop",
-            "FLOP including recomputation and the optimizer's; null where none are known.",
-        ),
+        optional("model_flop", "FLOP that the model's mathematics needs."),
+        optional("hardware_flop", "FLOP including recomputation and the optimizer's."),
         optional("model_needs_ns", "Time that the model's FLOP need at the ceiling."),
-        optional(
-            "hardware_needs_ns", "Time that all FLOP, recomputation included, need at the ceiling."
-        ),
+        optional("hardware_needs_ns", "Time that all FLOP need at the ceiling."),
         column(
             "time_ns",
             "Time T of the definition, summed over ranks: the observed time, scaled to the median "

@@ -39,10 +39,7 @@ VIEW = View(
         column("units_count", "Number of units (SMs) of the device."),
         optional("resident_count", "Number of blocks that one unit holds at a time."),
         optional("waves_ratio", "Waves: blocks over the blocks that the device holds at a time."),
-        optional(
-            "slowdown_limit_ratio",
-            "Slowdown if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
-        ),
+        optional("slowdown_limit_ratio", "Largest slowdown: ⌈waves⌉ ÷ waves."),
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),

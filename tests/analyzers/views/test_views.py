@@ -198,9 +198,9 @@ def test_launch_overhead_equals_the_formula_event_by_event(
             overhead = max(0, start[i] - previous_end)
             call = min(max(start[i] - launch[i], 0), overhead) if launch[i] >= 0 else 0
             unsplit = overhead if launch[i] < 0 else 0
-            assert found.call_ns[i] == call
-            assert found.unsplit_ns[i] == unsplit
-            assert found.preparation_ns[i] == overhead - call - unsplit
+            assert found["call_ns"][i] == call
+            assert found["unsplit_ns"][i] == unsplit
+            assert found["preparation_ns"][i] == overhead - call - unsplit
             previous_end = max(previous_end, start[i] + dur[i])
 
 
