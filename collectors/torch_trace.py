@@ -318,16 +318,24 @@ class TorchTrace:
         """See the program's own profilers begin and end."""
         from torch.autograd import profiler
 
-        for name, make in (
-            ("_prepare_profiler", self._wrap_prepare),
-            ("_enable_profiler", self._wrap_enable),
-            ("_disable_profiler", self._wrap_disable),
+        for name, before in (
+            ("_prepare_profiler", self._before_prepare),
+            ("_enable_profiler", self._before_enable),
+            ("_disable_profiler", self._before_disable),
         ):
             original = getattr(profiler, name, None)
             if original is not None:
-                wrapped = make(original)
+                wrapped = self._wrapped(original, before)
                 self._patched[name] = (original, wrapped)
                 setattr(profiler, name, wrapped)
+
+    def _wrapped(self, original: Any, before: Callable[..., None]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._own_call:
+                before(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call
 
     def _unwatch_profilers(self) -> None:
         from torch.autograd import profiler
@@ -339,36 +347,22 @@ class TorchTrace:
         self._patched = {}
         self.on_foreign = None
 
-    def _wrap_prepare(self, original: Any) -> Any:
-        def prepare(*args: Any, **kwargs: Any) -> Any:
-            if not self._own_call:
-                self._give_way()
-                self._foreign_runs = True
-            return original(*args, **kwargs)
+    def _before_prepare(self, *_args: Any, **_kwargs: Any) -> None:
+        self._give_way()
+        self._foreign_runs = True
 
-        return prepare
-
-    def _wrap_enable(self, original: Any) -> Any:
+    def _before_enable(self, config: Any, activities: Any, *_args: Any, **_kwargs: Any) -> None:
         from torch.autograd import profiler
 
-        def enable(config: Any, activities: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._own_call and (activities or self.mine):
-                # One that was prepared before this trace was: Kineto has forgotten that.
-                if self._give_way() and activities and self._patched:
-                    self._patched["_prepare_profiler"][0](config, activities)
-                    profiler._set_is_profiler_enabled(True)
-                self._foreign_runs = bool(activities)
-            return original(config, activities, *args, **kwargs)
+        if activities or self.mine:
+            # One that was prepared before this trace was: Kineto has forgotten that.
+            if self._give_way() and activities and self._patched:
+                self._patched["_prepare_profiler"][0](config, activities)
+                profiler._set_is_profiler_enabled(True)
+            self._foreign_runs = bool(activities)
 
-        return enable
-
-    def _wrap_disable(self, original: Any) -> Any:
-        def disable(*args: Any, **kwargs: Any) -> Any:
-            if not self._own_call:
-                self._foreign_runs = False
-            return original(*args, **kwargs)
-
-        return disable
+    def _before_disable(self, *_args: Any, **_kwargs: Any) -> None:
+        self._foreign_runs = False
 
     def _give_way(self) -> bool:
         """End what is traced or prepared here before another profiler begins; whether it was."""

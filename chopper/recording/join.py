@@ -13,7 +13,7 @@ from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     Runs = dict[Path, m.RunManifest]
@@ -60,11 +60,12 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
                     write_atomic(directory / name / MANIFEST, m.encode(part))
     except (OSError, shutil.Error) as exc:
         raise OutputError(f"{directory}: cannot be written ({exc})") from exc
+    codes = [run.exit_code for run in runs.values() if run.exit_code is not None]
     joined = finalize(
         directory,
         command=first.command,
         workload=first.workload,
-        exit_code=_exit_code(runs.values()),
+        exit_code=next(filter(None, codes), 0) if codes else None,
     )
     joined.kind = "imported" if kinds == {"imported"} else "recorded"
     known = [(f.code, f.message) for f in joined.findings]
@@ -94,8 +95,12 @@ def _check_one_run(runs: Runs) -> None:
     _same(runs, "the job's size", lambda p: f"{p.world_size} ranks" if p.world_size else None)
     # torchrun without a rendezvous calls every run "none".
     _same(runs, "the launcher's run id", lambda p: p.environment.get("TORCHELASTIC_RUN_ID"))
-    spans = sorted((*_span_ns(run), str(path)) for path, run in runs.items())
-    end_ns, last = spans[0][1:]
+    spans = []
+    for path, run in runs.items():
+        known = [ns for p in run.ranks for ns in (p.start_ns, p.end_ns) if ns is not None]
+        spans.append((min(known, default=0), max(known, default=1 << 62), path))
+    spans.sort(key=lambda span: span[:2])
+    _, end_ns, last = spans[0]
     for start_ns, this_end_ns, path in spans[1:]:
         if start_ns - end_ns > _APART_NS:
             hours = (start_ns - end_ns) / 3.6e12
@@ -120,17 +125,3 @@ def _same(runs: Runs, what: str, of: Callable[[m.RankManifest], str | None]) -> 
         raise InputError(
             f"directories of different runs: {what} differs ({said}); name those of one run"
         )
-
-
-def _span_ns(run: m.RunManifest) -> tuple[int, int]:
-    """Return the first rank's start and the last rank's end, as far as the parts say."""
-    starts = [p.start_ns for p in run.ranks if p.start_ns is not None]
-    ends = [p.end_ns for p in run.ranks if p.end_ns is not None]
-    known = starts + ends
-    return (min(known), max(known)) if known else (0, 1 << 62)
-
-
-def _exit_code(runs: Iterable[m.RunManifest]) -> int | None:
-    """Return the first exit code that is not 0; None where no run says."""
-    codes = [run.exit_code for run in runs if run.exit_code is not None]
-    return next((code for code in codes if code), 0) if codes else None

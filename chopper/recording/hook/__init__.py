@@ -1,10 +1,9 @@
 """The environment hook of ``chopper record``: no code of the program is changed.
 
-``chopper record`` puts this folder first on PYTHONPATH. Every Python started below it, however
-deep (torchrun's ranks, multiprocessing's children), imports ``sitecustomize`` from here at its
-start; that arms :mod:`chopper.recording.hook.arming` if and when the process imports torch; and
-that starts to record if and when the process trains. Launchers, data loader workers and helpers
-never do.
+``chopper record`` puts this folder first on PYTHONPATH: every Python below it imports
+``sitecustomize`` from here at its start. That arms :mod:`chopper.recording.hook.arming` when the
+process imports torch, and that starts to record when it trains, which launchers, data loader
+workers and helpers never do.
 """
 
 from __future__ import annotations
