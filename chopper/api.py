@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.attribution import Attribution
 from chopper.errors import UsageError
 from chopper.storage.run import Run
@@ -38,6 +37,8 @@ class AttributedRun(Attributed):
         Null with the reason where the run cannot be replayed, or nothing takes the cause away. The
         values do not add up. Each call replays the run.
         """
+        from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+
         return recoverable(self, replay_or_reason(self))
 
     def to_dict(self) -> dict[str, Any]:

@@ -37,23 +37,26 @@ FIRST = "first steps"
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One cause with its time, leaf or parent."""
+    """One cause with its time, leaf or parent.
+
+    Attributes:
+        time_ns: sum over all ranks and steps.
+        share_ratio: of the observed time; None when nothing was observed.
+        ci95_ns: bootstrap over steps of the same total; None with fewer than three steps.
+        basis: what the number rests on.
+        measured: it comes from recorded times alone, without a model.
+        withheld: why the data cannot support this cause; its time stands, so that the sum does.
+    """
 
     id: str
     parent: str | None
     label: str
     time_ns: int
-    """Sum over all ranks and steps."""
     share_ratio: float | None
-    """Of the observed time; None when nothing was observed."""
     ci95_ns: tuple[int, int] | None
-    """Bootstrap over steps of the same total; None with fewer than two steps."""
     basis: str
-    """What the number rests on."""
     measured: bool
-    """True when it comes from recorded times alone, False when a model has a part in it."""
     withheld: str | None = None
-    """Why the data cannot support this cause; its time stands, so that the sum does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """One rank's share of the attribution."""
+    """One rank's share of the attribution.
+
+    ``device`` and ``peak_source`` (of its peaks) are None where unknown, or for the host itself.
+    """
 
     rank: int
     label: str
     device: str | None
-    """Name of the device, None for the host itself or unknown."""
     peak_source: str | None
-    """Where its peaks come from; None: unknown."""
     observed_ns: int
     ideal_ns: int
     steps: int
@@ -90,12 +94,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Recoverable:
-    """Time that removing one cause gives back.
-
-    Attributes:
-        time_ns: summed over ranks and steps, as the cause's own time; None where not known.
-        reason: why it is not known.
-    """
+    """Time that removing one cause gives back, over ranks and steps; None with the reason."""
 
     time_ns: int | None
     reason: str | None = None
@@ -106,9 +105,7 @@ class Spread:
     """Times of several steps.
 
     Attributes:
-        median_ns, mean_ns: of them.
         low_ns, high_ns: their quartiles: half of the steps lie between.
-        count: steps.
         lengths_ns: each of them, in the order of their numbers.
         statistic: which of the two is the step time. The median, which hiccups do not move; the
             mean where it is a fifth longer: steps that come in flights (a batch from each loader's
@@ -136,8 +133,7 @@ class StepKind:
 
     Attributes:
         name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
-        numbers: of these steps, ascending.
-        traced: those of them that the attribution has windows of.
+        numbers, traced: of these steps, and of those that the attribution has windows of.
         untraced: times of those that ran without a trace; None when there are none.
         traced_ns: mean window of the traced ones; None when there are none.
         time_ns: all of them together, mean over ranks.
@@ -181,8 +177,7 @@ class StepTime:
     Attributes:
         kind: which steps it is of.
         untraced: steps of that kind that ran without a trace; None with the ``reason``.
-        traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
-        traced_count: their number.
+        traced_ns: mean window of the ``traced_count`` traced ones; None when there are none.
         tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
         tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
@@ -286,9 +281,7 @@ class Attribution:
         gaps: the `gap` table of all ranks.
         communication: the `communication` table of all ranks.
         links: rank → its `event_link` table, row by row with `device_event`.
-        ranks: one summary per rank.
         cause_rows: all causes with time in them, in the order of the tree.
-        step: how long a step takes, and which kinds of steps there are.
         findings: what the data can and cannot support, most severe first.
         withheld: claims that the data does not support, with their reasons.
         coverage: shares (ratios, None for unknown) of what models and joins reached.
@@ -377,12 +370,10 @@ class Attribution:
 
     def step_time_ns(self) -> list[int]:
         """Return the observed time of each step: the longest window over ranks, in step order."""
-        length_ns = pc.subtract(self.windows["end_ns"], self.windows["start_ns"])
-        numbers = pc.fill_null(self.windows["number"], -1)
-        table = pa.table({"number": numbers, "length_ns": length_ns})
-        longest = table.group_by("number").aggregate([("length_ns", "max")]).sort_by("number")
-        lengths: list[int] = longest["length_ns_max"].to_pylist()
-        return lengths
+        steps, of = np.unique(ints(self.windows, "number"), return_inverse=True)
+        longest = np.zeros(len(steps), dtype=np.int64)
+        np.maximum.at(longest, of, ints(self.windows, "end_ns") - ints(self.windows, "start_ns"))
+        return [*map(int, longest)]
 
     def of_kind(self) -> Self:
         """Return the part that the step time is of; itself where no other kind was traced."""

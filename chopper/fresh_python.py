@@ -46,11 +46,7 @@ def open_standard_streams() -> None:
 
 
 def end_with_parent(parent: int, number: int) -> None:
-    """Have the kernel send this process a signal when the one that started it dies (Linux only).
-
-    Args:
-        parent: process id of the one that started it.
-        number: the signal.
+    """Have the kernel send this process a signal when its ``parent`` dies (Linux only).
 
     Raises:
         SystemExit: it has died already.

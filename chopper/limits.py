@@ -42,7 +42,7 @@ def usable_memory_bytes() -> int:
 
 
 class Intake:
-    """Counts what is read of one file, and refuses what is beyond the limits.
+    """Counts what is read of one file; what is beyond the limits is an `InputError`.
 
     Args:
         path: the file, for messages.
@@ -57,11 +57,7 @@ class Intake:
         self._usable_bytes: int | None = None
 
     def check(self, read_bytes: int, unpacked_bytes: int) -> None:
-        """Refuse a file of which this much was read and unpacked so far.
-
-        Raises:
-            InputError: it is beyond the limits.
-        """
+        """Refuse a file of which this much was read and unpacked so far."""
         if self._allowed_bytes is not None:
             if unpacked_bytes > self._allowed_bytes:
                 raise InputError(
@@ -85,9 +81,6 @@ class Intake:
         Args:
             text_bytes: its size so far.
             held_ratio: bytes of memory for each of its bytes, where it is not the file's usual.
-
-        Raises:
-            InputError: it would.
         """
         if self._allowed_bytes is not None:
             return

@@ -26,7 +26,6 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.step_time import step_time
-from chopper.analyzers.replay.replay import Replay, replay_of
 from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from chopper.analyzers.replay.answers import WhatIf
+    from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
     from chopper.storage.run import Run
@@ -154,6 +154,8 @@ def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> W
         UsageError: a change that this run has no data for, or that names nothing in it.
         InputError: the run cannot be replayed.
     """
+    from chopper.analyzers.replay.replay import replay_of
+
     prediction = (replay or replay_of(run)).predict(changes)
     return prediction.answer(attribute(_replayed(run.recording, prediction.tables())))
 

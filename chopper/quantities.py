@@ -1,7 +1,7 @@
 """Numbers with units as people write them: ``80GB``, ``400Gb/s``, ``8K``, ``90d``, ``4.5us``.
 
-Each reader returns a plain number in the unit of its name and refuses, in one line, what is not a
-number, not positive, of another unit, or too large or small for what is computed from it.
+Each reader returns a plain number in the unit of its name. What is not a number, not positive, of
+another unit, or too large or small for what is computed from it, is a `UsageError` of one line.
 """
 
 from __future__ import annotations
@@ -48,22 +48,13 @@ def digits(text: str) -> int | None:
 
 
 def size_bytes(text: str, name: str = "size") -> int:
-    """``80GB``, ``16GiB``, ``512MB`` or a plain number of bytes.
-
-    Raises:
-        UsageError: not a size, not positive, or more than 64 bits count.
-    """
-    units = {p + b: f for p, f in _PREFIXES.items() for b in ("B", "b", "")}
-    units = {u: f for u, f in units.items() if not (u.endswith("b") and u != "b")}
+    """``80GB``, ``16GiB``, ``512MB`` or a plain number of bytes."""
+    units = {p + b: f for p, f in _PREFIXES.items() for b in ("B", "")} | {"b": 1}
     return whole(_read(text, units, name, "a size such as 80GB or 512MiB"), name)
 
 
 def rate_bytes_per_s(text: str, name: str = "rate") -> float:
-    """``50GB/s``, ``400Gb/s`` (bits), ``10Gbit/s``; ``400G`` is refused: bits or bytes?
-
-    Raises:
-        UsageError: not a rate, not positive, or infinite.
-    """
+    """``50GB/s``, ``400Gb/s`` (bits), ``10Gbit/s``; ``400G`` is refused: bits or bytes?"""
     units: dict[str, float] = {}
     for prefix, factor in _PREFIXES.items():
         units |= dict.fromkeys((f"{prefix}B/s", f"{prefix}Bps"), float(factor))
@@ -74,31 +65,19 @@ def rate_bytes_per_s(text: str, name: str = "rate") -> float:
 
 
 def seconds(text: str, name: str = "time") -> float:
-    """``4.5us``, ``90d``, ``2h``; a plain number is seconds.
-
-    Raises:
-        UsageError: not a time, not positive, or infinite.
-    """
+    """``4.5us``, ``90d``, ``2h``; a plain number is seconds."""
     return _read(text, {"": 1.0, **_SECONDS}, name, "a time such as 90d, 4.5us or 30ms")
 
 
 def frequency_hz(text: str, name: str = "frequency") -> float:
-    """``1980MHz``, ``1.4GHz``.
-
-    Raises:
-        UsageError: not a frequency, not positive, or infinite.
-    """
+    """``1980MHz``, ``1.4GHz``."""
     units: dict[str, float] = {f"{p}{hz}": f for p, f in _DECIMAL.items() for hz in ("Hz", "hz")}
     units |= {"mhz": 1e6, "ghz": 1e9}
     return _read(text, units, name, "a frequency such as 1980MHz")
 
 
 def count(text: str, name: str = "count") -> int:
-    """``8192``, ``8K`` (8000), ``70B``, ``1e9``: whole and positive.
-
-    Raises:
-        UsageError: not a count, not positive, not whole, or more than 64 bits hold.
-    """
+    """``8192``, ``8K`` (8000), ``70B``, ``1e9``: whole and positive."""
     units = {s: f for u, f in _COUNTS.items() for s in (u, u.upper())}
     value = _read(text, units, name, "a whole number such as 8192 or 70B")
     if value != int(value):
@@ -107,41 +86,25 @@ def count(text: str, name: str = "count") -> int:
 
 
 def number(text: str, name: str = "number") -> float:
-    """A positive number: ``1e28``, ``0.05``.
-
-    Raises:
-        UsageError: not a number, not positive, or infinite.
-    """
+    """A positive number: ``1e28``, ``0.05``."""
     return _read(text, {"": 1.0}, name, "a positive number such as 0.5 or 1e28")
 
 
 def whole(value: float, name: str) -> int:
-    """A number that 64 bits can count.
-
-    Raises:
-        UsageError: it is larger, or nothing is left of it when it is made whole.
-    """
+    """A number that 64 bits can count, made whole."""
     if value > MAX_INT:
         raise UsageError(f"{name}: {value:.3g} is more than 64 bits can count; give less")
     return int(value)
 
 
 def positive(value: float, name: str) -> None:
-    """Refuse what is not a positive finite number.
-
-    Raises:
-        UsageError: zero, negative, infinite or not a number.
-    """
+    """Refuse what is not a positive finite number."""
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{name}: found {value:g}, expected more than zero")
 
 
 def between(value: float, least: float, most: float, name: str) -> None:
-    """Refuse what is outside of what the formulas were made for, so that no result is nonsense.
-
-    Raises:
-        UsageError: below `least`, above `most`, or not a number.
-    """
+    """Refuse what is outside of what the formulas were made for, so that no result is nonsense."""
     positive(value, name)
     if not least <= value <= most:
         raise UsageError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
@@ -149,21 +112,20 @@ def between(value: float, least: float, most: float, name: str) -> None:
 
 def _read(text: str, units: Mapping[str, float], name: str, example: str) -> float:
     match = _NUMBER.fullmatch(text)
+    unit = (match and match[2]) or ""
+    value = float(match[1].replace("_", "")) if match else 0.0
+    size = value * units.get(unit, 1.0)
     if match is None:
-        raise UsageError(f"{name} {text!r}: is not a number; expected {example}")
-    unit = match[2] or ""
-    if unit not in units:
-        found = f"unit {unit!r}" if unit else "no unit"
-        raise UsageError(f"{name} {text!r}: {found}; expected {example}")
-    value = float(match[1].replace("_", ""))
-    if not value > 0:
-        raise UsageError(f"{name} {text!r}: expected more than zero")
-    value *= units[unit]
-    if value > _MOST:
-        raise UsageError(f"{name} {text!r}: is too large")
-    if value < _LEAST:
-        raise UsageError(f"{name} {text!r}: is too small")
-    return value
+        wrong = f"is not a number; expected {example}"
+    elif unit not in units:
+        wrong = f"{f'unit {unit!r}' if unit else 'no unit'}; expected {example}"
+    elif value <= 0:
+        wrong = "expected more than zero"
+    elif not _LEAST <= size <= _MOST:
+        wrong = f"is too {'small' if size < _LEAST else 'large'}"
+    else:
+        return size
+    raise UsageError(f"{name} {text!r}: {wrong}")
 
 
 def one_of(kind: str, name: str, known: Iterable[str], *, otherwise: str | None = None) -> str:

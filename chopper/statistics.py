@@ -88,44 +88,45 @@ def t_975(freedom: np.ndarray) -> np.ndarray:
 # Steps of a run
 
 
-def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
+def compare_means(a: Sample, b: Sample) -> Intervals | None:
     """95 % intervals of the differences of means; None when a run has fewer than 3 steps."""
     if min(a.steps, b.steps) < MIN_STEPS:
         return None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     a, b = _blocked(a), _blocked(b)
-    mean_a, mean_b = a.mean, b.mean
-    rho = _autocorrelation(a, b)
-    deviations_a = _deviations(a, rng) * _stretch(a.steps, rho)
-    deviations_b = _deviations(b, rng) * _stretch(b.steps, rho)
-    factor = t_975(_welch_of_steps(a, b, rho)) / _NORMAL_975
-    return _intervals(mean_a, mean_b, deviations_a, deviations_b, factor)
+    return _intervals(a, b, a.mean, b.mean, _deviations(a, rng), _deviations(b, rng))
 
 
-def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals | None:
+def compare_medians(a: np.ndarray, b: np.ndarray) -> Intervals | None:
     """Compare as :func:`compare_means` the medians of one quantity: (steps,) values per run."""
     if min(len(a), len(b)) < MIN_STEPS:
         return None
-    rng = np.random.default_rng(seed)
-    medians = [np.median(v, keepdims=True) for v in (a, b)]
+    rng = np.random.default_rng(0)
     samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
-    rho = _autocorrelation(*samples)
+    medians = [np.median(s.values, axis=0) for s in samples]
     deviations = [
-        (bootstrap(s.values, np.median, rng) - median) * _stretch(s.steps, rho)
+        bootstrap(s.values, np.median, rng) - median
         for s, median in zip(samples, medians, strict=True)
     ]
-    factor = t_975(_welch_of_steps(samples[0], samples[1], rho)) / _NORMAL_975
-    return _intervals(medians[0], medians[1], deviations[0], deviations[1], factor)
+    return _intervals(samples[0], samples[1], *medians, *deviations)
 
 
 def _intervals(
+    a: Sample,
+    b: Sample,
     middle_a: np.ndarray,
     middle_b: np.ndarray,
     deviations_a: np.ndarray,
     deviations_b: np.ndarray,
-    factor: np.ndarray,
 ) -> Intervals:
     """Intervals of B − A from means or medians and their resampled deviations."""
+    rho = _autocorrelation(a, b)
+    deviations_a = deviations_a * _stretch(a.steps, rho)
+    deviations_b = deviations_b * _stretch(b.steps, rho)
+    variances = [s.per_window.var(axis=0, ddof=1) / s.steps for s in (a, b)]
+    counts = [np.maximum(_independent(s, rho), 2) for s in (a, b)]
+    _, freedom = _satterthwaite(variances[0], counts[0], variances[1], counts[1])
+    factor = t_975(freedom) / _NORMAL_975
     low_high = np.percentile(deviations_b - deviations_a, [2.5, 97.5], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         # A resampled value near 0 would divide to nonsense: A's own is the least unit then.
@@ -135,35 +136,29 @@ def _intervals(
     return Intervals((middle_b - middle_a) + low_high * factor, ratio)
 
 
-def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
+def mean_intervals(values: np.ndarray) -> np.ndarray | None:
     """95 % intervals of the means over steps; None with fewer than 3 steps.
 
-    Args:
-        values: (steps, quantities).
-
-    Returns:
-        (quantities, 2): low and high.
+    (steps, quantities) -> (quantities, 2): low and high.
     """
     if len(values) < MIN_STEPS:
         return None
     sample = _blocked(Sample(values, np.ones(len(values))))
     rho = _autocorrelation(sample)
-    deviations = _deviations(sample, np.random.default_rng(seed)) * _stretch(sample.steps, rho)
+    deviations = _deviations(sample, np.random.default_rng(0)) * _stretch(sample.steps, rho)
     factor = t_975(_independent(sample, rho) - 1) / _NORMAL_975
     return (sample.mean + np.percentile(deviations, [2.5, 97.5], axis=0) * factor).T
 
 
 def total_intervals(per_step_ns: np.ndarray) -> list[tuple[int, int]] | None:
-    """95 % interval of each row's total time over its steps; None with fewer than 3 steps.
+    """95 % interval of the total time of each cause; None with fewer than 3 steps.
 
-    Args:
-        per_step_ns: (causes, steps); times, so that no interval begins below 0.
+    (causes, steps) -> low and high; of times, so that no interval begins below 0.
     """
-    steps = per_step_ns.shape[1]
     intervals = mean_intervals(per_step_ns.T)
     if intervals is None:
         return None
-    totals_ns = np.rint(np.maximum(intervals * steps, 0)).astype(np.int64)
+    totals_ns = np.rint(np.maximum(intervals * per_step_ns.shape[1], 0)).astype(np.int64)
     return [(low, high) for low, high in totals_ns.tolist()]
 
 
@@ -245,21 +240,13 @@ def welch(
     return t_975(freedom) * error, 2 * stdtr(freedom, -t)
 
 
-def discoveries(p: np.ndarray, rate: float = 0.05) -> np.ndarray:
-    """Benjamini and Hochberg (1995): mask of rows; at most ``rate`` of them false, on average."""
+def discoveries(p: np.ndarray) -> np.ndarray:
+    """Benjamini and Hochberg (1995): mask of rows; at most 5 % of them false, on average."""
     order = np.argsort(p, kind="stable")
-    below = np.flatnonzero(p[order] <= rate * np.arange(1, len(p) + 1) / max(len(p), 1))
+    below = np.flatnonzero(p[order] <= 0.05 * np.arange(1, len(p) + 1) / max(len(p), 1))
     mask = np.zeros(len(p), dtype=bool)
-    if len(below):
-        mask[order[: below[-1] + 1]] = True
+    mask[order[: below.max(initial=-1) + 1]] = True
     return mask
-
-
-def _welch_of_steps(a: Sample, b: Sample, rho: np.ndarray) -> np.ndarray:
-    """(quantities,) degrees of freedom of a difference of means."""
-    variances = [s.per_window.var(axis=0, ddof=1) / s.steps for s in (a, b)]
-    counts = [np.maximum(_independent(s, rho), 2) for s in (a, b)]
-    return _satterthwaite(variances[0], counts[0], variances[1], counts[1])[1]
 
 
 def _satterthwaite(
@@ -306,13 +293,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def difference(of: Sequence[float], to: Sequence[float]) -> Estimate:
     """Mean of ``of`` less that of ``to``, with Welch's interval."""
-    samples = [np.asarray(v, dtype=np.float64) for v in (of, to)]
-    value = float(samples[0].mean() - samples[1].mean())
-    counts = [np.array(len(v)) for v in samples]
+    value = float(np.mean(of) - np.mean(to))
     repeats_count = min(len(of), len(to))
     if repeats_count < 2:
         return Estimate(value, None, None, repeats_count)
-    variances = [v.var(ddof=1) / len(v) for v in samples]
+    variances = np.array([np.var(v, ddof=1) / len(v) for v in (of, to)])
+    counts = np.array([len(of), len(to)])
     error, freedom = _satterthwaite(variances[0], counts[0], variances[1], counts[1])
     half = float(t_975(freedom) * error)
     return Estimate(value, (value - half, value + half), None, repeats_count)

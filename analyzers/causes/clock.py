@@ -80,9 +80,6 @@ def join_clocks(
 
     Samples of one device belong to the events of the only device of a trace, whatever numbers the
     driver and the trace give it; with several, numbers must agree. The host's own events have none.
-
-    Args:
-        set_hz: clock that the device was set to, where that is known.
     """
     count = len(events)
     clock_hz, error_hz = np.full((2, count), np.nan)
@@ -154,9 +151,8 @@ class ClockSeries:
     def of(cls, samples: pa.Table, *, set_hz: float | None = None) -> ClockSeries | None:
         """Rows with a clock above zero; None when there is none.
 
-        Args:
-            set_hz: clock that the device was set to. A reading at it for which the driver names no
-                reason is held by that setting: AMD's drivers have no reason of this name.
+        A reading at the clock that the device was set to (``set_hz``), for which the driver names
+        no reason, is held by that setting: AMD's drivers have no reason of this name.
         """
         clock = ints(samples, "sm_clock_hz")
         # The last of several readings of one time counts.
@@ -352,9 +348,7 @@ class ClockSeries:
     def label_time(self, at: Place) -> tuple[np.ndarray, np.ndarray]:
         """Share of each interval in which each label held, and in which reasons were read at all.
 
-        Returns:
-            (intervals, labels) and (intervals,). Time without a reason counts for no label, not
-            even for the last one.
+        (intervals, labels) and (intervals,): time without a reason counts for no label at all.
         """
         told = (self.reasons >= 0).astype(np.float64)
         shares = (self.mean(np.ascontiguousarray(c * told), at) for c in self.labels.T)

@@ -49,11 +49,7 @@ class Contention:
 
 
 def shared_time(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """Part of each interval in which another one ran too.
-
-    Args:
-        start_ns, end_ns: what ran on one device, whatever it was.
-    """
+    """Part of each interval in which another one ran too, on one device."""
     if not len(start_ns):
         return np.zeros(0, dtype=np.int64)
     ordered = np.concatenate([start_ns, end_ns])

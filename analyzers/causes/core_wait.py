@@ -86,9 +86,7 @@ def awake(
     """
     held = np.bincount(window[may_sleep], time_ns[may_sleep], len(sleep_ns)) + elsewhere_ns
     ratio = 1 - np.minimum(np.maximum(sleep_ns, 0) / np.maximum(held, 1), 1)
-    slept = np.rint(time_ns * ratio[window]).astype(np.int64)
-    found: np.ndarray = np.where(may_sleep, slept, time_ns)
-    return found
+    return np.where(may_sleep, np.rint(time_ns * ratio[window]).astype(np.int64), time_ns)
 
 
 def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:
@@ -103,19 +101,13 @@ def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarr
         At most ``held`` each; the sum over a window is its wait.
     """
     order = np.argsort(window, kind="stable")
-    until = np.cumsum(held[order])
-    before = until - held[order]
     of = window[order]
-    first = np.searchsorted(of, np.arange(len(wait_ns)), side="left")
-    last = np.searchsorted(of, np.arange(len(wait_ns)), side="right")
-    sums = np.append(0, until)
-    start, total = sums[first], sums[last] - sums[first]
-    ratio = np.minimum(wait_ns, total) / np.maximum(total, 1)
-
-    def share(at: np.ndarray) -> np.ndarray:
-        whole: np.ndarray = np.rint((at - start[of]) * ratio[of]).astype(np.int64)
-        return whole
-
+    sums = np.append(0, np.cumsum(held[order]))
+    bounds = sums[np.searchsorted(of, np.arange(len(wait_ns) + 1))]
+    ratio = np.minimum(wait_ns, np.diff(bounds)) / np.maximum(np.diff(bounds), 1)
+    until, before = (
+        np.rint((at - bounds[of]) * ratio[of]).astype(np.int64) for at in (sums[1:], sums[:-1])
+    )
     out = np.empty(len(held), dtype=np.int64)
-    out[order] = np.minimum(share(until) - share(before), held[order])
+    out[order] = np.minimum(until - before, held[order])
     return out

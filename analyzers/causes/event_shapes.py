@@ -88,26 +88,23 @@ def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) 
 
     A node is named after its function and has its sequence number.
     """
-    found = rows.copy()
+    described = rows.copy()
     backward = {f"{name}Backward": name for name in functions}
     codes, values = host.names
     asking = np.flatnonzero(host.named(lambda n: n in backward)[rows])
-    if not len(asking):
-        return found
     forward = np.flatnonzero((host.sequence_id >= 0) & host.named(lambda n: n in functions))
-    if not len(forward):
-        return found
+    if not len(asking) or not len(forward):
+        return described
     number = {value: i for i, value in enumerate(values)}
     of_node = np.array([number.get(backward.get(v, ""), -1) for v in values])
-    width = len(values)
-    keys = host.sequence_id[forward] * width + codes[forward]
+    keys = host.sequence_id[forward] * len(values) + codes[forward]
     order = np.argsort(keys, kind="stable")
     node = rows[asking]
-    wanted = host.sequence_id[node] * width + of_node[codes[node]]
+    wanted = host.sequence_id[node] * len(values) + of_node[codes[node]]
     at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
     hit = (keys[order][at] == wanted) & (host.sequence_id[node] >= 0)
-    found[asking[hit]] = forward[order[at[hit]]]
-    return found
+    described[asking[hit]] = forward[order[at[hit]]]
+    return described
 
 
 def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:

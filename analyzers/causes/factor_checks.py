@@ -45,7 +45,9 @@ def _contention(rank: int, links: Links, factors: Factors) -> list[Finding]:
     """Kernels that ran beside others, and nothing like them alone: the bound."""
     contention, dur_ns = factors.contention, links.events.dur_ns
     never = np.isnan(contention.baseline_ns) & (contention.overlapped_count > 0)
-    beside = _overlapped(factors)
+    # The events that were compared and ran beside something.
+    beside = factors.signature >= 0
+    beside[beside] = ~contention.alone
     rows = beside.copy()
     rows[beside] = never[factors.signature[beside]]
     unknown = float(dur_ns[rows].sum())
@@ -64,13 +66,6 @@ def _contention(rank: int, links: Links, factors: Factors) -> list[Finding]:
             withholds=("compute.contention",) if unknown > 0.5 * dur_ns[beside].sum() else (),
         )
     ]
-
-
-def _overlapped(factors: Factors) -> np.ndarray:
-    """Mask of the events that were compared and ran beside something."""
-    found = factors.signature >= 0
-    found[found] = ~factors.contention.alone
-    return found
 
 
 def clock_coverage(links: Links, factors: Factors) -> tuple[float, float]:

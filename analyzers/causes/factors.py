@@ -53,8 +53,6 @@ class Factors:
 
     Attributes:
         clock_ln: clock below the reference, weighted by the sensitivity.
-        contention_ln, wave_ln, instructions_ln, tensor_ln: the other factors.
-        clocks: the joined clocks.
         reference_hz: clock that the event's peak is quoted at, NaN where not known.
         sensitivity, sensitivity_error: dependence on the SM clock; NaN where nothing tells.
         boost_ln: ln(reference ÷ clock) where the clock was above the reference, else 0: how much
@@ -168,11 +166,7 @@ def measure(
 
 
 def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, int]:
-    """Choose the events that are compared with their like.
-
-    Returns:
-        Their rows, the number of the distinct work of each, and how many distinct works there are.
-    """
+    """Choose the events that are compared with their like -> rows, distinct work of each, count."""
     base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
     rows = np.flatnonzero(
         (links.work_class == COMPUTE)

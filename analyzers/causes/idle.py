@@ -74,9 +74,9 @@ def split_idle(states: States, links: Links) -> Gaps:
     start, end, window = states.gap_start_ns, states.gap_end_ns, states.gap_window
     events = links.events
     at = np.searchsorted(events.start_ns, end, side="left")
-    ended = at < len(events)
-    event = np.where(ended, np.minimum(at, len(events) - 1), -1)
-    ended &= (events.start_ns[event] == end) if len(events) else False
+    event = np.where(at < len(events), at, -1)
+    # What begins later, within a window, did not end the gap.
+    ended = (event >= 0) & (events.start_ns[event] == end)
     event = np.where(ended, event, -1)
     launched = ended & links.has_launch[event]
     called = np.clip(links.launch_ns[event], start, end)
@@ -95,25 +95,20 @@ def split_idle(states: States, links: Links) -> Gaps:
     )
     preparation = _preparation(links, event[late], start[late], called[late])
     preparation, of_host = _joined(preparation, _of_host(links, preparation))
-    owner = np.flatnonzero(late)[preparation.owner]
+    # The parts: what the device waited for by itself, preparation, the call.
+    waited, call = np.flatnonzero(waited), np.flatnonzero(call)
+    gap = np.concatenate([waited, np.flatnonzero(late)[preparation.owner], call])
     parts_start = np.concatenate(
         [np.where(launched, returned, start)[waited], preparation.start_ns, called[call]]
     )
     parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
-    parts_window = np.concatenate([window[waited], window[owner], window[call]])
-    parts_cause = np.concatenate(
-        [cause[waited], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
-    )
-    parts_event = np.concatenate([event[waited], event[owner], event[call]])
-    # What the device waited for by itself, and the call, are of the event.
-    first = int(waited.sum())
-    of_event = np.ones(len(parts_start), dtype=bool)
-    of_event[first : first + len(preparation.owner)] = False
-    grouping = grouping_of(links, parts_event)
+    parts_cause = np.concatenate([cause[waited], preparation.cause, np.full(len(call), _CALL)])
+    of_event = np.repeat([True, False, True], [len(waited), len(preparation.owner), len(call)])
+    grouping = grouping_of(links, event[gap])
     for column, codes in zip(grouping, of_host, strict=True):
         column[~of_event] = codes
     order = np.lexsort((parts_end, parts_start))
-    columns = (parts_start, parts_end, parts_window, parts_cause, parts_event, of_event, *grouping)
+    columns = (parts_start, parts_end, window[gap], parts_cause, event[gap], of_event, *grouping)
     return Gaps(*(column[order] for column in columns))
 
 
@@ -164,8 +159,6 @@ def _of_host(links: Links, parts: Parts) -> Grouping:
 def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
     """Mask of the gaps whose preceding event ran on the stream of the event after them."""
     events = links.events
-    if not len(events):
-        return np.zeros(len(event), dtype=bool)
     stream = events.stream_key
     order = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[order]
@@ -233,11 +226,6 @@ def host_parts(links: Links, thread: np.ndarray, start: np.ndarray, end: np.ndar
 
     The thread of the interval speaks first. Where it was idle, or in plain Python (as the main
     thread is while backward runs), the other of the main and the autograd thread is asked.
-
-    Args:
-        links: of the rank.
-        thread: thread number per interval.
-        start, end: the intervals.
     """
     host = links.host
     span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
@@ -322,10 +310,8 @@ def blocking_copies(links: Links) -> np.ndarray:
 def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
     """Return the cause of the time inside each span, outside its children.
 
-    Args:
-        host: the spans of one rank.
-        on_host: there is no device. Memory comes from the host's allocator then, which is called
-            inside ``aten::empty`` and its kin and records nothing of its own.
+    Without a device (``on_host``) memory comes from the host's allocator, which is called inside
+    ``aten::empty`` and its kin and records nothing of its own.
     """
     if not len(host):
         return np.zeros(0, np.int32)

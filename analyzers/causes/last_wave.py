@@ -52,10 +52,7 @@ def resident_blocks(
 ) -> np.ndarray:
     """Blocks of a kernel that one unit holds at a time, at least 1.
 
-    Args:
-        threads: per block.
-        registers: per thread.
-        shared_memory: bytes per block.
+    Of its threads per block, registers per thread and bytes of shared memory per block.
     """
     warps = np.ceil(threads / _WARP)
     rounded = np.ceil(registers * _WARP / _REGISTERS_ROUNDED_TO) * _REGISTERS_ROUNDED_TO

@@ -14,6 +14,7 @@ of each are kinds of their own ("training (optimizer 2)").
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -60,7 +61,7 @@ class _Recorded:
         length_ns: (steps,) mean over the ranks that have it.
         untraced: (steps,) no rank was taking a trace; None where that was not recorded.
         own_ns: (steps,) the same without waiting for a core, which other programs decide.
-        phases: (steps,) names of the program phases that ran in it.
+        phases: (steps,) names of the program phases that ran in it, "training" first.
         optimizers: (steps,) "", or which optimizer it began with where that is not the first kind.
     """
 
@@ -86,9 +87,15 @@ def step_time(
         windows: of all ranks.
         causes_by_step: step number → leaf cause → nanoseconds, summed over ranks.
     """
-    recorded = _recorded(recording, windows)
+    recorded = _host_steps(recording)
+    if not recorded.untraced.any():
+        recorded = _by_window(windows, recorded)
     names = _kinds_of(recorded)
-    window_kind, window_ns = _windows(windows, recorded, names)
+    kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
+    window_kind = np.array(
+        [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()], object
+    )
+    window_ns = ints(windows, "end_ns") - ints(windows, "start_ns")
     kinds = _kinds(windows, causes_by_step, recorded, names, window_kind, window_ns)
     kind = _headline_kind(kinds)
     mine = next((k for k in kinds if k.name == kind), None)
@@ -114,7 +121,10 @@ def step_time(
         untraced=untraced,
         reason=reason,
         traced_ns=traced_ns,
-        traced_count=len(mine.traced) if mine is not None else _most_windows(windows),
+        # Else the windows of the rank that has most of them.
+        traced_count=len(mine.traced)
+        if mine is not None
+        else int(np.bincount(ints(windows, "rank")).max(initial=0)),
         tracing_ns=tracing,
         tracing_ci95_ns=interval,
         nearby_ns=nearby,
@@ -123,82 +133,63 @@ def step_time(
     )
 
 
-def _most_windows(windows: pa.Table) -> int:
-    """Windows of the rank that has most of them."""
-    return int(np.bincount(ints(windows, "rank")).max(initial=0))
-
-
-def _recorded(recording: Run, windows: pa.Table) -> _Recorded:
-    """Recorded steps over all ranks, as long as their windows where there is only a trace."""
-    recorded = _host_steps(recording)
-    return recorded if recorded.untraced.any() else _by_window(windows, recorded)
-
-
 def _by_window(window_table: pa.Table, recorded: _Recorded) -> _Recorded:
     """Steps as long as their windows, where all that is known is a trace.
 
     A host that runs ahead of its device takes another time for a step than the step takes.
     """
-    windows: dict[int, list[int]] = {}
-    columns = (ints(window_table, c) for c in ("start_ns", "end_ns"))
-    spans = zip(window_table["number"].to_pylist(), *columns, strict=True)
-    for number, start_ns, end_ns in spans:
-        windows.setdefault(number, []).append(int(end_ns - start_ns))
+    window_ns = ints(window_table, "end_ns") - ints(window_table, "start_ns")
+    lengths_ns = defaultdict(list)
+    for number, time_ns in zip(ints(window_table, "number").tolist(), window_ns, strict=True):
+        lengths_ns[number].append(time_ns)
     length, own = recorded.length_ns.copy(), recorded.own_ns.copy()
     for i, number in enumerate(recorded.numbers.tolist()):
-        if number in windows:
+        if number in lengths_ns:
             waited = length[i] - own[i]
-            length[i] = np.mean(windows[number])
+            length[i] = np.mean(lengths_ns[number])
             own[i] = max(length[i] - waited, 0)
     return replace(recorded, length_ns=length, own_ns=own)
 
 
 def _host_steps(recording: Run) -> _Recorded:
-    rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
+    rows: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
+    phases: dict[int, set[str]] = defaultdict(set)
     optimizers: dict[int, str] = {}
     for rank in recording.ranks:
         table = recording.table(rank, "step")
-        start, end = ints(table, "start_ns"), ints(table, "end_ns")
-        during = _phases(recording, rank, start, end)
-        profiled = table["profiled"].to_pylist()
-        sources = zip(table["number"].to_pylist(), table["source"].to_pylist(), strict=True)
-        optimizers.update({n: s for n, s in sources if s.startswith(_OPTIMIZER)})
-        wait, _ = wait_of_steps(recording.table(rank, "core_wait"), ints(table, "number"))
-        for number, a, b, was, names, waited in zip(
-            ints(table, "number").tolist(),
-            start.tolist(),
-            end.tolist(),
-            profiled,
-            during,
-            wait.tolist(),
-            strict=True,
-        ):
-            own = max(b - a - waited, 0)
-            rows.setdefault(number, []).append((b - a, was is False, names, own))
-    numbers = sorted(rows)
+        start, length = ints(table, "start_ns"), ints(table, "end_ns") - ints(table, "start_ns")
+        during = _phases(recording, rank, start, start + length)
+        numbers = ints(table, "number")
+        wait, _ = wait_of_steps(recording.table(rank, "core_wait"), numbers)
+        own = np.maximum(length - wait, 0)
+        for i, step in enumerate(table.select(["profiled", "source"]).to_pylist()):
+            number = int(numbers[i])
+            rows[number].append((int(length[i]), step["profiled"] is False, int(own[i])))
+            phases[number] |= during[i]
+            if step["source"].startswith(_OPTIMIZER):
+                optimizers[number] = step["source"]
+    ordered = sorted(rows)
     return _Recorded(
-        np.array(numbers, dtype=np.int64),
-        np.array([np.mean([r[0] for r in rows[n]]) for n in numbers]),
-        np.array([all(r[1] for r in rows[n]) for n in numbers], dtype=bool),
-        np.array([np.mean([r[3] for r in rows[n]]) for n in numbers]),
-        [" + ".join(sorted(set().union(*(r[2] for r in rows[n])))) for n in numbers],
-        [optimizers.get(n, "") for n in numbers],
+        np.array(ordered, dtype=np.int64),
+        np.array([np.mean([length for length, _, _ in rows[n]]) for n in ordered]),
+        np.array([all(untraced for _, untraced, _ in rows[n]) for n in ordered], dtype=bool),
+        np.array([np.mean([own for _, _, own in rows[n]]) for n in ordered]),
+        [" + ".join(sorted(phases[n], key=lambda p: (p != TRAINING, p))) for n in ordered],
+        [optimizers.get(n, "") for n in ordered],
     )
 
 
 def _phases(recording: Run, rank: int, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
     length = np.maximum(end_ns - start_ns, 1)
-    shares: list[dict[str, float]] = [{} for _ in start_ns]
+    shares: list[dict[str, float]] = [defaultdict(float) for _ in start_ns]
     for name, a, b in _phase_pieces(recording, rank):
         first = int(np.searchsorted(end_ns, a, side="right"))
         for i in range(first, int(np.searchsorted(start_ns, b))):
-            part = (min(b, end_ns[i]) - max(a, start_ns[i])) / length[i]
-            shares[i][name] = shares[i].get(name, 0.0) + float(part)
-    names: list[set[str]] = []
-    for share in shares:
-        names.append({n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING})
-    return names
+            shares[i][name] += float((min(b, end_ns[i]) - max(a, start_ns[i])) / length[i])
+    return [
+        {n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING} for share in shares
+    ]
 
 
 def _phase_pieces(recording: Run, rank: int) -> Iterator[tuple[str, int, int]]:
@@ -211,11 +202,7 @@ def _phase_pieces(recording: Run, rank: int) -> Iterator[tuple[str, int, int]]:
 
 def _kinds_of(recorded: _Recorded) -> list[str]:
     """The kind of each recorded step."""
-    # "training" first, then the phases in the order of their names.
-    names = []
-    for joined in recorded.phases:
-        parts = joined.split(" + ")
-        names.append(" + ".join(sorted(parts, key=lambda p: (p != TRAINING, p))))
+    names = [*recorded.phases]
     for optimizer in dict.fromkeys(recorded.optimizers):
         mine = [i for i, other in enumerate(recorded.optimizers) if other == optimizer]
         _tell_lengths(names, np.array([i for i in mine if names[i] == TRAINING], int), recorded)
@@ -266,15 +253,6 @@ def warm_up_steps(step_ns: np.ndarray) -> int:
     return out
 
 
-def _windows(
-    windows: pa.Table, recorded: _Recorded, names: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """(kind, length in ns) of each window."""
-    kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
-    kinds = [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()]
-    return np.array(kinds, dtype=object), ints(windows, "end_ns") - ints(windows, "start_ns")
-
-
 def _kinds(
     windows: pa.Table,
     causes_by_step: Mapping[str | int | None, dict[str, int]],
@@ -283,19 +261,18 @@ def _kinds(
     window_kind: np.ndarray,
     window_ns: np.ndarray,
 ) -> tuple[StepKind, ...]:
-    numbers = ints(windows, "number", null=-1)
+    numbers = ints(windows, "number")
     whole = max(float(recorded.length_ns.sum()), 1.0)
-    found = []
+    kinds = []
     for name in dict.fromkeys(names):
         mine = np.array([n == name for n in names], dtype=bool)
         quick = mine & recorded.untraced
         traced = sorted({int(n) for n in numbers[window_kind == name]})
-        causes: dict[str, int] = {}
+        causes: Counter[str] = Counter()
         for number in traced:
-            for cause, time_ns in causes_by_step.get(number, {}).items():
-                causes[cause] = causes.get(cause, 0) + time_ns
+            causes.update(causes_by_step.get(number, {}))
         mine_ns = float(recorded.length_ns[mine].sum())
-        found.append(
+        kinds.append(
             StepKind(
                 name=name,
                 numbers=tuple(recorded.numbers[mine].tolist()),
@@ -304,10 +281,10 @@ def _kinds(
                 traced_ns=round(float(window_ns[window_kind == name].mean())) if traced else None,
                 time_ns=round(mine_ns),
                 share_ratio=mine_ns / whole,
-                causes_ns=causes,
+                causes_ns=dict(causes),
             )
         )
-    return tuple(sorted(found, key=lambda k: (-k.time_ns, k.name)))
+    return tuple(sorted(kinds, key=lambda k: (-k.time_ns, k.name)))
 
 
 def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
@@ -362,27 +339,27 @@ def _outside(recording: Run) -> Outside | None:
     A step begins where the one before it ended, and the first one when the recording is set up:
     chopper alone works before the first step and between steps.
     """
-    found: list[tuple[int, int, int]] = []
-    phases: dict[str, int] = {}
+    times: list[tuple[int, int, int]] = []
+    phases: Counter[str] = Counter()
     for part in recording.manifest.ranks:
         table = recording.table(part.rank, "step")
         begin_ns, finish_ns = part.start_ns, part.end_ns
-        known = begin_ns is not None and finish_ns is not None and finish_ns > begin_ns
-        if not known or part.status == "imported" or not table.num_rows:
+        if begin_ns is None or finish_ns is None or finish_ns <= begin_ns:
             return None
-        begin_ns, finish_ns = begin_ns or 0, finish_ns or 0
+        if part.status == "imported" or not table.num_rows:
+            return None
         start, end = ints(table, "start_ns"), ints(table, "end_ns")
         last_ns = int(end[-1])
         close_ns = (part.overhead.close_ns if part.overhead else None) or 0
         after = max(finish_ns - last_ns - close_ns, 0)
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
         own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
-        found.append((after, own, finish_ns - begin_ns))
+        times.append((after, own, finish_ns - begin_ns))
         for name, a, b in _phase_pieces(recording, part.rank):
             late = min(b, finish_ns) - max(a, last_ns)
             if late > 0:
-                phases[name] = phases.get(name, 0) + late
-    if not found:
+                phases[name] += late
+    if not times:
         return None
-    after, own, whole = (round(float(v)) for v in np.mean(found, axis=0))
-    return Outside(after, own, whole, {n: t // len(found) for n, t in sorted(phases.items())})
+    after, own, whole = (round(float(v)) for v in np.mean(times, axis=0))
+    return Outside(after, own, whole, {n: t // len(times) for n, t in sorted(phases.items())})

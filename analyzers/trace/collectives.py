@@ -173,9 +173,7 @@ def describe(
         links: the rank's joined events.
         annotation_row: innermost annotation of the user's around each event's launch, -1 for none.
         collective: recorded metadata.
-        rank: whose events these are.
-        world_size: ranks of the run, None when not known.
-        groups: process groups by name, with their ranks, as far as the trace lists them.
+        rank, world_size, groups: as of :class:`joined.RankInput`.
     """
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
     recorded = _Recorded(collective)
@@ -219,12 +217,9 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """With whom each send or receive of a CPU backend is exchanged, and when the rank entered it.
 
     The span of the transfer says neither: it may begin when a message is out already. The operator
-    that began it does, on the same thread; its third input is the peer:
-    ``c10d::send(tensors, group, rank, tag)``.
-
-    Returns:
-        Rank of the peer within the group, -1 where unknown; Unix time, of any other event its
-        start.
+    that began it does, on the same thread; its third input is the peer's rank in the group (-1
+    where unknown): ``c10d::send(tensors, group, rank, tag)``. Any other event is entered at its
+    start.
     """
     peer = np.full(len(rows), -1, dtype=np.int64)
     entered_ns = links.events.start_ns[rows]

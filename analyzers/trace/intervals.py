@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,9 @@ def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Union:
     order = np.argsort(start_ns, kind="stable")
     order = order[end_ns[order] > start_ns[order]]
     if not len(order):
-        nothing = np.zeros(0, np.int64)
-        return Union(nothing, nothing, nothing)
+        return Union(*np.zeros((3, 0), np.int64))
     start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
-    first = np.flatnonzero(np.append(True, start[1:] > reach[:-1]))
+    first = np.append(0, np.flatnonzero(start[1:] > reach[:-1]) + 1)
     last = np.append(first[1:], len(order)) - 1
     begin, end = start[first], reach[last]
     length = end - begin
@@ -86,52 +86,30 @@ def innermost(
     return rows, starts, stops
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Amounts of time, each spread evenly over an interval.
+def spread(
+    start_ns: np.ndarray, end_ns: np.ndarray, amount_ns: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Spread each amount evenly over its interval -> a function: what lies before each time.
 
-    Attributes:
-        start_ns, end_ns: bounds, each sorted by itself.
-        start_rate, end_rate: running sums of the amounts per nanosecond, a zero first.
-        start_moment, end_moment: the same times the bounds, from ``origin_ns`` on.
-        origin_ns: what times are counted from.
+    It returns floats, good to a few nanoseconds.
     """
-
-    start_ns: np.ndarray
-    end_ns: np.ndarray
-    start_rate: np.ndarray
-    end_rate: np.ndarray
-    start_moment: np.ndarray
-    end_moment: np.ndarray
-    origin_ns: int
-
-    def until(self, time_ns: np.ndarray) -> np.ndarray:
-        """Sum of the amounts that lies before each time; a float, good to a few nanoseconds."""
-        time = (time_ns - self.origin_ns).astype(np.float64)
-        begun = np.searchsorted(self.start_ns, time_ns, side="right")
-        ended = np.searchsorted(self.end_ns, time_ns, side="right")
-        rising = time * self.start_rate[begun] - self.start_moment[begun]
-        falling = time * self.end_rate[ended] - self.end_moment[ended]
-        found: np.ndarray = rising - falling
-        return found
-
-
-def spread(start_ns: np.ndarray, end_ns: np.ndarray, amount_ns: np.ndarray) -> Spread:
-    """Spread each amount evenly over its interval."""
     end_ns = np.maximum(end_ns, start_ns + 1)
     rate = amount_ns / (end_ns - start_ns)
-    origin = int(start_ns.min()) if len(start_ns) else 0
+    origin = int(start_ns.min(initial=np.iinfo(np.int64).max))
 
-    def sums(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        order = np.argsort(times, kind="stable")
-        sorted_, rates = times[order], rate[order]
-        moments = rates * (sorted_ - origin)
-        return (
-            sorted_,
-            np.concatenate([[0.0], np.cumsum(rates)]),
-            np.concatenate([[0.0], np.cumsum(moments)]),
-        )
+    def growth(bounds: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the sum of the rates of all bounds before a time, each times the time since."""
+        order = np.argsort(bounds, kind="stable")
+        edges, rates = bounds[order], rate[order]
+        total = np.append(0.0, np.cumsum(rates))
+        moment = np.append(0.0, np.cumsum(rates * (edges - origin)))
 
-    start, start_rate, start_moment = sums(start_ns)
-    end, end_rate, end_moment = sums(end_ns)
-    return Spread(start, end, start_rate, end_rate, start_moment, end_moment, origin)
+        def until(time_ns: np.ndarray) -> np.ndarray:
+            at = np.searchsorted(edges, time_ns, side="right")
+            amount: np.ndarray = (time_ns - origin).astype(np.float64) * total[at] - moment[at]
+            return amount
+
+        return until
+
+    begun, ended = growth(start_ns), growth(end_ns)
+    return lambda time_ns: begun(time_ns) - ended(time_ns)

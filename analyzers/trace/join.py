@@ -138,8 +138,7 @@ def link(
 ) -> tuple[Links, int]:
     """Join device events to what the host did. HOST_SPAN, DEVICE_EVENT, COLLECTIVE -> Links.
 
-    Returns:
-        The joined events, and how many operators belong to a backward that is differentiated.
+    And count the operators of a backward that is differentiated itself.
     """
     makers = node_makers(host)
     phases = span_phases(host, makers)
@@ -250,8 +249,7 @@ def latest_before(
 ) -> np.ndarray:
     """For each wanted key, the last position whose (key, time) is at or before (wanted, at).
 
-    Args:
-        keys, times: sorted by key, then time.
+    Keys are sorted, and the times of each.
     """
     asks = np.repeat([False, True], [len(keys), len(wanted)])
     order = np.lexsort((asks, np.concatenate([times, at]), np.concatenate([keys, wanted])))

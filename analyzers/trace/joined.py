@@ -78,12 +78,8 @@ class JoinedRank:
         host_only: host times stand in for a device that was not recorded.
         device_event: as given, or derived from host spans on a host-only trace.
         event_link: the declared table, row by row with ``device_event``.
-        event_step: index of each event's step, -1 before the first, their number after the last.
-        sharding_copy: mask of the events that data parallelism copies with.
-        span_phase, span_layer: of each host span, codes as in ``event_link``; -1 for none.
+        event_step, sharding_copy, span_phase, span_layer: as in :class:`join.Links`.
         double_backward_count: operators of a backward that is differentiated itself.
-        windows: step windows.
-        communication: of the communication events.
     """
 
     given: RankInput

@@ -12,16 +12,12 @@ import numpy as np
 def nest(
     tolerance_ns: int, start_ns: np.ndarray, dur_ns: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Parents and clipped times of spans sorted by start, then longest first.
+    """Parent, depth (int32), and clipped start and end of spans as :class:`nesting.Nesting` has.
 
     Args:
         tolerance_ns: how much a child may outlive its parent.
-        start_ns, dur_ns: the spans.
+        start_ns, dur_ns: the spans, sorted by start, then longest first.
         thread: dense thread number of each.
-
-    Returns:
-        The row of each span's parent (-1 at the top), its depth (int32), and its start and end,
-        clipped so that children lie inside their parents and siblings do not overlap.
     """
     order = np.argsort(thread, kind="stable")
     start, ordered = start_ns[order], thread[order]
@@ -90,7 +86,7 @@ def _clip(
 
 
 def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """For each row, itself or its nearest ancestor in ``marked``; -1 when there is none."""
+    """As of :class:`nesting.Nesting`; so are those that follow."""
     at = np.where(marked | (parent < 0), np.arange(len(parent)), parent)
     while not np.array_equal(further := at[at], at):
         at = further
@@ -98,7 +94,7 @@ def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
 
 
 def topmost(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """For each row, itself or its farthest ancestor in ``marked``; -1 when there is none."""
+    """Farthest ancestor."""
     best = np.where(marked, np.arange(len(parent)), -1)
     at = parent
     # Doubling: of the rows up to `at`, `best` is the farthest one.
@@ -110,26 +106,23 @@ def topmost(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
 
 
 def containing(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """Mask of the rows that have a marked one somewhere below them."""
-    found = np.zeros(len(parent), dtype=bool)
+    """Mask of the rows above a marked one."""
+    contains = np.zeros(len(parent), dtype=bool)
     rows = np.flatnonzero(marked)
     while len(rows):
         above = np.unique(parent[rows])
-        rows = above[(above >= 0) & ~found[above]]
-        found[rows] = True
-    return found
+        rows = above[(above >= 0) & ~contains[above]]
+        contains[rows] = True
+    return contains
 
 
 def within(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """Mask of the rows that are marked, or have a marked one somewhere above them."""
+    """Mask of the marked rows, and of those below them."""
     return nearest(parent, marked) >= 0
 
 
 def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Codes (int32) with each negative one replaced by that of the nearest ancestor with one.
-
-    Where there is none, -1.
-    """
+    """Codes (int32), each negative one replaced by that of the nearest ancestor with one."""
     at = nearest(parent, codes >= 0)
     return np.where(at >= 0, codes[at], -1).astype(np.int32)
 

@@ -59,8 +59,8 @@ class Matched:
         ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
             it is not matched on all ranks of its group.
         instance: number of the collective, the same on all its ranks; -1 where not matched.
-        offset_ns: how far this rank's clock is ahead of another's, by when they leave collectives.
-        offset_rank: whose: the lowest that collectives tie it to; None where none was asked.
+        offset_ns: lead of this rank's clock over that of ``offset_rank``, the lowest that
+            collectives tie it to; by when they leave collectives.
         misnumbered: groups of the run, the same for all its ranks, whose numbers were not used.
     """
 
@@ -134,11 +134,7 @@ def _keyed(
     keys: dict[Key, int],
     by_time: frozenset[Group] = frozenset(),
 ) -> Rows:
-    """Events that can be matched; fills ``keys`` with a number for each key.
-
-    Args:
-        by_time: groups whose sequence numbers are not used.
-    """
+    """Events that can be matched, groups ``by_time`` without numbers; fills ``keys`` with codes."""
     parts = [Rows(*[np.zeros(0, np.int64)] * 7)]
     for number, communication in enumerate(ranks):
         kinds = communication.kinds
@@ -223,14 +219,11 @@ def _misnumbered(
 
 
 def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Group rows of equal key and number into collectives.
+    """Group rows of equal key and number into collectives -> positions, collective of each.
 
     Where every rank has equally many, the n-th of one is the n-th of all: always when they are
     numbered (coalesced collectives share a number), else when all of these overlap in time.
-    Otherwise the ranks are walked in time order.
-
-    Returns:
-        Positions in ``rows``, and the collective of each; rows of no collective are left out.
+    Otherwise the ranks are walked in time order. Rows of no collective are left out.
     """
     count = len(rows.key)
     if not count:
@@ -277,9 +270,7 @@ def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.nd
 def _shifted(rows: Rows, ranks: int) -> bool:
     """Tell whether collectives of one key overlap once each clock is shifted by its median lead.
 
-    Args:
-        rows: the n-th events of all ranks side by side, rank by rank, in order of n.
-        ranks: how many.
+    In ``rows`` the n-th events of all ranks stand side by side, rank by rank.
     """
     start, end = rows.start.reshape(-1, ranks), rows.end.reshape(-1, ranks)
     lead = end - end[:, :1]
@@ -323,13 +314,10 @@ def _tie_clocks(
 
 
 def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
-    """Collectives among rows of one key: those that overlap on all ranks.
+    """Positions (collectives, ranks) of those rows of one key that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
     moment in common they are one collective, else the one that ends first has lost its partners.
-
-    Returns:
-        Positions in ``rows``, shape (collectives, ranks).
     """
     rank = rows.rank[low:high]
     first = np.flatnonzero(run_starts(rank))

@@ -47,11 +47,7 @@ class Nesting:
         return passes.within(self.parent, marked)
 
     def inherited(self, codes: np.ndarray) -> np.ndarray:
-        """For each span its code, or that of its nearest ancestor with one; -1 for none.
-
-        Args:
-            codes: int32, negative where a span has none of its own.
-        """
+        """For each span its code (int32), or that of its nearest ancestor with one; -1 for none."""
         return passes.inherited(self.parent, codes)
 
 
@@ -95,14 +91,14 @@ def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.
 
     A span counts from its start on, so at the very start of a call the call itself is found.
     """
-    found = np.full(len(thread), -1, dtype=np.int64)
-    for number in np.flatnonzero(np.bincount(thread[thread >= 0])):
+    span = np.full(len(thread), -1, dtype=np.int64)
+    for number in np.unique(thread[thread >= 0]):
         rows = np.flatnonzero(thread == number)
         low, high = acts.first[number], acts.first[number + 1]
         at = np.searchsorted(acts.start_ns[low:high], time_ns[rows], side="right") - 1
-        ok = at >= 0
-        found[rows[ok]] = acts.span[low + at[ok]]
-    return found
+        open_ = at >= 0
+        span[rows[open_]] = acts.span[low + at[open_]]
+    return span
 
 
 def cut(
@@ -119,9 +115,8 @@ def cut(
         (interval index, start_ns, end_ns, innermost span or -1) of the pieces, in order; the
         pieces of an interval tile it exactly.
     """
-    first = np.zeros(len(thread), np.int64)
-    last = np.zeros(len(thread), np.int64)
-    for number in np.flatnonzero(np.bincount(thread[thread >= 0])):
+    first, last = np.zeros((2, len(thread)), np.int64)
+    for number in np.unique(thread[thread >= 0]):
         rows = np.flatnonzero(thread == number)
         low, high = acts.first[number], acts.first[number + 1]
         times = acts.start_ns[low:high]

@@ -180,12 +180,8 @@ class Phases:
         """Phase of time in which a device waited for the host: of what the host did.
 
         Args:
-            span: innermost span that was open on the host, -1 for none.
-            operator: innermost operator that was, -1 for none.
+            span, operator: innermost ones that were open on the host, -1 for none.
             time_ns: start of the time.
-
-        Returns:
-            Codes; ``between`` where the host was in none.
         """
         if not len(self.host):
             return np.full(len(span), _BETWEEN, dtype=np.int64)
@@ -226,20 +222,12 @@ class Phases:
         return before, behind
 
     def _steps_between(self, rows: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
-        """Mask of the times whose last span before and next one after begin in different steps.
-
-        Args:
-            rows: host spans, in order of time.
-            time_ns: the times.
-        """
+        """Mask of the times whose last span before and next one after begin in different steps."""
         start_ns = self.host.start_ns[rows]
         step = np.searchsorted(self.steps_start_ns, start_ns, side="right")
-        step = np.concatenate([step[:1], step, step[-1:]])
         at = np.searchsorted(start_ns, time_ns, side="right")
-        if not len(rows):
-            return np.zeros(len(time_ns), dtype=bool)
-        crossed: np.ndarray = step[at] != step[at + 1]
-        return crossed
+        begins = np.concatenate([[False], step[1:] != step[:-1], [False]])
+        return begins[at] if len(rows) else np.zeros(len(time_ns), dtype=bool)
 
     def _at(self, time_ns: np.ndarray) -> np.ndarray:
         """Phase that any marked span had at each time, innermost in time order; -1 none."""

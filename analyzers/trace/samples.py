@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.trace.columns import ints
 from chopper.storage.clock import in_order
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.storage.manifest import RankManifest
+    from chopper.storage.manifest import Device, RankManifest
     from chopper.storage.run import Run
 
 
@@ -96,9 +99,14 @@ def _ranks_beside(run: Run, rank: int) -> list[int]:
     return [rank, *(sorted(others) if host is not None else ())]
 
 
+def _device_of(part: RankManifest) -> Device | None:
+    """The device that a rank computes on, as it lists it."""
+    return next((d for d in part.devices if d.device_id == part.device_id), None)
+
+
 def _named(table: pa.Table, part: RankManifest) -> bool:
     """Tell whether both the samples and the rank say which device they mean by UUID."""
-    device = next((d for d in part.devices if d.device_id == part.device_id), None)
+    device = _device_of(part)
     known = table["device_uuid"].null_count < table.num_rows
     return known and device is not None and device.uuid is not None
 
@@ -113,13 +121,11 @@ def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
 
 
 def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
-    uuids = table["device_uuid"].combine_chunks().cast(pa.string())
-    if _named(table, part):
-        wanted = canonical_uuid(
-            next(d.uuid or "" for d in part.devices if d.device_id == part.device_id)
-        )
-        distinct = [u for u in pc.unique(uuids).to_pylist() if u is not None]
-        return _rows_named(table, [u for u in distinct if canonical_uuid(u) == wanted], part)
+    device = _device_of(part)
+    if device is not None and device.uuid is not None and _named(table, part):
+        wanted = canonical_uuid(device.uuid)
+        uuids = pc.unique(table["device_uuid"].cast(pa.string())).to_pylist()
+        return _rows_named(table, [u for u in uuids if u and canonical_uuid(u) == wanted], part)
     if part.device_id is not None:
         return table.filter(pc.equal(table["device_id"], part.device_id))
     if len(pc.unique(table["device_id"])) == 1:
@@ -129,13 +135,11 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
 
 def _of_whole(table: pa.Table, part: RankManifest, limits: pa.Table) -> pa.Table:
     """Rows of the one device whose PCI address the rank's device has; none where it is not one."""
-    device = next(d for d in part.devices if d.device_id == part.device_id)
-    wanted = None if device.pci_address is None else _slot(device.pci_address)
+    device = _device_of(part)
+    wanted = _slot((device and device.pci_address) or "")
     rows = limits.select(["device_uuid", "pci_address"]).to_pylist() if wanted else []
-    found = {
-        r["device_uuid"] for r in rows if r["pci_address"] and _slot(r["pci_address"]) == wanted
-    }
-    return _rows_named(table, sorted(filter(None, found)) if len(found) == 1 else [], part)
+    uuids = {r["device_uuid"] for r in rows if _slot(r["pci_address"] or "") == wanted}
+    return _rows_named(table, sorted(filter(None, uuids)) if len(uuids) == 1 else [], part)
 
 
 def _slot(pci_address: str) -> tuple[int, ...] | None:
@@ -149,7 +153,7 @@ def _slot(pci_address: str) -> tuple[int, ...] | None:
 
 def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Table:
     """Rows of these devices, under the rank's own ordinal."""
-    column = table["device_uuid"].combine_chunks().cast(pa.string())
+    column = table["device_uuid"].cast(pa.string())
     own = table.filter(pc.is_in(column, value_set=pa.array(uuids, pa.string())))
     at = own.schema.get_field_index("device_id")
     ordinal = pa.array([part.device_id] * own.num_rows, pa.int32())
@@ -177,7 +181,7 @@ def socket_of(run: Run, rank: int) -> tuple[str, ...]:
     address = limits["pci_address"][0].as_py() if limits.num_rows else None
     if address:
         return host, str(address).lower().partition(".")[0]
-    device = next((d for d in part.devices if d.device_id == part.device_id), None)
+    device = _device_of(part)
     if device is not None and device.uuid is not None:
         return host, canonical_uuid(device.uuid)
     return host, f"rank {rank}"
@@ -191,21 +195,15 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     """
     for source in _ranks_beside(run, rank):
         table = run.table(source, "process")
-        within = pc.and_(
-            pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["run_delay_ns"])),
-            pc.and_(
-                pc.greater_equal(table["time_ns"], start_ns),
-                pc.less_equal(table["time_ns"], end_ns),
-            ),
-        )
+        time_ns = ints(table, "time_ns")
+        within = (ints(table, "rank") == rank) & (time_ns >= start_ns) & (time_ns <= end_ns)
+        within &= table["run_delay_ns"].is_valid().to_numpy()
         rows = table.filter(within).sort_by("time_ns")
         if rows.num_rows < 2:
             continue
-        first, last = rows.slice(0, 1).to_pylist()[0], rows.slice(rows.num_rows - 1).to_pylist()[0]
-        waited, elapsed = (
-            last["run_delay_ns"] - first["run_delay_ns"],
-            last["time_ns"] - first["time_ns"],
-        )
+        first, last = rows.take([0, rows.num_rows - 1]).to_pylist()
+        waited = last["run_delay_ns"] - first["run_delay_ns"]
+        elapsed = last["time_ns"] - first["time_ns"]
         if elapsed > 0 and waited >= 0 and first["pid"] == last["pid"]:
             # A sample's time is known to half of its reading, which may have waited itself.
             return min(float(waited / elapsed), 1.0)
@@ -227,20 +225,17 @@ def thread_wait(
     if end_ns - start_ns < _LEAST_THREAD_SPAN_NS:
         return None
     table = table_beside(run, rank, "process_thread")
-    mine = pc.and_(
-        pc.and_(pc.equal(table["rank"], rank), pc.less_equal(table["time_ns"], end_ns)),
-        pc.is_in(table["tid"], value_set=pa.array(sorted(tids), pa.int64())),
-    )
-    table = table.filter(mine)
-    found: list[tuple[str, float]] = []
+    mine = (ints(table, "rank") == rank) & (ints(table, "time_ns") <= end_ns)
+    table = table.filter(mine & np.isin(ints(table, "tid"), sorted(tids)))
+    waits: list[tuple[str, float]] = []
     for tid in pc.unique(table["tid"]).to_pylist():
         own = table.filter(pc.equal(table["tid"], tid))
         # A row stands where the thread ran or waited: the last one before a moment holds then.
         first = max(int(pc.sum(pc.less_equal(own["time_ns"], start_ns)).as_py()) - 1, 0)
         total = own["run_delay_ns"]
         waited = total[own.num_rows - 1].as_py() - total[first].as_py()
-        found.append((own["name"][0].as_py(), min(waited / (end_ns - start_ns), 1.0)))
-    return max(found, key=lambda one: one[1], default=None)
+        waits.append((own["name"][0].as_py(), min(waited / (end_ns - start_ns), 1.0)))
+    return max(waits, key=lambda one: one[1], default=None)
 
 
 def canonical_uuid(uuid: str) -> str:
@@ -251,10 +246,6 @@ def canonical_uuid(uuid: str) -> str:
     plain = uuid.lower().removeprefix("gpu-").replace("-", "")
     with contextlib.suppress(ValueError):
         text = bytes.fromhex(plain).decode("ascii")
-        if len(text) == _HIP_DIGITS and set(text) <= _HEXADECIMAL:
+        if re.fullmatch("[0-9a-fA-F]{16}", text):
             return text.lower()
     return plain
-
-
-_HIP_DIGITS = 16
-_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")

@@ -95,12 +95,10 @@ def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.n
 def step_of_events(
     events: DeviceEvents, steps: Steps, launch_ns: np.ndarray, has_launch: np.ndarray
 ) -> np.ndarray:
-    """Return the step that holds the launch of each event.
+    """Return the index of the step that holds the launch of each event.
 
-    Without a launch it is that of the event before on the stream.
-
-    Returns:
-        Indices of steps: -1 before the first, ``len(steps)`` after the last.
+    Without a launch it is that of the event before on the stream. -1 is before the first step,
+    ``len(steps)`` after the last.
     """
     if not len(steps):
         return np.zeros(len(events), dtype=np.int64)
@@ -133,13 +131,7 @@ def _filled_by_stream(
 
 
 def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows:
-    """Cut device time into the windows of one rank's steps.
-
-    Args:
-        events: of the rank.
-        steps: that the trace covers.
-        step: of each event, from :func:`step_of_events`.
-    """
+    """Cut device time into windows by the step of each event, from :func:`step_of_events`."""
     if not len(events):
         return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     start, end = events.start_ns, events.end_ns

@@ -120,8 +120,8 @@ def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
         for code in range(len(causes)):
             of_cause = codes[mine] == code
             if of_cause.any():
-                amounts = spread(start[of_cause], end[of_cause], amount[of_cause])
-                out[rows, code] = amounts.until(high) - amounts.until(low)
+                amount_until = spread(start[of_cause], end[of_cause], amount[of_cause])
+                out[rows, code] = amount_until(high) - amount_until(low)
     return out, causes
 
 

@@ -33,9 +33,9 @@ def test_a_union_inside_intervals_equals_counting_nanoseconds(
 def test_amounts_spread_evenly(parts: list[tuple[int, int]], times: list[int], shift: int) -> None:
     parts = [(a, max(b, a + 1)) for a, b in parts]
     start, end = _arrays(parts, shift)
-    amounts = spread(start, end, np.full(len(parts), 10))
+    amount_until = spread(start, end, np.full(len(parts), 10))
     wanted = [sum(10 * min(max(t - a, 0), b - a) / (b - a) for a, b in parts) for t in times]
-    got = amounts.until(np.array(times, dtype=np.int64) + shift)
+    got = amount_until(np.array(times, dtype=np.int64) + shift)
     assert got.tolist() == pytest.approx(wanted, abs=1e-6)
 
 
