@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers.trace.columns import run_starts
-from chopper.analyzers.trace.signatures import grouped_median
 
 MIN_ALONE = 3
 """Instances that ran alone before they are a baseline."""
@@ -97,7 +96,7 @@ def contend(
     alone_count = np.bincount(group[base], minlength=count)
     beside_count = np.bincount(group[beside], minlength=count)
     base &= (beside_count > 0)[group]
-    baseline = grouped_median(length[base], group[base], count)
+    baseline = _grouped_median(length[base], group[base], count)
     baseline[alone_count < MIN_ALONE] = np.nan
     slower = length + divided_ln - baseline[group]
     compared = beside & ~np.isnan(slower)
@@ -116,7 +115,7 @@ def contend(
         factor,
         alone,
         np.exp(baseline),
-        np.exp(grouped_median(length[beside], group[beside], count)),
+        np.exp(_grouped_median(length[beside], group[beside], count)),
         alone_count,
         beside_count,
         np.where((beside_count > 0) & ~np.isnan(baseline), np.exp(mean), np.nan),
@@ -152,3 +151,20 @@ def _least(
     least[group[first]] = length_ns[first]
     beyond = np.maximum(length_ns[rows] - least[group[rows]], 0.0)
     return np.bincount(group[rows], weights=beyond, minlength=count)
+
+
+def _grouped_median(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Median of the finite values of each group, NaN for a group without any."""
+    median = np.full(count, np.nan)
+    if not len(values):
+        return median
+    # One sort of group + place in (0, 1) is several times faster than one by two keys; 30 bits are
+    # left for the place among a million groups.
+    low, width = float(values.min()), float(np.ptp(values)) or 1.0
+    key = np.sort(group + (values - low) / width * 0.999)
+    size = np.bincount(group, minlength=count)
+    begin = np.cumsum(size) - size
+    has = np.flatnonzero(size)
+    at = (key[(begin + (size - 1) // 2)[has]] + key[(begin + size // 2)[has]]) / 2
+    median[has] = (at - has) / 0.999 * width + low
+    return median

@@ -29,9 +29,8 @@ from chopper.analyzers.causes.contention import (
     shared_time,
 )
 from chopper.analyzers.causes.counters import join_counters
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 from chopper.analyzers.trace.join import COMPUTE
-from chopper.analyzers.trace.signatures import signatures
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -166,7 +165,11 @@ def measure(
 
 
 def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, int]:
-    """Choose the events that are compared with their like -> rows, distinct work of each, count."""
+    """Choose the events that are compared with their like -> rows, distinct work of each, count.
+
+    The work is the operator's name, shapes, types and scalar inputs, the kernel's name, its grid
+    and block, and the device.
+    """
     base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
     rows = np.flatnonzero(
         (links.work_class == COMPUTE)
@@ -176,7 +179,18 @@ def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, in
     )
     op, like = links.op_row[rows], work.like_row[rows]
     op = np.where((op < 0) & (like >= 0), links.op_row[np.maximum(like, 0)], op)
-    return rows, *signatures(links, rows, op)
+    events, host = links.events, links.host
+    parts = [
+        events.names[0][rows],
+        strings(events.table, "grid")[0][rows],
+        strings(events.table, "block")[0][rows],
+        events.device_id[rows],
+    ]
+    if len(host):
+        for codes, _ in (host.names, host.input_dims, host.input_types, host.concrete_inputs):
+            parts.append(np.where(op >= 0, codes[op], -1))
+    first, number = distinct_rows(parts)
+    return rows, number, len(first)
 
 
 def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:

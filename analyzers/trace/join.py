@@ -11,11 +11,11 @@ import pyarrow as pa
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.backward import backward_thread, main_thread, node_makers
 from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, strings
-from chopper.analyzers.trace.layers import span_layers
 from chopper.analyzers.trace.phases import (
     BACKWARD,
     Phases,
     phases_outside_training,
+    span_layers,
     span_phases,
 )
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans

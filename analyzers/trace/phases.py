@@ -1,7 +1,8 @@
-"""Phases of a training step: of each host span, of device events, and of moments of the program."""
+"""Phases of a training step and layers of the model: of host spans, events and moments."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import numpy as np
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.backward import NodeMakers, double_backward, numbered_in_backward
 from chopper.analyzers.trace.nesting import activity, innermost_at
+from chopper.analyzers.trace.passes import passes
 from chopper.analyzers.trace.tables import HostSpans
 
 PHASES = [
@@ -90,6 +92,37 @@ def _phase_of(name: str, code_of: dict[str, int]) -> int:
     if names.is_optimizer(name):
         return _OPTIMIZER
     return BACKWARD if names.is_backward(name) or names.is_gradient_reduction(name) else -1
+
+
+def span_layers(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[str]]:
+    """Find the layer of each host span. HOST_SPAN -> codes into names, -1 for none; names.
+
+    By named regions, else by modules of Python stacks: the outermost one whose class occurs more
+    than once. Backward nodes have the layer of the forward operator with their sequence number.
+    """
+    if not len(host):
+        return np.zeros(0, np.int32), []
+    codes, values = host.names
+    layers = [names.layer_of(value) for value in values]
+    by_region = any(layer is not None for layer in layers)
+    if not by_region:
+        layers = [names.module_of(value) for value in values]
+    table = {layer: code for code, layer in enumerate(dict.fromkeys(v for v in layers if v))}
+    of_name = np.array([table.get(v or "", -1) for v in layers] + [-1], dtype=np.int32)
+    if by_region:
+        span = host.nesting.inherited(passes.look_up(codes, of_name))
+    else:
+        classes = [m and (m.rpartition("_")[0] or m) for m in layers]
+        occurs = Counter(classes)
+        repeated = [c is not None and occurs[c] > 1 for c in classes]
+        chosen = repeated if any(repeated) else [m is not None for m in layers]
+        top = host.nesting.topmost(passes.look_up(codes, np.array([*chosen, False])))
+        span = np.where(top >= 0, of_name[codes[top]], -1)
+    if not (span >= 0).any():
+        return span, list(table)
+    forward = np.full(len(host), -1, dtype=np.int32)
+    forward[makers.node] = span[makers.operator]
+    return np.where(span < 0, host.nesting.inherited(forward), span), list(table)
 
 
 def phases_outside_training(present: set[str]) -> set[str]:

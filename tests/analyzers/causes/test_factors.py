@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
+from chopper.analyzers.causes.compute import apportion, fit
 from chopper.analyzers.causes.contention import contend, shared_time
-from chopper.analyzers.causes.shares import apportion, fit
 from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.hardware.devices import DTYPES
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
