@@ -66,15 +66,7 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
 
 
 def render(attribution: Attributed, format: str) -> str:
-    """Return the report of a run as one string.
-
-    Args:
-        attribution: what to report.
-        format: as of :func:`formatted`.
-
-    Raises:
-        UsageError: no such format.
-    """
+    """Return the report of a run as one string; formats are those of :func:`formatted`."""
     from chopper.reports import run
 
     shown = cast("Format", format)

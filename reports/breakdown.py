@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.labels import PHASES, color, full_label
-from chopper.reports.lanes import dictionary
 from chopper.reports.page import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -177,17 +176,10 @@ def calls(run: Attributed, level: str) -> dict[str | int | None, tuple[int, int]
     counted: dict[str | int | None, tuple[int, int]] = {}
     for rank, trace in run.joined.items():
         links, events = run.links[rank], trace.device_event
-        if not events.num_rows:
-            continue
-        values, codes = dictionary(events["name"] if level == "kernel" else links[level])
-        inside = links["step_index"].is_valid().to_numpy()
-        codes = codes[inside]
-        dur = events["dur_ns"].to_numpy()[inside]
-        counts = np.bincount(codes, minlength=len(values) + 1)
-        # float64 sums are exact here: below 2**53 ns, 104 days.
-        busy = np.bincount(codes, weights=dur, minlength=len(values) + 1)
-        for value, n, t in zip([*values, None], counts.tolist(), busy.tolist(), strict=True):
-            if n:
-                before = counted.get(value, (0, 0))
-                counted[value] = before[0] + n, before[1] + int(t)
+        key = (events["name"] if level == "kernel" else links[level]).cast(pa.string())
+        rows = pa.table({"key": key, "dur_ns": events["dur_ns"]})
+        groups = rows.filter(links["step_index"].is_valid()).group_by("key")
+        for row in groups.aggregate([("dur_ns", "count"), ("dur_ns", "sum")]).to_pylist():
+            count, busy_ns = counted.get(row["key"], (0, 0))
+            counted[row["key"]] = count + row["dur_ns_count"], busy_ns + row["dur_ns_sum"]
     return counted

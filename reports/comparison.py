@@ -82,11 +82,7 @@ _METHOD = (
 
 
 def render(comparison: Comparison, format: str, *, gate: Verdict | None = None) -> str:
-    """Return a comparison as one string: ``html``, ``md``, ``json`` (documented) or ``txt``.
-
-    Raises:
-        UsageError: no such format.
-    """
+    """Return a comparison as one string: ``html``, ``md``, ``json`` (documented) or ``txt``."""
     return formatted(lambda: page(comparison, gate=gate), lambda: to_json(comparison, gate), format)
 
 
@@ -109,7 +105,11 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
     return Page(
         title=f"{comparison.a.name} and {comparison.b.name}",
         headline=comparison.verdict,
-        summary=(*_sides(comparison), *_outcome(gate), *_unlike(comparison)),
+        summary=(
+            *_sides(comparison),
+            *([] if gate is None else [Items(items=gate_items(gate), title="Gate")]),
+            *_unlike(comparison),
+        ),
         sections=(
             _same_work(comparison),
             _causes(comparison),
@@ -173,10 +173,6 @@ def gate_items(gate: Verdict) -> list[Item]:
     else:
         items.append(Item("the gate passed", "ok"))
     return items
-
-
-def _outcome(gate: Verdict | None) -> list[Block]:
-    return [] if gate is None else [Items(items=gate_items(gate), title="Gate")]
 
 
 def _unlike(comparison: Comparison) -> list[Block]:

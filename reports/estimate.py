@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chopper import wording as fmt
@@ -31,7 +32,10 @@ def estimate_page(
         headline=headline,
         summary=(Items(items=tuple(facts)),),
         sections=(
-            *(Section(title=figure.title, blocks=(figure,)) for figure in figures),
+            *(
+                Section(title=f.title, blocks=(replace(f, title="", label=f.title),))
+                for f in figures
+            ),
             *sections,
             Section(title="Assumptions", blocks=(Items(items=result.assumptions),)),
         ),

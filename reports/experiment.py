@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.compare.result import Change, Comparison
     from chopper.experiments.declarations import ShownView
-    from chopper.experiments.results import Experiment, Headline, Labels, Row
+    from chopper.experiments.results import Experiment, Headline, Row
     from chopper.reports.page import Block
     from chopper.statistics import Estimate
 
@@ -50,11 +50,7 @@ _CAUSES = 5
 
 
 def render(experiment: Experiment, format: str) -> str:
-    """Return an experiment as one string: ``html``, ``md``, ``json`` (documented) or ``txt``.
-
-    Raises:
-        UsageError: no such format.
-    """
+    """Return an experiment as one string: ``html``, ``md``, ``json`` (documented) or ``txt``."""
     return formatted(lambda: page(experiment), experiment.to_dict, format)
 
 
@@ -344,7 +340,10 @@ def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[T
                 (*names, *(v if several else heading(m) for v, m in part)), len(names)
             ),
             rows=[
-                (*_words(label), *(_cell(at.get((v, m, label)), full=full) for v, m in part))
+                (
+                    *(fmt.cell(key, value) for key, value in label),
+                    *(_cell(at.get((v, m, label)), full=full) for v, m in part),
+                )
                 for label in labels
                 if any((v, m, label) in at for v, m in part)
             ],
@@ -352,10 +351,6 @@ def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[T
         )
         for part in split
     ]
-
-
-def _words(labels: Labels) -> tuple[str, ...]:
-    return tuple(fmt.cell(key, value) for key, value in labels)
 
 
 def _cell(row: Row | None, unit_of: str | None = None, *, full: bool) -> str | Cell:

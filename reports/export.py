@@ -144,7 +144,7 @@ def _write_timeline(run: Attributed, path: Path) -> None:
         int(start)
         for rank in run.recording.ranks
         for name in ("host_span", "device_event")
-        if (start := _first(_table(run, rank, name))) is not None
+        for start in _table(run, rank, name)["start_ns"][:1].to_pylist()
     ]
     zero = min(starts, default=0)
     with gzip.open(path, "wb", compresslevel=3) as file:
@@ -155,10 +155,6 @@ def _write_timeline(run: Attributed, path: Path) -> None:
             file.write(separator + encode_json(event))
             separator = b",\n"
         file.write(b"\n]}\n")
-
-
-def _first(table: pa.Table) -> int | None:
-    return table["start_ns"][0].as_py() if table.num_rows else None
 
 
 def _events(run: Attributed, zero: int) -> Iterator[dict[str, Any]]:

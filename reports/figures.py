@@ -53,8 +53,8 @@ def significant(values: Iterable[float]) -> list[float]:
 
 
 def layout(height: int, left: int, right: int, **more: Any) -> Figure:
-    """Return a layout without a legend."""
-    margin = {"l": left, "r": right, "t": 24, "b": 46}
+    """Return a layout; one with a legend has room for it below."""
+    margin = {"l": left, "r": right, "t": 24, "b": 84 if "legend" in more else 46}
     return {"height": height, "margin": margin, "showlegend": False, "hovermode": "closest"} | more
 
 
@@ -94,11 +94,10 @@ def lines(
         x_ticks: labels by value.
     """
     shown = layout(
-        380 + (28 if len(curves) > 1 else 0),
+        380,
         8,
         24,
-        showlegend=len(curves) > 1,
-        legend=legend(),
+        **({"showlegend": True, "legend": legend()} if len(curves) > 1 else {}),
         xaxis=_axis(x, log=log_x, ticks=x_ticks, unit=""),
         yaxis=_axis(y, log=log_y, ticks=None, unit=unit)
         | {"automargin": True}

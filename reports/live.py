@@ -41,6 +41,13 @@ def reasons_text(bits: int | None) -> str:
     return ", ".join([*named, *([hex(rest)] if rest else [])]) or "none"
 
 
+def _grid(*columns: str) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
 def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Panel:
     """Ranks, devices, and the largest causes of the latest traced steps.
 
@@ -50,9 +57,7 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
         causes: leaf causes of the newest attribution, largest first; empty before there is one.
     """
     parts: list[Table | Text] = []
-    ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "step", "step time", "CPU", "memory", "device memory"):
-        ranks.add_column(name, justify="right", no_wrap=True)
+    ranks = _grid("rank", "step", "step time", "CPU", "memory", "device memory")
     slowest = sorted(snapshot.ranks, key=lambda r: -(r.step_ns or 0))[:_RANKS]
     for rank in sorted(slowest, key=lambda r: r.rank):
         ranks.add_row(
@@ -68,9 +73,7 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
         parts.append(Text(f"the slowest {_RANKS} of {len(snapshot.ranks)} ranks", style="dim"))
     if snapshot.devices:
         parts.append(Text())
-        devices = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("device", "clock", "power", "temperature", "memory", "held down by"):
-            devices.add_column(name, justify="right", no_wrap=True)
+        devices = _grid("device", "clock", "power", "temperature", "memory", "held down by")
         several = len({device.hostname for device in snapshot.devices}) > 1
         for device in snapshot.devices[:_DEVICES]:
             number = str(device.device_id)
@@ -84,8 +87,7 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
             )
         parts.append(devices)
         if len(snapshot.devices) > _DEVICES:
-            of = f"{_DEVICES} of {len(snapshot.devices)} devices"
-            parts.append(Text(of, style="dim"))
+            parts.append(Text(f"{_DEVICES} of {len(snapshot.devices)} devices", style="dim"))
     if causes:
         total = sum(cause.time_ns for cause in causes)
         shown = [

@@ -50,16 +50,14 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = _L
         if sys.byteorder == "big":
             values = values.astype(values.dtype.newbyteorder("<"))
         width = values.dtype.itemsize
-        described.append({"name": name, "type": _type_name(values.dtype), "count": len(values)})
+        described.append(
+            {"name": name, "type": f"{values.dtype.kind}{width * 8}", "count": len(values)}
+        )
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
         planes.append(np.ascontiguousarray(raw.T).tobytes())
     header = json.dumps({"meta": meta, "arrays": described}, separators=(",", ":")).encode()
     data = len(header).to_bytes(4, "little") + header + b"".join(planes)
     return base64.b64encode(zlib.compress(data, level)).decode("ascii")
-
-
-def _type_name(dtype: np.dtype[Any]) -> str:
-    return f"{dtype.kind}{dtype.itemsize * 8}"
 
 
 def deflate_text(text: bytes, *, level: int = _LEVEL) -> str:

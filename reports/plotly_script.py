@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
-import threading
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,6 @@ class Script:
     """As it is evaluated."""
 
 
-@cache
 def _load() -> Script:
     # Found without importing plotly, whose figure classes the page does not need.
     spec = importlib.util.find_spec("plotly")
@@ -50,35 +49,19 @@ def policy_hash(code: bytes) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(code).digest()).decode("ascii") + "'"
 
 
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
-
-
-def prefetch() -> None:
+@cache
+def prefetch() -> Future[Script]:
     """Start compressing, to be ready when the rest of the report is.
 
     zlib works without the interpreter's lock, so this costs nothing beside reading a trace.
     """
-    global _thread
-    with _lock:
-        if _thread is None:
-            _thread = threading.Thread(target=_quietly, name="plotly", daemon=True)
-            _thread.start()
-
-
-def _quietly() -> None:
-    try:
-        _load()
-    except (ChopperError, OSError):
-        return  # raised again by get(), for the user to see
+    return ThreadPoolExecutor(1, thread_name_prefix="plotly").submit(_load)
 
 
 def get() -> Script:
-    """The script, waited for where it is being prepared.
+    """Return the script, waited for where it is being prepared.
 
     Raises:
         ChopperError: the plotly package does not hold it.
     """
-    if _thread is not None:
-        _thread.join()
-    return _load()
+    return prefetch().result()

@@ -132,14 +132,5 @@ def page(cases: Sequence[Case]) -> Page:
 
 
 def render(cases: Sequence[Case], format: str, *, seed: int) -> str:
-    """Return a validation as one string.
-
-    Args:
-        cases: what was run.
-        format: ``html``, ``md``, ``txt`` or ``json``.
-        seed: of the run, for the JSON form.
-
-    Raises:
-        UsageError: no such format.
-    """
+    """Return a validation as one string; the seed is for the JSON form."""
     return formatted(lambda: page(cases), lambda: to_dict(cases, seed=seed), format)

@@ -88,7 +88,10 @@ def command(
 
     path = output or calibration.default_path()
     if experiments:
-        _refuse_beside_from()
+        given = click.get_current_context().get_parameter_source
+        for name in ("device", "ranks", "threads", "quick", "force"):
+            if given(name) == click.core.ParameterSource.COMMANDLINE:
+                raise UsageError(f"--{name}: not with --from, which takes what the experiments say")
         _feed(experiments, path, as_json=as_json)
         return
     # What cannot end well is said before time is spent.
@@ -120,14 +123,6 @@ def _warn_if_busy(found: Calibration, remedy: str) -> None:
             f"{remedy}",
             err=True,
         )
-
-
-def _refuse_beside_from() -> None:
-    """Nothing is measured with --from, so nothing can be said of how."""
-    given = click.get_current_context().get_parameter_source
-    for name in ("device", "ranks", "threads", "quick", "force"):
-        if given(name) == click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"--{name}: not with --from, which takes what the experiments say")
 
 
 def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
