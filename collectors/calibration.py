@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from chopper.collectors._calibration_worker import (
 )
 from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
-from chopper.hardware.calibration import MEMORY_BYTES, MIB, Calibration, Measured
+from chopper.hardware.calibration import Calibration, Measured
 from chopper.hardware.environment import usable_cores
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
@@ -44,38 +45,12 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 180.0
 
-_CPU_FULL = Plan(
-    gemm_sizes=(256, 512, 1024, 2048),
-    gemm_s=0.3,
-    memory_bytes=MEMORY_BYTES,
-    memory_s=0.6,
-    link_bytes=(MIB, 8 * MIB, 32 * MIB),
-    link_s=0.3,
-)
-_CPU_QUICK = Plan(
-    gemm_sizes=(256, 512, 1024),
-    gemm_s=0.1,
-    memory_bytes=MEMORY_BYTES,
-    memory_s=0.2,
-    link_bytes=(MIB, 8 * MIB),
-    link_s=0.1,
-)
-_DEVICE_FULL = Plan(
-    gemm_sizes=(2048, 4096, 8192),
-    gemm_s=0.4,
-    memory_bytes=1024 * MIB,
-    memory_s=0.5,
-    link_bytes=(16 * MIB, 128 * MIB, 512 * MIB),
-    link_s=0.4,
-)
-_DEVICE_QUICK = Plan(
-    gemm_sizes=(4096,),
-    gemm_s=0.15,
-    memory_bytes=512 * MIB,
-    memory_s=0.15,
-    link_bytes=(64 * MIB,),
-    link_s=0.2,
-)
+
+def plan_of(device_type: str, *, quick: bool) -> Plan:
+    """What to measure of the host's cores, or of an accelerator."""
+    data = files("chopper").joinpath("data", "calibration_plans.json").read_bytes()
+    plans = msgspec.json.decode(data, type=dict[str, Plan])
+    return plans[("cpu" if device_type == "cpu" else "device") + (", quick" if quick else "")]
 
 
 def calibrate(
@@ -112,11 +87,6 @@ def calibrate(
             f"{ranks} ranks need {ranks} accelerators, torch sees {device_count}; "
             "ask for fewer ranks, or for --device cpu"
         )
-    if device_type == "cpu":
-        plan = _CPU_QUICK if quick else _CPU_FULL
-    else:
-        plan = _DEVICE_QUICK if quick else _DEVICE_FULL
-
     workers, sections, absent = _sections(ranks, device_type, device_count, quick=quick)
     jobs = [
         Job(
@@ -126,7 +96,7 @@ def calibrate(
             threads=threads,
             device_type=device_type,
             sections=sections,
-            plan=plan,
+            plan=plan_of(device_type, quick=quick),
         )
         for rank in range(workers)
     ]

@@ -167,8 +167,7 @@ TINY = Plan(
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_CPU_QUICK", TINY)
-    monkeypatch.setattr(measuring, "_CPU_FULL", TINY)
+    monkeypatch.setattr(measuring, "plan_of", lambda *_, **__: TINY)
 
 
 @pytest.mark.slow
@@ -245,7 +244,7 @@ def test_a_worker_that_fails_is_one_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tiny: None
 ) -> None:
     broken = msgspec.structs.replace(TINY, link_bytes=(1 << 62,))
-    monkeypatch.setattr(measuring, "_CPU_QUICK", broken)
+    monkeypatch.setattr(measuring, "plan_of", lambda *_, **__: broken)
     with pytest.raises(CollectorUnavailable, match=r"calibration failed: .*[Mm]emory") as caught:
         measuring.calibrate(device="cpu", ranks=2, threads=1, quick=True)
     assert "\n" not in str(caught.value)
