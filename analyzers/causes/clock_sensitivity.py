@@ -35,8 +35,7 @@ class Sensitivity:
         value, error: what is used, in [0, 1], with its standard error.
         slope, slope_error: as estimated from the run, NaN where it could not be.
         roofline: place under the roofline.
-        used_count: instances that the slope rests on.
-        clock_low_hz, clock_high_hz: the clocks that they ran at, NaN where there is none.
+        used_count, clock_low_hz, clock_high_hz: instances that the slope rests on; their clocks.
     """
 
     value: np.ndarray

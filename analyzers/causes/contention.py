@@ -27,14 +27,13 @@ class Contention:
 
     Attributes:
         factor_ln: ln of the slowdown of each instance, at least 0; 0 where none is claimed.
-        alone: mask of the instances that ran alone.
-        baseline_ns: per signature, median of those, at the reference clock; NaN where there are too
-            few, or nothing to compare with them.
-        overlapped_ns: per signature, median of the others.
-        alone_count, overlapped_count: per signature.
-        ratio: per signature, geometric mean slowdown of the overlapped ones; NaN where not known.
-        bound_ns: per signature that never ran alone, what its instances took beyond the one that
-            overlapped least: contention took at least that; 0 elsewhere.
+        alone: mask of the instances that ran alone. All that follows is per signature.
+        baseline_ns: median of those, at the reference clock; NaN where there are too few, or
+            nothing to compare with them.
+        overlapped_ns: median of the others.
+        ratio: geometric mean slowdown of the overlapped ones; NaN where not known.
+        bound_ns: where none ran alone, what they took beyond the one that overlapped least:
+            contention took at least that; 0 elsewhere.
     """
 
     factor_ln: np.ndarray

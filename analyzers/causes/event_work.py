@@ -76,8 +76,7 @@ class OperatorWork:
     """The distinct operator calls of a rank, and whose work a launching row's kernels are.
 
     Attributes:
-        calls: arguments of `estimate`, distinct.
-        works: the work of each call.
+        calls, works: distinct arguments of `estimate`, and its results.
         signature: per host row the index of its call, -1 where no model applies.
         row_of: per host row the row whose work its kernels are, -1 for none: the innermost
             modelled operator, or one just above it that recorded more.
@@ -222,12 +221,7 @@ def refined(call: Call, work: Work, kernel: str) -> Work:
 
 
 def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
-    """The work of the operators that launched something.
-
-    Args:
-        links: of one rank.
-        rows: distinct host rows of operators with kernels.
-    """
+    """The work of the operators that launched something: distinct rows of the host's spans."""
     host = links.host
     nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
     chain = [nearest[rows]]

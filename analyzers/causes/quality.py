@@ -35,14 +35,7 @@ _WHOLE_US_SLACK_NS = 1000
 def check_rank(
     joined: JoinedRank, links: Links, too_fast: int = 0, of_peak_ratio: float = 0.0
 ) -> list[Finding]:
-    """Check one rank's trace.
-
-    Args:
-        joined: the rank.
-        links: its joined events.
-        too_fast: kernels that ran faster than their peak.
-        of_peak_ratio: what all products need at the peak, over the time that they took.
-    """
+    """Check one rank's trace; ``too_fast`` and ``of_peak_ratio`` are as of `ComputeSplit`."""
     findings: list[Finding] = []
     add = partial(_add, findings, joined.given.rank)
     if not len(links.events):
@@ -157,14 +150,8 @@ def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) ->
             f"{longest / 1000:.1f} µs): they share that time",
             overlapping,
         )
-    if (
-        joined.host_span.num_rows
-        and not joined.host_span["input_dims"]
-        .combine_chunks()
-        .is_valid()
-        .to_numpy(zero_copy_only=False)
-        .any()
-    ):
+    dims = joined.host_span["input_dims"]
+    if len(dims) and dims.null_count == len(dims):
         add(
             "trace.no_shapes",
             "warning",
@@ -268,19 +255,18 @@ def _settling_count(joined: JoinedRank, links: Links) -> int:
 def _outside(windows: Windows, settling_count: int) -> str:
     """Say what was traced beside the steps that count."""
     before, after = windows.before_ns / 1e6, windows.after_ns / 1e6
-    steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
     if not settling_count or not windows.before_ns:
         return (
             f"{before:.3f} ms of device time before the first step and {after:.3f} ms after the "
             "last are not attributed"
         )
+    steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
     settling = (
         f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
         "recording traces them so that the ranks settle"
     )
-    return (
-        f"{settling}; nor are {after:.3f} ms after the last step" if windows.after_ns else settling
-    )
+    late = f"; nor are {after:.3f} ms after the last step" if windows.after_ns else ""
+    return settling + late
 
 
 def _lost_kernels(links: Links) -> tuple[int, int]:
@@ -290,17 +276,13 @@ def _lost_kernels(links: Links) -> tuple[int, int]:
     graph runs when that is launched.
     """
     host = links.host
-    if not len(host):
-        return 0, 0
     correlation = ints(host.table, "correlation_id")
     calls = np.flatnonzero(host.named(names.is_kernel_launch) & (correlation > 0))
-    start_ns = ints(host.table, "start_ns")
-    begins, ends = (
-        start_ns[host.named(name)] for name in (names.is_capture_begin, names.is_capture_end)
+    begun, ended = (
+        np.searchsorted(host.start_ns[host.named(name)], host.start_ns[calls], side="right")
+        for name in (names.is_capture_begin, names.is_capture_end)
     )
-    if len(begins):
-        opened = np.searchsorted(begins, start_ns[calls], side="right")
-        calls = calls[opened <= np.searchsorted(ends, start_ns[calls], side="right")]
+    calls = calls[begun <= ended]
     has_kernel = np.isin(correlation[calls], ints(links.events.table, "correlation_id"))
     ran = np.flatnonzero(has_kernel)
     if len(ran) == len(calls) or not len(ran):
@@ -316,10 +298,9 @@ def _stream_overlaps(links: Links) -> tuple[int, int]:
     events = links.events
     whole_us = not (events.start_ns % 1000).any() and not (events.dur_ns % 1000).any()
     slack = _WHOLE_US_SLACK_NS if whole_us else 0
-    place = events.stream_key
     count = longest = 0
-    for one in np.unique(place):
-        rows = np.flatnonzero(place == one)
+    for stream in np.unique(events.stream_key):
+        rows = np.flatnonzero(events.stream_key == stream)
         overlap = np.maximum.accumulate(events.end_ns[rows])[:-1] - events.start_ns[rows][1:]
         count += int((overlap > slack).sum())
         longest = max(longest, int(overlap.max(initial=0)))

@@ -26,19 +26,16 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """For each wanted event, an event of known work that it repeats.
+    """For each wanted event, the row of one that it repeats; -1 for none, or where likes differ.
 
     Args:
         events: of one rank.
         known: per event a code of its work, -1 where that is not known.
         wanted: mask of the events to find one for.
-
-    Returns:
-        Per event a row whose work is its own, -1 where there is none or where its likes differ.
     """
-    found = np.full(len(events), -1, dtype=np.int64)
+    like_row = np.full(len(events), -1, dtype=np.int64)
     if not wanted.any() or not (known >= 0).any():
-        return found
+        return like_row
     order = np.lexsort((events.start_ns, events.stream_id, events.device_id))
     name = _mixed(events.names[0][order])
     grid_code, block_code = (strings(events.table, c)[0][order] for c in ("grid", "block"))
@@ -60,15 +57,14 @@ def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray)
                     continue
                 like = _unanimous(own, work, dur, rows)
                 hit = like >= 0
-                found[order[rows[hit]]] = order[like[hit]]
+                like_row[order[rows[hit]]] = order[like[hit]]
                 open_[rows[hit]] = False
-    return found
+    return like_row
 
 
 def _unanimous(key: np.ndarray, work: np.ndarray, dur: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """For each of ``rows`` an event with its key, where all those of known work agree on it."""
-    keys = np.sort(key[rows])
-    keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
+    keys = np.unique(key[rows])
     sources = np.flatnonzero(work >= 0)
     at = np.minimum(np.searchsorted(keys, key[sources]), len(keys) - 1)
     hit = keys[at] == key[sources]

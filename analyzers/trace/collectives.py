@@ -88,10 +88,9 @@ class Kind:
 
     Attributes:
         what: normalized name.
-        group: name of the process group, None where not recorded.
-        size: ranks that take part, None where not known.
-        members: their global ranks, empty where not known.
-        message_bytes: message as nccl-tests count it, None where unknown.
+        group: name of the process group.
+        size, members: how many ranks take part, and their global ranks; empty where not known.
+        message_bytes: message as nccl-tests count it.
         key: None for what cannot be matched: its group, or its peer, is not told.
         numbered_key: the same for events with a sequence number, which tells sizes apart too.
     """
@@ -137,9 +136,7 @@ class Communication:
     """The communication of one rank, one row per event.
 
     Attributes:
-        event_row: device event.
-        kinds: distinct descriptions.
-        kind: code into ``kinds``.
+        kind: code into ``kinds``, distinct descriptions.
         sequence: number within the group, -1 where not recorded.
         entered_ns, left_ns: when the rank entered it, and when it was done, Unix time.
         device_event_count: of the rank, those that do not communicate included.
@@ -308,16 +305,12 @@ def _with_input(links: Links, span: np.ndarray, rows: np.ndarray) -> np.ndarray:
     operator = links.op_row[rows]
     if not len(links.host):
         return operator
-    sized = _has_size(links.host.input_dims)
+    # The spans whose first input's shape was recorded.
+    codes, values = links.host.input_dims
+    known = [not v.replace(" ", "").startswith(("[]", "[[]", "[[[]")) for v in values]
+    sized = np.array([*known, False])[codes]
     takes = ((operator < 0) | ~sized[operator]) & (span >= 0) & sized[span]
     return np.where(takes, span, operator)
-
-
-def _has_size(column: tuple[np.ndarray, list[str]]) -> np.ndarray:
-    """Mask of the spans whose first input's shape was recorded."""
-    codes, values = column
-    known = [not v.replace(" ", "").startswith(("[]", "[[]", "[[[]")) for v in values]
-    return np.array([*known, False])[codes]
 
 
 class _Recorded:

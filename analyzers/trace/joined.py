@@ -32,22 +32,15 @@ from chopper.hardware.ceilings import Ceiling, Ceilings
 
 @dataclass(frozen=True)
 class RankInput:
-    """The input of an attribution: the trace tables of one rank, and what is known of its device.
+    """The input of an attribution: declared tables of one rank, and what is known of its device.
 
     Attributes:
-        host_span, device_event, step, collective: declared tables.
-        ceiling: peaks, None when they are not known.
-        no_peak_remedy: what to do when they are not, for the message.
+        ceiling, ceilings: peaks that count, and all that are known: theoretical and measured.
+        no_peak_remedy: what to do when there are none, for the message.
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
-        device_clock: clock samples of its device, as declared; None when there are none.
-        device_limit: what holds for it over the run, as declared; None when not known.
-        kernel_counter: hardware counters of its kernels, as declared; None when there are none.
-        core_wait: run delays of its thread, as declared; None when there are none.
-        synchronization: what was waited for, as declared; None when the trace does not say.
         recorded: chopper took the trace.
-        ceilings: the theoretical and the measured ceiling of its device.
     """
 
     rank: int
@@ -103,11 +96,6 @@ class JoinedRank:
     def step(self) -> pa.Table:
         """Steps, on the host."""
         return self.given.step
-
-    @property
-    def collective(self) -> pa.Table:
-        """Recorded metadata of collectives."""
-        return self.given.collective
 
     @property
     def ceiling(self) -> Ceiling | None:
