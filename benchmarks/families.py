@@ -24,7 +24,8 @@ import sys
 import warnings
 from typing import Any
 
-from chopper.analyzers.estimates.memory import Training, memory
+from chopper.analyzers.estimates.memory import memory
+from chopper.analyzers.estimates.training import Training
 from chopper.models.configs import of_config
 
 CONFIGS: dict[str, dict[str, Any]] = {}

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.headlines import filled
-from chopper.analyzers.estimates.memory import Training, memory
+from chopper.analyzers.estimates.memory import memory
+from chopper.analyzers.estimates.training import Training
 from chopper.models.architectures import Architecture, Experts
 
 LIMIT = 0.05

@@ -110,7 +110,6 @@ def _synthetic_case(name: str, magnitude: str, flavour: str, seed: int) -> Predi
     without, injected = injection.plans(magnitude, flavour=flavour, seed=seed)
     change, repaired = _change(name, magnitude, without)
     before = _attributed(injected)
-    factor = None if name == _MIX else INJECTIONS[name].factor
     predicted = whatif(before, **change)
     step_ns = _attributed(repaired).step_time_ns()
     return Prediction(
@@ -123,7 +122,7 @@ def _synthetic_case(name: str, magnitude: str, flavour: str, seed: int) -> Predi
         predicted_ns=predicted.predicted_step_ns,
         truth_ns=sum(step_ns) / len(step_ns),
         bar_ratio=SYNTHETIC_BAR,
-        refused=refusals(before).get(factor) if factor else None,
+        refused=refusals(before).get(injection.factor) if injection.factor else None,
     )
 
 
@@ -134,8 +133,8 @@ def _change(name: str, magnitude: str, without: Plan) -> tuple[dict[str, Any], P
     the plan is without that as well; or the change is just as large as the injection.
     """
     if name == _MIX:
-        return {"fix": [INJECTIONS[part].cause for part in MIXES[name].parts]}, without
-    cause, knobs = INJECTIONS[name].cause, INJECTIONS[name].turns[magnitude]
+        return {"fix": [part.cause for part in MIXES[name].parts]}, without
+    cause, knobs = INJECTIONS[name].cause, INJECTIONS[name].turns(magnitude)
     if name == "slow_link":
         return {"link": f"x{1 + knobs['link'].amount:g}"}, without
     if name == "exposed_communication":

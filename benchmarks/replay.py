@@ -142,7 +142,7 @@ def timed(events: int) -> None:
         marks.append(time.perf_counter())
     graph = replay.base.graph
     print(
-        f"{replay.base.events:,} device events: {len(graph.time_ns):,} moments, "
+        f"{replay.base.events_count:,} device events: {len(graph.time_ns):,} moments, "
         f"{len(graph.source):,} edges"
     )
     for label, low, high in (

@@ -154,9 +154,9 @@ def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> W
         UsageError: a change that this run has no data for, or that names nothing in it.
         InputError: the run cannot be replayed.
     """
-    from chopper.analyzers.replay.replay import replay_of
+    from chopper.analyzers.replay.replay import Replay
 
-    prediction = (replay or replay_of(run)).predict(changes)
+    prediction = (replay or Replay(run)).predict(changes)
     return prediction.answer(attribute(_replayed(run.recording, prediction.tables())))
 
 

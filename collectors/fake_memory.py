@@ -286,9 +286,8 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _NO_VALUES = (
-    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a "
-    "captured module "
-    "computes nothing; keep the value on the device (torch.where), or leave the line out in "
+    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a captured "
+    "module computes nothing; keep the value on the device (torch.where), or leave the line out in "
     "the factory"
 )
 

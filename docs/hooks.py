@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The program of this checkout is described, wherever another one may be installed.
 sys.path.insert(0, str(ROOT))
 
-from chopper.analyzers.work.catalogue import catalogue  # noqa: E402
+from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.cli import cli  # noqa: E402
@@ -80,12 +80,19 @@ def work_models() -> str:
         "moe": "Mixtures of experts",
         "vector": "Memory-bound work",
     }
+    entries: dict[str, dict[str, list[str]]] = {kind: {} for kind in headings}
+    named = [(name, family(name) or "", model) for name, model in MODELS.items()]
+    named += [(f"{prefix}*", kind, model) for prefix, kind, model in BY_PREFIX]
+    for name, kind, model in named:
+        counts = (inspect.getdoc(getattr(model, "func", model)) or "").split("\n\n")[0]
+        entries[kind].setdefault(" ".join(counts.split()), []).append(name)
     parts = []
     for kind, heading in headings.items():
         rows: list[tuple[object, ...]] = [
-            (entry.counts, ", ".join(f"`{name}`" for name in entry.operators))
-            for entry in catalogue()
-            if entry.family == kind
+            (counts, ", ".join(f"`{name}`" for name in sorted(names)))
+            for counts, names in sorted(
+                entries[kind].items(), key=lambda entry: (-len(entry[1]), entry[0])
+            )
         ]
         parts.append(f"### {heading}\n\n" + table(("what is counted", "operators"), rows))
     return "\n\n".join(parts)

@@ -13,13 +13,8 @@ import msgspec
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.memory import (
-        Checkpoint,
-        Memory,
-        Offload,
-        Strategy,
-        Training,
-    )
+    from chopper.analyzers.estimates.memory import Memory
+    from chopper.analyzers.estimates.training import Checkpoint, Offload, Strategy, Training
     from chopper.models.architectures import Architecture
 
 STATES = ("weights", "gradients", "optimizer")
@@ -195,7 +190,7 @@ def training(
     bucket: int = USUAL_BUCKET_ELEMENTS,
 ) -> Training:
     """The variant as ``chopper estimate memory`` knows it; one rank partitions nothing."""
-    from chopper.analyzers.estimates.memory import Training
+    from chopper.analyzers.estimates.training import Training
 
     offload: list[Offload] = []
     if "weights" in placement.on_host:

@@ -48,7 +48,8 @@ OPTIONS = (
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Estimate the memory of one rank of fully sharded training."""
-    from chopper.analyzers.estimates.memory import Training, memory
+    from chopper.analyzers.estimates.memory import memory
+    from chopper.analyzers.estimates.training import Training
     from chopper.workloads.llama import SIZES
 
     found = memory(

@@ -13,9 +13,15 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, distinct_rows, row_set
 from chopper.analyzers.trace.join import COMPUTE
 from chopper.analyzers.trace.phases import PHASES
-from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
+from chopper.analyzers.work import (
+    BACKWARD_BY_FORWARD,
+    MATH_FAMILIES,
+    Work,
+    estimate,
+    family,
+    matmul_dtype,
+)
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
-from chopper.analyzers.work.libraries import FUNCTIONS
 from chopper.causes import CODES
 
 if TYPE_CHECKING:
@@ -253,7 +259,7 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
     """Estimate each distinct call among ``rows`` once."""
     output_codes, outputs = output_dims(host, rows)
     columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
-    described = forward_rows(host, rows, FUNCTIONS)
+    described = forward_rows(host, rows, BACKWARD_BY_FORWARD)
     arguments = (codes[described] for codes, _ in columns[1:])
     of_call = [host.names[0][rows], *arguments, output_codes]
     distinct, inverse = distinct_rows(of_call)

@@ -137,8 +137,10 @@ class _Block:
     def dropped(self, x: str) -> str:
         if not self.a.dropout:
             return x
-        self.ops.append(_dropout(x, f"{x}.dropped", self.h, self.of))
-        return f"{x}.dropped"
+        e = self.of.element_bytes
+        mask = self.h * (1 if self.of.kernels == "gpu" else e)
+        size = self.h * e
+        return self.add("dropout", (x,), f"{x}.dropped", size, keeps_extra_bytes=mask, saved=False)
 
     def onto(self, x: str, added: str, out: str) -> str:
         """Into the residual stream."""
@@ -425,40 +427,23 @@ def block(a: Architecture, of: Layout, *, mixture: bool = False) -> tuple[Op, ..
     return tuple(made.ops)
 
 
-def _dropout(x: str, out: str, elements: int, of: Layout) -> Op:
-    return Op(
-        name="dropout",
-        reads=(x,),
-        writes=out,
-        size_bytes=elements * of.element_bytes,
-        keeps_extra_bytes=elements * (1 if of.kernels == "gpu" else of.element_bytes),
-        saved=False,
-    )
-
-
 def head(a: Architecture, of: Layout) -> tuple[Op, ...]:
     """The last norm: x → n. The product with the vocabulary is counted with the loss."""
-    t = (
-        _share(of.tokens_count, of.tensor_parallel_count)
-        if of.sequence_parallel
-        else of.tokens_count
-    )
+    made = _Block(a, of)
     fused = of.kernels == "gpu" or a.norm == "layer"
-    wide = t * a.width * 4 * (2 if of.stream_bytes < 4 else 1)
-    size = t * a.width * (of.stream_bytes if of.autocast else of.element_bytes)
-    last = Op(
-        name="norm",
-        reads=("x",),
-        writes="n",
-        size_bytes=size,
+    wide = made.h * 4 * (2 if of.stream_bytes < 4 else 1)
+    made.add(
+        "norm",
+        ("x",),
+        "n",
+        made.h * (of.stream_bytes if of.autocast else of.element_bytes),
         keeps=("x",) if fused or of.stream_bytes == 4 else (),
-        keeps_extra_bytes=t * 4 + (0 if fused else wide),
+        keeps_extra_bytes=made.outside * 4 + (0 if fused else wide),
         weights_count=a.norm_count,
-        backward_bytes=0 if fused else 3 * t * a.width * 4,
+        backward_bytes=0 if fused else 3 * made.h * 4,
     )
-    if not of.autocast and not of.sequence_parallel:
-        return (last,)
-    # What the product reads: in its narrower type, and all tokens.
-    name = "cast" if of.autocast else "gather"
-    size = of.tokens_count * a.width * of.element_bytes
-    return (last, Op(name=name, reads=("n",), writes="m", size_bytes=size))
+    if of.autocast or of.sequence_parallel:
+        # What the product reads: in its narrower type, and all tokens.
+        name = "cast" if of.autocast else "gather"
+        made.add(name, ("n",), "m", of.tokens_count * a.width * of.element_bytes)
+    return tuple(made.ops)

@@ -77,9 +77,8 @@ class Against(msgspec.Struct, kw_only=True, frozen=True):
 
 ASSUMPTIONS = (
     "a device costs its price for every hour of the run, also while it waits, restarts or is idle",
-    "the price holds what its source says it holds; where it is a cost of ownership, "
-    "electricity is "
-    "in it already, and the energy's cost is shown for itself, not added",
+    "the price holds what its source says it holds; where it is a cost of ownership, electricity "
+    "is in it already, and the energy's cost is shown for itself, not added",
     "throughput is constant; a run takes tokens ÷ (devices × tokens/s per device)",
     "projected throughput is peak × utilization ÷ FLOP per token, 6 per parameter",
 )
@@ -94,12 +93,6 @@ def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
     positive(price_per_hour, "price")
     positive(tokens_per_s, "tokens per second")
     return price_per_hour * 1e6 / (3600 * tokens_per_s)
-
-
-def tokens_per_s_at(price_per_hour: float, cost_per_million: float) -> float:
-    """The throughput at which a million tokens cost so much: the inverse."""
-    positive(cost_per_million, "cost of a million tokens")
-    return per_million_tokens(price_per_hour, cost_per_million)
 
 
 def break_even_ratio(price_per_hour: float, other_per_hour: float) -> float:

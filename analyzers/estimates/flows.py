@@ -14,6 +14,8 @@ from chopper.errors import UsageError
 
 _MOST_QUEUE_PAIRS = 4_096
 _LEAST_DRAWS = 4
+_FAIL_AT_RATIO = 0.5
+"""In times that even sharing would take."""
 _TOGETHER_RATIO = 0.01
 """Share of the shortest possible time; ends within it count as simultaneous."""
 
@@ -77,7 +79,6 @@ def _one(
     receivers: int,
     headroom_ratio: float,
     failed: int,
-    fail_at: float,
     admitted: int | None,
     rng: np.random.Generator,
 ) -> tuple[float, float, int]:
@@ -103,7 +104,7 @@ def _one(
     ended = np.full(flows, np.inf)
     now, most, working = 0.0, 0, True
     while np.isinf(ended).any():
-        if working and failed and now >= fail_at:
+        if working and failed and now >= _FAIL_AT_RATIO:
             working = False
             moved = uplink < failed
             uplink[moved] = rng.integers(failed, uplinks, int(moved.sum()))
@@ -114,7 +115,7 @@ def _one(
         need = left[active] / rates[active]
         step = max(float(need.min()), min(float(need.max()), _TOGETHER_RATIO))
         if working and failed:
-            step = min(step, max(fail_at - now, 1e-9))
+            step = min(step, max(_FAIL_AT_RATIO - now, 1e-9))
         now += step
         left[active] = np.maximum(left[active] - rates[active] * step, 0)
         left[left < 1e-12] = 0
@@ -127,39 +128,18 @@ def _one(
     return float(ended.max()), float(ended.mean()), most
 
 
-def _check(
-    flows_count: int,
-    uplinks_count: int,
-    queue_pairs: tuple[int, ...],
-    receivers: int,
-    failed_count: int,
-    admitted_count: int | None,
-    trials_count: int,
-) -> None:
-    """Refuse what cannot be, or takes too long, to be simulated."""
-    for name, value in (
-        ("flows", flows_count),
-        ("uplinks", uplinks_count),
-        ("receivers", receivers),
-        ("trials", trials_count),
-        *(("queue pairs", q) for q in queue_pairs),
-    ):
+def check_counts(failed_count: int, uplinks_count: int, **counts: int) -> None:
+    """Refuse counts below 1, and fabrics of which no uplink is left.
+
+    Raises:
+        UsageError: says which.
+    """
+    for name, value in {"uplinks": uplinks_count, **counts}.items():
         if value < 1:
-            raise UsageError(f"{name}: found {value}, expected 1 or more")
-    if admitted_count is not None and admitted_count < 1:
-        raise UsageError(f"admitted flows: found {admitted_count}, expected 1 or more")
+            raise UsageError(f"{name.replace('_', ' ')}: found {value}, expected 1 or more")
     if not 0 <= failed_count < uplinks_count:
         raise UsageError(
             f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
-        )
-    if receivers > flows_count:
-        raise UsageError(
-            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
-        )
-    if too_many(flows_count, queue_pairs, uplinks_count):
-        raise UsageError(
-            f"flows × queue pairs, and uplinks: found {flows_count * max(queue_pairs)} and "
-            f"{uplinks_count}, expected at most {_MOST_QUEUE_PAIRS} of either to be simulated"
         )
 
 
@@ -171,7 +151,6 @@ def simulate(
     receivers_count: int | None = None,
     headroom_ratio: float = 1.0,
     failed_count: int = 0,
-    fail_at_ratio: float = 0.5,
     admitted_count: int | None = None,
     trials_count: int = 128,
     seed: int = 0,
@@ -184,9 +163,7 @@ def simulate(
         queue_pairs: of each flow.
         receivers_count: that share the flows evenly; None for one per flow.
         headroom_ratio: uplinks' rate over what all ports can send; 1 is no oversubscription.
-        failed_count: uplinks that fail while all send; their queue pairs are hashed onto the
-            others.
-        fail_at_ratio: when, in times that even sharing would take.
+        failed_count: uplinks that fail half way; their queue pairs are hashed onto the others.
         admitted_count: flows that a receiver lets send at a time; None for all.
         trials_count: draws with one queue pair; more of them scatter less: fewer draws, 4 at least.
         seed: of the draws.
@@ -197,30 +174,31 @@ def simulate(
     receivers = flows_count if receivers_count is None else receivers_count
     if not headroom_ratio > 0:  # not a number is refused, too
         raise UsageError(f"headroom: found {headroom_ratio:g}, expected more than 0")
-    _check(
-        flows_count,
-        uplinks_count,
-        queue_pairs,
-        receivers,
+    check_counts(
         failed_count,
-        admitted_count,
-        trials_count,
+        uplinks_count,
+        flows=flows_count,
+        receivers=receivers,
+        trials=trials_count,
+        queue_pairs=min(queue_pairs),
+        admitted_flows=1 if admitted_count is None else admitted_count,
     )
+    if receivers > flows_count:
+        raise UsageError(
+            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
+        )
+    if too_many(flows_count, queue_pairs, uplinks_count):
+        raise UsageError(
+            f"flows × queue pairs, and uplinks: found {flows_count * max(queue_pairs)} and "
+            f"{uplinks_count}, expected at most {_MOST_QUEUE_PAIRS} of either to be simulated"
+        )
+
+    fabric = (uplinks_count, receivers, headroom_ratio, failed_count, admitted_count)
 
     def run(count: int) -> tuple[float, float, float, int]:
         rng = np.random.default_rng(seed)
         trials = [
-            _one(
-                flows_count,
-                count,
-                uplinks_count,
-                receivers,
-                headroom_ratio,
-                failed_count,
-                fail_at_ratio,
-                admitted_count,
-                rng,
-            )
+            _one(flows_count, count, *fabric, rng)
             for _ in range(max(trials_count // count**2, min(trials_count, _LEAST_DRAWS)))
         ]
         last, mean, most = zip(*trials, strict=True)

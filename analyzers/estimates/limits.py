@@ -21,6 +21,8 @@ from chopper.quantities import between, positive
 
 DAY_S = 86400.0
 _CURVE_POINTS = 40
+_LEAST_UTILIZATION_RATIO = 0.01
+"""Where the search for devices ends and a size is called infeasible."""
 _TIME_ALLOWED_S = (60.0, 3.2e11)
 MIN_FLOP, MAX_FLOP = 1e15, 1e40
 """Beyond these the laws mean nothing and the search would only climb."""
@@ -49,15 +51,9 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
     ] = 1 / 3
 
     def __post_init__(self) -> None:
-        """Refuse what is no law of a model.
-
-        Raises:
-            UsageError: names the field.
-        """
+        """Raise UsageError, which names the field, for what is no law of a model."""
         for name, least, most in (
             ("tokens_per_parameter_ratio", 1e-2, 1e6),
-            ("reference_parameters_count", 1e3, 1e18),
-            ("reference_layers_count", 1, 1e5),
             ("reference_batch_tokens_count", 1, 1e15),
             ("layers_exponent", 1e-6, 3),
             ("batch_exponent", 1e-6, 3),
@@ -80,21 +76,14 @@ class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     ] = 400e-6
 
     def __post_init__(self) -> None:
-        """Refuse what is no device.
-
-        Raises:
-            UsageError: names the field.
-        """
-        for name, least, most in (
-            ("flop_per_s", 1e9, 1e24),
-            ("memory_bytes_per_s", 1e3, 1e18),
-            ("node_link_bytes_per_s", 1e3, 1e18),
-            ("network_bytes_per_s", 1e3, 1e18),
-            ("kernel_latency_s", 1e-12, 3600),
-            ("node_hop_s", 1e-12, 3600),
-            ("layer_latency_s", 1e-12, 3600),
-        ):
+        """Raise UsageError, which names the field, for what is no device."""
+        between(self.flop_per_s, 1e9, 1e24, "hardware: flop_per_s")
+        for name in self.__struct_fields__[1:]:
+            least, most = (1e3, 1e18) if name.endswith("_bytes_per_s") else (1e-12, 3600)
             between(getattr(self, name), least, most, f"hardware: {name}")
+
+
+LAWS, H100 = Laws(), Hardware()
 
 
 class Shape(msgspec.Struct, kw_only=True, frozen=True):
@@ -156,16 +145,15 @@ ASSUMPTIONS = (
     "times the pipeline's bubble with perfect interleaving",
     "tensor parallelism, pipeline stages and microbatches are powers of two; data parallelism is "
     "what is left, also when it is not whole; a pipeline has no more stages than the model layers",
-    "tensor parallelism up to 8 stays within a node; beyond that it is two-dimensional, half "
-    "of its "
-    "traffic on NVLink",
+    "tensor parallelism up to 8 stays within a node; beyond that it is two-dimensional, half of "
+    "its traffic on NVLink",
     "the peak is the datasheet's: no loss to clocks, shapes or failures",
     "2e28 is where utilization falls, not where runs become infeasible; the paper's abstract says "
     "about 1e28 and 1e31, its blog 2e28 and 2e31",
 )
 
 
-def shape_of(flop: float, laws: Laws | None = None) -> Shape:
+def shape_of(flop: float, laws: Laws = LAWS) -> Shape:
     """The model, batch and steps that a budget buys.
 
     C = 6 N D with D = 20 N; layers and batch follow their laws; width h from N = 12 h² L.
@@ -173,7 +161,6 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
     Raises:
         UsageError: not positive, or beyond what the laws were made for.
     """
-    laws = laws or Laws()
     between(flop, MIN_FLOP, MAX_FLOP, "FLOP of the run")
     n = float(np.sqrt(flop / (6 * laws.tokens_per_parameter_ratio)))
     size = n / laws.reference_parameters_count
@@ -203,7 +190,7 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
 
 
 def latency_wall_flop(
-    *, time_allowed_s: float = 90 * DAY_S, laws: Laws | None = None, layer_latency_s: float = 400e-6
+    *, time_allowed_s: float = 90 * DAY_S, laws: Laws = LAWS, layer_latency_s: float = 400e-6
 ) -> float:
     """The size whose steps × layers × latency fill the time: (D/B)·L·t_ℓ = T, solved for C.
 
@@ -212,7 +199,6 @@ def latency_wall_flop(
     Raises:
         UsageError: a time that is not positive, or laws under which steps do not grow with N.
     """
-    laws = laws or Laws()
     between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     positive(layer_latency_s, "latency of a layer")
     power = 1 + laws.layers_exponent - laws.batch_exponent
@@ -287,27 +273,24 @@ def step_times(
 def at_size(
     flop: float,
     *,
-    hardware: Hardware | None = None,
-    laws: Laws | None = None,
+    hardware: Hardware = H100,
+    laws: Laws = LAWS,
     time_allowed_s: float = 90 * DAY_S,
     devices_step_ratio: float = 1.04,
-    least_utilization_ratio: float = 0.01,
 ) -> Point:
     """The fewest devices that finish a run in time, and how well they are used.
 
     Args:
         flop: of the whole run.
-        hardware: of each device; None for H100.
-        laws: of model and batch; None for the paper's.
+        hardware: of each device.
+        laws: of model and batch.
         time_allowed_s: from first to last step.
         devices_step_ratio: the count climbs from C ÷ (peak × time) by this factor; 1.04 gives the
             published table, nearer to 1 finds a few per cent fewer devices.
-        least_utilization_ratio: where the climb ends and the size is called infeasible.
 
     Raises:
         UsageError: anything not positive, or a step that does not climb.
     """
-    hardware, laws = hardware or Hardware(), laws or Laws()
     between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     if not 1.0005 <= devices_step_ratio <= 2:
         raise UsageError(
@@ -317,32 +300,29 @@ def at_size(
     tp, pp, m = _layouts(shape)
     step_allowed_s = time_allowed_s / shape.steps_count
     at_full = flop / (hardware.flop_per_s * time_allowed_s)
-    climbs = int(np.log(1 / least_utilization_ratio) / np.log(devices_step_ratio)) + 1
-
-    def best(climb: int) -> tuple[float, int, np.ndarray] | None:
-        devices = at_full * devices_step_ratio**climb
-        dp = devices / (tp * pp)
-        fits = np.flatnonzero((dp >= 1) & (dp * m <= shape.batch_tokens_count))
-        if not len(fits):
-            return None
-        times, parts = step_times(shape, hardware, dp=dp[fits], tp=tp[fits], pp=pp[fits], m=m[fits])
-        at = int(times.argmin())
-        return float(times[at]), int(fits[at]), parts[:, at]
+    climbs = int(np.log(1 / _LEAST_UTILIZATION_RATIO) / np.log(devices_step_ratio)) + 1
 
     # More devices are never slower by more than a layout's rounding, but not monotone either:
     # every rung is looked at, lowest first.
     for climb in range(climbs):
-        found = best(climb)
-        if found is None or found[0] > step_allowed_s:
-            continue
-        step_s, at, parts = found
         devices = at_full * devices_step_ratio**climb
+        dp = devices / (tp * pp)
+        fits = np.flatnonzero((dp >= 1) & (dp * m <= shape.batch_tokens_count))
+        if not len(fits):
+            continue
+        times, layouts = step_times(
+            shape, hardware, dp=dp[fits], tp=tp[fits], pp=pp[fits], m=m[fits]
+        )
+        fastest = int(times.argmin())
+        if times[fastest] > step_allowed_s:
+            continue
+        at, parts = int(fits[fastest]), layouts[:, fastest]
         return Point(
             shape=shape,
             feasible=True,
             utilization_ratio=flop / (devices * hardware.flop_per_s * time_allowed_s),
             devices_count=devices,
-            time_s=step_s * shape.steps_count,
+            time_s=float(times[fastest]) * shape.steps_count,
             data_parallel_count=float(devices / (tp[at] * pp[at])),
             tensor_parallel_count=int(tp[at]),
             pipeline_parallel_count=int(pp[at]),
@@ -369,8 +349,8 @@ PUBLISHED: dict[float, float | None] = {
 def limits(
     sizes_flop: tuple[float, ...] = tuple(PUBLISHED),
     *,
-    hardware: Hardware | None = None,
-    laws: Laws | None = None,
+    hardware: Hardware = H100,
+    laws: Laws = LAWS,
     time_allowed_s: float = 90 * DAY_S,
     devices_step_ratio: float = 1.04,
     data_wall_utilization_ratio: float = 2 / 3,
@@ -384,7 +364,6 @@ def limits(
     Raises:
         UsageError: anything not positive, or a ratio outside of (0, 1).
     """
-    hardware, laws = hardware or Hardware(), laws or Laws()
     if not 0.01 < data_wall_utilization_ratio < 1:
         raise UsageError(
             f"utilization of the wall: found {data_wall_utilization_ratio:g}, expected 0.01 to 1"

@@ -16,31 +16,11 @@ from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import CATEGORIES
 from chopper.analyzers.estimates.training import (
     DEEPSPEED,
-    Checkpoint,
-    Offload,
-    Strategy,
     Training,
-    Widths,
-    widths,
 )
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
 from chopper.quantities import MAX_INT
-
-__all__ = [
-    "ASSUMPTIONS",
-    "Checkpoint",
-    "Fit",
-    "Memory",
-    "Offload",
-    "Strategy",
-    "Training",
-    "Widths",
-    "fit",
-    "memory",
-    "of_capture",
-    "widths",
-]
 
 
 class Fit(msgspec.Struct, kw_only=True, frozen=True):
@@ -99,11 +79,9 @@ ASSUMPTIONS = (
     "unit",
     "on a GPU, what FSDP gathers and the gradients that it reduces are memory of streams of their "
     "own, which the caching allocator gives to no other (pools)",
-    "fragmentation is a share of all that comes and goes; it is assumed, not derived: "
-    "published runs under "
-    "FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, "
-    "meta-llama/llama-cookbook#41), "
-    "pools among it",
+    "fragmentation is a share of all that comes and goes; it is assumed, not derived: published "
+    "runs under FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, "
+    "meta-llama/llama-cookbook#41), pools among it",
 )
 
 
@@ -115,11 +93,9 @@ TENSOR_PARALLEL_ASSUMPTION = (
 
 
 _DEEPSPEED_ASSUMPTION = (
-    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and "
-    "2, and a "
-    "bucket of --bucket elements that is there whatever the model; where ranks differ, the "
-    "rank that needs "
-    "the most"
+    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and 2, "
+    "and a bucket of --bucket elements that is there whatever the model; where ranks differ, the "
+    "rank that needs the most"
 )
 _STAGE_3_ASSUMPTION = (
     "stage 3 releases weights at once and fetches none ahead (stage3_max_live_parameters and "
@@ -129,13 +105,11 @@ _STAGE_3_ASSUMPTION = (
 
 
 _EXPERTS_ASSUMPTION = (
-    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no "
-    "row is "
-    "dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. "
-    "Selective "
-    "checkpointing recomputes experts and what they are sent. Layers for the prediction of "
-    "further tokens "
-    "(num_nextn_predict_layers) are not in it, as they are not in transformers' modules"
+    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no row "
+    "is dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. "
+    "Selective checkpointing recomputes experts and what they are sent. Layers for the prediction "
+    "of further tokens (num_nextn_predict_layers) are not in it, as they are not in transformers' "
+    "modules"
 )
 
 
@@ -148,8 +122,7 @@ def _balance(training: Training) -> str:
     if training.imbalance_ratio == 1:
         return (
             f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
-            f"those of "
-            "the busiest rank, of an even share)"
+            "those of the busiest rank, of an even share)"
         )
     return f"the busiest rank's experts get {training.imbalance_ratio:g} × its even share of {rows}"
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from chopper.analyzers.estimates import Estimate, Option
-from chopper.analyzers.estimates.flows import Simulated, simulate, too_many
+from chopper.analyzers.estimates.flows import Simulated, check_counts, simulate, too_many
 from chopper.errors import UsageError
 from chopper.quantities import between, one_of, positive
 
@@ -64,25 +64,21 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
                     between(getattr(self, name), least, most, f"topology: {name}")
 
 
+HGX_H100 = Topology()
+
+
 def bus_factor(collective: str, ranks_count: int) -> float:
     """nccl-tests: busbw = algbw × this; algbw = S ÷ t, with S the whole array for gathers too.
 
     Raises:
         UsageError: no such collective, or fewer than 2 ranks.
     """
-    _check_ranks(ranks_count)
+    between(ranks_count, 2, _MOST_RANKS, "ranks")
     name = one_of("collective", collective, get_args(Collective))
     n = ranks_count
     if name == "all_reduce":
         return 2 * (n - 1) / n
     return 1.0 if name in ("broadcast", "reduce") else (n - 1) / n
-
-
-def _check_ranks(ranks_count: int) -> None:
-    if ranks_count < 2:
-        raise UsageError(f"ranks: found {ranks_count}, expected 2 or more")
-    if ranks_count > _MOST_RANKS:
-        raise UsageError(f"ranks: found {ranks_count}, expected at most {_MOST_RANKS}")
 
 
 def _nodes(ranks_count: int, topology: Topology) -> int:
@@ -106,11 +102,18 @@ def ring_steps(collective: str, ranks_count: int) -> int:
     return (2 if collective == "all_reduce" else 1) * (ranks_count - 1)
 
 
+def algorithms_of(collective: str) -> tuple[str, ...]:
+    """Algorithms that a collective has."""
+    if collective == "all_reduce":
+        return get_args(Algorithm)
+    return ("ring", "tree") if collective in ("broadcast", "reduce") else ("ring",)
+
+
 def collective_time_s(
     collective: str,
     size_bytes: float,
     ranks_count: int,
-    topology: Topology | None = None,
+    topology: Topology = HGX_H100,
     algorithm: str = "ring",
 ) -> float:
     """Seconds of one collective.
@@ -127,11 +130,13 @@ def collective_time_s(
         UsageError: unknown names, sizes or ranks that make no sense, an algorithm that the
             collective does not have.
     """
-    topology = topology or Topology()
     name = one_of("collective", collective, get_args(Collective))
     kind = one_of("algorithm", algorithm, get_args(Algorithm))
+    if kind not in algorithms_of(name):
+        known = " and ".join(algorithms_of(name))
+        raise UsageError(f"algorithm {kind}: not of {name}, which has {known}")
     positive(size_bytes, "size")
-    _check_ranks(ranks_count)
+    between(ranks_count, 2, _MOST_RANKS, "ranks")
     n, nodes = ranks_count, _nodes(ranks_count, topology)
     crossing = nodes > 1
     # As many rings (trees) as ranks in a node, each leaving through another one's port.
@@ -142,8 +147,8 @@ def collective_time_s(
     base = topology.base_latency_s
     if kind == "ring":
         steps = ring_steps(name, n)
-        between = (2 if name == "all_reduce" else 1) * (nodes - 1)
-        latency = (steps - between) * topology.node_latency_s + between * topology.network_latency_s
+        apart = (2 if name == "all_reduce" else 1) * (nodes - 1)
+        latency = (steps - apart) * topology.node_latency_s + apart * topology.network_latency_s
         if name == "all_to_all":
             group = n // nodes
             direct_s = max(
@@ -155,16 +160,10 @@ def collective_time_s(
             return base + together * each + direct_s
         return base + latency + size_bytes * bus_factor(name, n) / slowest
     if kind == "tree":
-        if name not in ("all_reduce", "broadcast", "reduce"):
-            raise UsageError(
-                f"algorithm tree: not of {name}; all_reduce, broadcast and reduce have it"
-            )
         both = 2 if name == "all_reduce" else 1
         within = (n // nodes - 1) * topology.node_latency_s
         up = np.ceil(np.log2(nodes)) * topology.network_latency_s
         return float(base + both * (within + up) + both * size_bytes / slowest)
-    if name != "all_reduce":
-        raise UsageError(f"algorithm hierarchical: not of {name}; only all_reduce has it")
     group = n // nodes
     time_s = base
     if group > 1:
@@ -230,18 +229,13 @@ def spread(
     Raises:
         UsageError: anything not positive, or no uplink left.
     """
-    for name, value in (
-        ("flows", flows_count),
-        ("queue pairs", queue_pairs_count),
-        ("uplinks", uplinks_count),
-        ("trials", trials_count),
-    ):
-        if value < 1:
-            raise UsageError(f"{name}: found {value}, expected 1 or more")
-    if not 0 <= failed_count < uplinks_count:
-        raise UsageError(
-            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
-        )
+    check_counts(
+        failed_count,
+        uplinks_count,
+        flows=flows_count,
+        queue_pairs=queue_pairs_count,
+        trials=trials_count,
+    )
     if seed < 0:
         raise UsageError(f"seed: found {seed}, expected 0 or more")
     pieces = flows_count * queue_pairs_count
@@ -277,24 +271,23 @@ def ecmp(
         UsageError: as :func:`spread`.
     """
     options = {"failed_count": failed_count, "trials_count": trials_count, "seed": seed}
-    plain, _, _ = spread(flows_count, 1, uplinks_count, **options)
-    found = []
-    for count in queue_pairs:
-        mean, error, p95 = spread(flows_count, count, uplinks_count, **options)
-        found.append(
-            Spread(
-                flows_count=flows_count,
-                queue_pairs_count=count,
-                uplinks_count=uplinks_count,
-                failed_count=failed_count,
-                max_over_mean_ratio=mean,
-                standard_error_ratio=error,
-                p95_ratio=p95,
-                throughput_ratio=1 / mean,
-                gain_ratio=plain / mean,
-            )
+    found = {
+        count: spread(flows_count, count, uplinks_count, **options) for count in (1, *queue_pairs)
+    }
+    return tuple(
+        Spread(
+            flows_count=flows_count,
+            queue_pairs_count=count,
+            uplinks_count=uplinks_count,
+            failed_count=failed_count,
+            max_over_mean_ratio=mean,
+            standard_error_ratio=error,
+            p95_ratio=p95,
+            throughput_ratio=1 / mean,
+            gain_ratio=found[1][0] / mean,
         )
-    return tuple(found)
+        for count, (mean, error, p95) in ((count, found[count]) for count in queue_pairs)
+    )
 
 
 class Incast(msgspec.Struct, kw_only=True, frozen=True):
@@ -309,15 +302,17 @@ class Incast(msgspec.Struct, kw_only=True, frozen=True):
     """Share of the time that upstream ports are paused by PFC, and all that shares them with it."""
 
 
+_BUFFER_BYTES, _CHANNEL_BYTES = 2**20, 2**18
+"""Of the switch's port, and of what a receiver admits at a time."""
+_ROUND_TRIP_S = 10e-6
+
+
 def incast(
     senders_count: int,
     message_bytes: float,
     *,
     link_bytes_per_s: float = 50e9,
-    buffer_bytes: float = 2**20,
-    channel_bytes: float = 2**18,
     admitted_count: int | None = None,
-    round_trip_s: float = 10e-6,
 ) -> Incast:
     """Fluid model of an incast: all links alike, the receiver's is the bottleneck.
 
@@ -330,33 +325,26 @@ def incast(
     Raises:
         UsageError: anything not positive.
     """
-    for name, value in (
-        ("senders", senders_count),
-        ("message", message_bytes),
-        ("link", link_bytes_per_s),
-        ("buffer", buffer_bytes),
-        ("channel buffer", channel_bytes),
-    ):
-        positive(value, name)
-    if senders_count > _MOST_RANKS:
-        raise UsageError(f"senders: found {senders_count}, expected at most {_MOST_RANKS}")
+    between(senders_count, 1, _MOST_RANKS, "senders")
+    positive(message_bytes, "message")
+    positive(link_bytes_per_s, "link")
     at_once = senders_count if admitted_count is None else min(admitted_count, senders_count)
     positive(at_once, "admitted senders")
     finish_s = senders_count * message_bytes / link_bytes_per_s
     limited = admitted_count is not None and at_once < senders_count
-    if limited and at_once * channel_bytes < link_bytes_per_s * round_trip_s:
+    if limited and at_once * _CHANNEL_BYTES < link_bytes_per_s * _ROUND_TRIP_S:
         # Too few grants to cover the round trip: the link idles between them.
-        finish_s *= link_bytes_per_s * round_trip_s / (at_once * channel_bytes)
-    under_way = min(channel_bytes, message_bytes) if limited else message_bytes
+        finish_s *= link_bytes_per_s * _ROUND_TRIP_S / (at_once * _CHANNEL_BYTES)
+    under_way = min(_CHANNEL_BYTES, message_bytes) if limited else message_bytes
     wanted = (at_once - 1) * under_way
-    full = wanted > buffer_bytes
-    filling_s = buffer_bytes / ((at_once - 1) * link_bytes_per_s) if full else 0.0
+    full = wanted > _BUFFER_BYTES
+    filling_s = _BUFFER_BYTES / ((at_once - 1) * link_bytes_per_s) if full else 0.0
     paused = (1 - 1 / at_once) * max(0.0, 1 - filling_s / finish_s) if full else 0.0
     return Incast(
         senders_count=senders_count,
         admitted_count=at_once,
         finish_s=finish_s,
-        peak_queue_bytes=int(min(wanted, buffer_bytes)),
+        peak_queue_bytes=int(min(wanted, _BUFFER_BYTES)),
         paused_ratio=paused,
     )
 
@@ -369,7 +357,7 @@ class Interconnect(msgspec.Struct, kw_only=True, frozen=True):
     """All ports of a node together, one direction."""
     step_s: float
     communication_s: float
-    published_s: float | None
+    published_s: float
     """Step time in the survey's table."""
 
 
@@ -380,29 +368,16 @@ TABLE_PARAMETERS_COUNT = 12_000_000_000
 TABLE_RANKS_COUNT = 16
 
 
-def interconnect_table(
-    *,
-    parameters_count: int = TABLE_PARAMETERS_COUNT,
-    ranks_count: int = TABLE_RANKS_COUNT,
-    compute_s: float = COMPUTE_S,
-    element_bytes: int = 2,
-) -> tuple[Interconnect, ...]:
-    """The survey's fine-tuning of 12 B parameters on two nodes of 8: V = 2(n−1)/n × 2 B × N.
-
-    Raises:
-        UsageError: anything not positive.
-    """
-    positive(parameters_count, "parameters")
-    positive(compute_s, "compute time")
-    volume = bus_factor("all_reduce", ranks_count) * element_bytes * parameters_count
-    same = parameters_count == TABLE_PARAMETERS_COUNT and ranks_count == TABLE_RANKS_COUNT
+def interconnect_table() -> tuple[Interconnect, ...]:
+    """The survey's fine-tuning of 12 B parameters on two nodes of 8: V = 2(n−1)/n × 2 B × N."""
+    volume = bus_factor("all_reduce", TABLE_RANKS_COUNT) * 2 * TABLE_PARAMETERS_COUNT
     return tuple(
         Interconnect(
             name=name,
             node_bytes_per_s=rate,
             communication_s=volume / rate,
-            step_s=compute_s + volume / rate,
-            published_s=published if same else None,
+            step_s=COMPUTE_S + volume / rate,
+            published_s=published,
         )
         for name, rate, published in INTERCONNECTS
     )
@@ -433,13 +408,11 @@ ASSUMPTIONS = (
     "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
     "through another port, so the ports of a node add up; an all-to-all goes directly, each rank "
     "through its own port",
-    "hashing is uniform and independent, all flows are equally large and begin at the same "
-    "time, and "
-    "the step ends with the fullest uplink; simulated flows share links max-min fairly",
+    "hashing is uniform and independent, all flows are equally large and begin at the same time, "
+    "and the step ends with the fullest uplink; simulated flows share links max-min fairly",
     "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
-    "flows over 16 uplinks with up to 20 % to spare; which flows the benchmark had, and how "
-    "much its "
-    "uplinks had to spare, is not known here",
+    "flows over 16 uplinks with up to 20 % to spare; which flows the benchmark had, and how much "
+    "its uplinks had to spare, is not known here",
     "incast is a fluid: pauses reach the senders at once, and DCQCN is off",
     "interconnect table, consistent with the survey and no more: two nodes of 8 devices, 12 B "
     "parameters, 16-bit gradients reduced once per step, nothing overlapped, 4.29 s of compute "
@@ -488,7 +461,7 @@ def network(
     ranks_count: int = 16,
     sizes_bytes: tuple[int, ...] = SIZES_BYTES,
     algorithms: tuple[str, ...] | None = None,
-    topology: Topology | None = None,
+    topology: Topology = HGX_H100,
     flows_count: int = 128,
     queue_pairs: tuple[int, ...] = (1, 4, 16),
     failed_count: int = 0,
@@ -501,14 +474,8 @@ def network(
     Raises:
         UsageError: unknown names, or sizes that make no sense.
     """
-    topology = topology or Topology()
     name = one_of("collective", collective, get_args(Collective))
-    own = {
-        "all_reduce": get_args(Algorithm),
-        "broadcast": ("ring", "tree"),
-        "reduce": ("ring", "tree"),
-    }
-    chosen = algorithms or own.get(name, ("ring",))
+    chosen = algorithms or algorithms_of(name)
     times = []
     for size in sizes_bytes:
         of_size = {a: collective_time_s(name, size, ranks_count, topology, a) for a in chosen}

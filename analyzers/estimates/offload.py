@@ -112,8 +112,7 @@ class Offload(Estimate, kw_only=True, frozen=True):
 
 ASSUMPTIONS = (
     "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given; of "
-    "experts, "
-    "the parameters of those that a token chooses",
+    "experts, the parameters of those that a token chooses",
     "copies use pinned memory and run beside compute without slowing it; both directions at once",
     "Adam on the host reads and writes 30 bytes per parameter and is bound by DRAM; it does not "
     "overlap with the next forward (no one-step delay)",

@@ -113,10 +113,9 @@ ASSUMPTIONS = (
     "what an operator lost to its shape and library on the recorded device, it loses on the target",
     "a kernel's fixed time is the same on both devices, at most 10 µs",
     "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
-    "exposed transfer goes with the devices' links, copies between host and device with their PCIe "
-    "generation; a network between nodes, and communication that one rank's trace cannot "
-    "separate from "
-    "waiting, stay",
+    "exposed transfer goes with the devices' links, copies between host and device with their "
+    "PCIe generation; a network between nodes, and communication that one rank's trace cannot "
+    "separate from waiting, stay",
     "clocks are those at which the datasheets' rates hold",
     "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
 )
@@ -154,7 +153,7 @@ def operator_class(op: str | None, family: str | None) -> str:
     return "elementwise"
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """A device, what work reaches of its peaks, and the clock; None for the reference clock."""
 
     device: DevicePeaks
@@ -184,9 +183,9 @@ class _Side(NamedTuple):
         ]
         return max(parts, default=None)
 
-    def at_datasheet(self) -> _Side:
+    def at_datasheet(self) -> Side:
         """Return the device where all of its peaks are reached."""
-        return _Side(self.device, Reach(products=1.0, memory=1.0, source="datasheet"))
+        return Side(self.device, Reach(products=1.0, memory=1.0, source="datasheet"))
 
 
 class _Operator(NamedTuple):
@@ -201,24 +200,8 @@ class _Operator(NamedTuple):
     """On the target by its datasheet."""
 
 
-def operators(
-    table: pa.Table,
-    recorded: DevicePeaks,
-    target: DevicePeaks,
-    *,
-    recorded_reach: Reach,
-    target_reach: Reach,
-    target_clock_hz: float | None = None,
-) -> tuple[tuple[OfClass, ...], float]:
+def operators(table: pa.Table, here: Side, there: Side) -> tuple[tuple[OfClass, ...], float]:
     """Carry each operator over, and sum by class. OPERATIONS -> classes.
-
-    Args:
-        table: the view ``operations`` of the run.
-        recorded: device of the run.
-        target: device to be projected onto.
-        recorded_reach: what work reaches on the one.
-        target_reach: and on the other.
-        target_clock_hz: at which the target runs; None for its reference clock.
 
     Returns:
         Classes, most recorded time first; and the share of time without a model.
@@ -226,11 +209,6 @@ def operators(
     Raises:
         InputError: no operator has a time.
     """
-    there = _Side(target, target_reach, target_clock_hz)
-    return _projected(table, _Side(recorded, recorded_reach), there)
-
-
-def _projected(table: pa.Table, here: _Side, there: _Side) -> tuple[tuple[OfClass, ...], float]:
     ops = _bounded(table, here, there)
     if not ops:
         raise InputError("no operator of the run has device time; nothing can be projected")
@@ -277,7 +255,7 @@ def _projected(table: pa.Table, here: _Side, there: _Side) -> tuple[tuple[OfClas
     )
 
 
-def _bounded(table: pa.Table, here: _Side, there: _Side) -> list[_Operator]:
+def _bounded(table: pa.Table, here: Side, there: Side) -> list[_Operator]:
     """Return the operators of a run with their bounds on both devices, without transfer."""
     from chopper.analyzers.trace.names import is_communication, is_host_communication
     from chopper.analyzers.work import family
@@ -349,9 +327,9 @@ def project(
     Raises:
         InputError: nothing in the run can be projected.
     """
-    here = _Side(recorded, recorded_reach) if recorded and recorded_reach else None
-    there = _Side(target, target_reach, target_clock_hz) if target and target_reach else None
-    classes, unmodelled = _projected(operations, here, there) if here and there else ((), 0.0)
+    here = Side(recorded, recorded_reach) if recorded and recorded_reach else None
+    there = Side(target, target_reach, target_clock_hz) if target and target_reach else None
+    classes, unmodelled = operators(operations, here, there) if here and there else ((), 0.0)
     n = windows_count
     listed_ns = sum(c.recorded_ns or 0 for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed_ns if listed_ns else 1.0
@@ -413,7 +391,7 @@ def _per_window(c: OfClass, windows_count: int) -> OfClass:
 
 
 def _between(
-    here: _Side, there: _Side, without_ns: float, unmodelled_ns: float, projected_ns: int
+    here: Side, there: Side, without_ns: float, unmodelled_ns: float, projected_ns: int
 ) -> tuple[int, int] | None:
     """Return the total with what has no model bound by memory, or by products in 16 bits."""
     rates = zip(here.rates("bf16"), there.rates("bf16"), strict=True)
@@ -426,7 +404,7 @@ def _between(
 
 def _check(
     classes: tuple[OfClass, ...],
-    there: _Side,
+    there: Side,
     checked: tuple[str, pa.Table, dict[str, int]],
     checked_windows_count: int,
     windows_count: int,
@@ -435,8 +413,8 @@ def _check(
 ) -> tuple[tuple[OfClass, ...], dict[str, Any]]:
     """Return the classes with their times on the target, and the errors of the projection."""
     run, operations, causes_ns = checked
-    here = _Side(there.device, there.reach)
-    theirs, _ = _projected(operations, here, here)
+    here = Side(there.device, there.reach)
+    theirs, _ = operators(operations, here, here)
     per_class = {c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs}
     classes = tuple(
         msgspec.structs.replace(c, checked_ns=per_class.pop(c.operator_class, None))
@@ -532,16 +510,14 @@ LAUNCH_S = 4.5e-6
 """Launch latency of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
 CAPTURED_ASSUMPTIONS = (
     "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a "
-    "launch, "
-    "with what well-shaped work reaches of both peaks",
+    "launch, with what well-shaped work reaches of both peaks",
     "operators as a CPU has them under fake tensors: a GPU fuses norms, and a compiler more",
     "the host keeps up, one operator after the other, on one rank",
     ASSUMPTIONS[-1],
 )
 RECURRENT_ASSUMPTION = (
-    "a recurrent layer runs at the rate of large products; its time steps wait for each other, "
-    "so short "
-    "sequences in small batches take longer"
+    "a recurrent layer runs at the rate of large products; its time steps wait for each other, so "
+    "short sequences in small batches take longer"
 )
 
 
@@ -571,7 +547,7 @@ def project_captured(
     """
     from chopper.analyzers.work import estimate
 
-    there = _Side(target, target_reach, target_clock_hz)
+    there = Side(target, target_reach, target_clock_hz)
     totals: dict[str, list[float]] = {}
     nameless: dict[str, int] = {}
     for op in operators:

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.analyzers.estimates.network import Topology, collective_time_s
-from chopper.analyzers.estimates.waiting import (
-    Place,
-    expected_maximum,
-    members_count,
-    places,
-)
+from chopper.analyzers.estimates.network import Topology, algorithms_of, collective_time_s
+from chopper.analyzers.estimates.waiting import Members, Place, expected_maximum, places
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views.collectives import collectives
-from chopper.errors import InputError, UsageError
+from chopper.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +27,10 @@ SCALE_ASSUMPTIONS = (
     "grow with the run",
     "collectives keep their size and number, and take their α-β time on the network given; as much "
     "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, "
-    "and ranks beyond them "
-    "are like the middle one (of two the quicker); by chance all are late alike, and the last "
-    "of N by the expected "
-    "largest of N normal draws; where too few steps tell the two apart, all of it is chance",
+    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, and "
+    "ranks beyond them are like the middle one (of two the quicker); by chance all are late "
+    "alike, and the last of N by the expected largest of N normal draws; where too few steps tell "
+    "the two apart, all of it is chance",
     "*others differ* is the step where ranks beyond the recorded ones differ as much as those "
     "do, each a normal draw",
     "in groups that stay as large waiting stays",
@@ -61,26 +55,13 @@ class AtScale(msgspec.Struct, kw_only=True, frozen=True):
     """The step where ranks beyond the recorded ones differ as much as those do."""
 
 
-class Collective(msgspec.Struct, kw_only=True, frozen=True):
+class Collective(Members, kw_only=True, frozen=True):
     """A kind of collective in one step of a rank."""
 
     name: str
     count: float
     """Of each rank, mean."""
     size_bytes: int
-    group_count: int | None = None
-    """Ranks of its group, where these are fewer than the run's."""
-    adjacent: bool = False
-    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it
-    stays as large; one of ranks further apart grows with the run."""
-
-    def members_count(self, ranks_count: int, recorded_count: int) -> int:
-        """Ranks of its group in a run of so many."""
-        return members_count(self.group_count, self.adjacent, ranks_count, recorded_count)
-
-    def apart(self, recorded_count: int) -> int:
-        """Groups like its own, side by side in the recorded run."""
-        return max(1, recorded_count // self.group_count) if self.group_count else 1
 
 
 class LateWith(msgspec.Struct, kw_only=True, frozen=True):
@@ -152,14 +133,10 @@ def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) ->
         )
     if members < 2:
         return 0.0
-    times = []
-    for algorithm in ("ring", "tree", "hierarchical"):
-        try:
-            times.append(collective_time_s(of.name, of.size_bytes, members, topology, algorithm))
-        except UsageError:
-            if algorithm == "ring":
-                raise
-    return min(times)
+    return min(
+        collective_time_s(of.name, of.size_bytes, members, topology, algorithm)
+        for algorithm in algorithms_of(of.name)
+    )
 
 
 def waits(step: Step, ranks_count: int) -> Waits:

@@ -323,11 +323,7 @@ class Step:
         else:
             self.whole_gradients += gradients
 
-    def backward(
-        self,
-        x: Buffer,
-        left: list[_Left],
-    ) -> None:
+    def backward(self, x: Buffer, left: list[_Left]) -> None:
         """Loss, then layers in reverse, then the embedding."""
         ledger, of, w, a = self.ledger, self.of, self.w, self.a
         gradient_bytes = w.compute if of.strategy in FSDP else w.gradient
@@ -350,16 +346,15 @@ class Step:
             outer.append(of_head)
         else:
             self.zero.arrived(len(self.zero.parts.counts) - 1, of_head)
-        gradients, weights = backward(
+        coming, weights = backward(
             ledger,
             self.head_ops,
             kept,
             gradient,
-            sizes={"x": self.x_bytes},
+            x_bytes=self.x_bytes,
             gradient_bytes=gradient_bytes,
             arrived=self.hook(a.layers_count),
         )
-        coming = gradients["x"]
         ledger.drop(x)
         outer += weights
         for i in range(a.layers_count - 1, -1, -1):
@@ -397,16 +392,15 @@ class Step:
             casts = self.casts(layer)
             out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
             ledger.drop(out)
-        gradients, weights = backward(
+        coming, weights = backward(
             ledger,
             layer.ops,
             kept,
             coming,
-            sizes={"x": self.x_bytes},
+            x_bytes=self.x_bytes,
             gradient_bytes=gradient_bytes,
             arrived=self.hook(i),
         )
-        coming = gradients["x"]
         for cast in casts:
             ledger.drop(cast)
             if of.checkpoint != "none" and self.cached:

@@ -7,7 +7,8 @@ peak and what it is made of; no tensor exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 CATEGORIES = (
@@ -136,11 +137,10 @@ class Kept:
 
 def forward(
     ledger: Ledger,
-    ops: Iterable[Op],
+    ops: Sequence[Op],
     given: Mapping[str, Buffer],
     *,
     keep: bool,
-    category: str = "activations",
     have: Mapping[str, Buffer] | None = None,
 ) -> tuple[Buffer, Kept]:
     """Run operators in order; tensors live until their last reader, or for backward.
@@ -150,21 +150,16 @@ def forward(
         ops: in order; the last one writes the result.
         given: tensors from outside, which the caller owns.
         keep: hold what backward needs.
-        category: of what is allocated.
         have: outputs that were kept by selective recomputation and are not made again; taken over.
 
     Returns:
         The result, owned by the caller, and what is kept.
     """
-    listed = list(ops)
-    readers: dict[str, int] = {}
-    for op in listed:
-        for name in op.reads:
-            readers[name] = readers.get(name, 0) + 1
+    readers = Counter(name for op in ops for name in op.reads)
     live: dict[str, Buffer] = {name: ledger.own(b) for name, b in given.items()}
     kept = Kept()
     have = have or {}
-    for i, op in enumerate(listed):
+    for i, op in enumerate(ops):
         if op.writes in have:
             live[op.writes] = have[op.writes]
         elif op.view:
@@ -172,18 +167,18 @@ def forward(
         else:
             if op.forward_bytes:
                 ledger.spike("temporary", op.forward_bytes + op.size_bytes)
-            live[op.writes] = ledger.take(op.category or category, op.size_bytes)
+            live[op.writes] = ledger.take(op.category or "activations", op.size_bytes)
         if keep:
             for name in op.keeps:
                 if name not in kept.tensors:
                     kept.tensors[name] = ledger.own(live[name])
             if op.keeps_extra_bytes:
-                kept.extra[i] = ledger.take(category, op.keeps_extra_bytes)
+                kept.extra[i] = ledger.take("activations", op.keeps_extra_bytes)
         for name in op.reads:
             readers[name] -= 1
             if readers[name] == 0:
                 ledger.drop(live.pop(name))
-    result = live.pop(listed[-1].writes)
+    result = live.pop(ops[-1].writes)
     for name, buffer in live.items():
         # Given but never read.
         if name in given:
@@ -193,16 +188,14 @@ def forward(
 
 def backward(
     ledger: Ledger,
-    ops: Iterable[Op],
+    ops: Sequence[Op],
     kept: Kept,
     gradient: Buffer,
     *,
-    sizes: Mapping[str, int],
-    wanted: frozenset[str] = frozenset(("x",)),
+    x_bytes: int,
     gradient_bytes: int = 0,
-    category: str = "temporary",
     arrived: Callable[[int, Buffer], None] | None = None,
-) -> tuple[dict[str, Buffer], list[Buffer]]:
+) -> tuple[Buffer, list[Buffer]]:
     """Run the operators' backward in reverse; what was kept is freed as it is used up.
 
     Args:
@@ -210,42 +203,37 @@ def backward(
         ops: as in the forward.
         kept: what the forward left; emptied.
         gradient: of the result; taken over.
-        sizes: tensor → bytes, for gradients of given tensors.
-        wanted: given tensors whose gradients are returned.
+        x_bytes: of the gradient of x, the block's input.
         gradient_bytes: of one parameter's gradient.
-        category: of gradients of tensors.
         arrived: takes over each weight's gradient as it is made, with its operator's number.
 
     Returns:
-        Gradients of the wanted tensors, and of the weights that were not taken over.
+        Gradients of x, and of the weights that were not taken over.
     """
-    listed = list(ops)
     last_use: dict[str, int] = {}
-    for i, op in enumerate(listed):
+    for i, op in enumerate(ops):
         for name in op.keeps:
             last_use.setdefault(name, i)
-    written = {op.writes: op.size_bytes for op in listed}
-    gradients: dict[str, Buffer] = {listed[-1].writes: gradient}
+    sizes = {"x": x_bytes} | {op.writes: op.size_bytes for op in ops}
+    gradients: dict[str, Buffer] = {ops[-1].writes: gradient}
     weights: list[Buffer] = []
-    for i in range(len(listed) - 1, -1, -1):
-        op = listed[i]
+    for i, op in reversed(list(enumerate(ops))):
         coming = gradients.pop(op.writes)
         if op.backward_bytes:
             ledger.spike("temporary", op.backward_bytes)
         for name in op.reads:
-            if name not in written and name not in wanted:
+            if name not in sizes:
                 continue
-            size = written.get(name, sizes.get(name, 0))
             if op.passes or op.view:
                 made = ledger.own(coming)
             else:
-                made = ledger.take(category, size)
+                made = ledger.take("temporary", sizes[name])
             before = gradients.get(name)
             if before is None:
                 gradients[name] = made
             else:
                 # Two readers: their gradients are added into a new tensor.
-                total = ledger.take(category, size)
+                total = ledger.take("temporary", sizes[name])
                 ledger.drop(before)
                 ledger.drop(made)
                 gradients[name] = total
@@ -264,4 +252,4 @@ def backward(
             arrived(i, weight)
         elif weight is not None:
             weights.append(weight)
-    return {name: gradients[name] for name in wanted if name in gradients}, weights
+    return gradients["x"], weights

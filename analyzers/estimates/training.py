@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from chopper.analyzers.estimates import Option
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
+from chopper.quantities import one_of
 
 Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
 Checkpoint = Literal["none", "selective", "full"]
@@ -101,141 +103,122 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         Raises:
             UsageError: says which.
         """
-        for name in (
-            "batch_count",
-            "sequence_count",
-            "ranks_count",
-            "tensor_parallel_count",
-            "expert_parallel_count",
-            "bucket_count",
-        ):
+        for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value < 1:
-                raise UsageError(
-                    f"{name.removesuffix('_count').replace('_', ' ')}: found {value}, expected "
-                    f"1 or more"
-                )
-        for what, value, known in (
-            ("strategy", self.strategy, Strategy),
-            ("checkpointing", self.checkpoint, Checkpoint),
-            ("precision", self.precision, Precision),
-            ("optimizer", self.optimizer, Optimizer),
-            ("optimizer kind", self.optimizer_kind, OptimizerKind),
-            ("loss", self.loss, Loss),
-            ("attention", self.attention, Attention),
-            ("kernels", self.kernels, Kernels),
+            if name.endswith("_count") and value < 1:
+                what = name.removesuffix("_count").replace("_", " ")
+                raise UsageError(f"{what}: found {value}, expected 1 or more")
+        for what, values, known in (
+            ("strategy", (self.strategy,), Strategy),
+            ("checkpointing", (self.checkpoint,), Checkpoint),
+            ("precision", (self.precision,), Precision),
+            ("optimizer", (self.optimizer,), Optimizer),
+            ("optimizer kind", (self.optimizer_kind,), OptimizerKind),
+            ("loss", (self.loss,), Loss),
+            ("attention", (self.attention,), Attention),
+            ("kernels", (self.kernels,), Kernels),
+            ("offload", self.offload, Offload),
         ):
-            _known(what, value, get_args(known))
-        for part in self.offload:
-            _known("offload", part, get_args(Offload))
-        if self.strategy == "single" and self.ranks_count > 1:
-            raise UsageError(
-                f"strategy single has 1 rank, found {self.ranks_count}; "
-                "choose ddp, zero1, zero2, zero3, fsdp1 or fsdp2"
-            )
-        self._check_tensor_parallel()
-        if self.ranks_count > _MOST_RANKS:
-            raise UsageError(f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}")
-        if "none" in self.offload and len(self.offload) > 1:
-            others = ", ".join(part for part in self.offload if part != "none")
-            raise UsageError(f"offload none contradicts {others}; give one of them")
-        a = self.architecture
+            for value in values:
+                if one_of(what, value, get_args(known)) != value:
+                    raise UsageError(
+                        f"{what} {value!r}: expected one of {', '.join(get_args(known))}"
+                    )
+        for wrong, text in (*self._contradictions(), *self._contradictions_of_experts()):
+            if wrong:
+                raise UsageError(text)
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """(whether it is so, what is wrong with it)."""
+        a, tp, kv = self.architecture, self.tensor_parallel_count, self.architecture.kv_heads_count
+        fsdp = self.strategy in FSDP
+        yield (
+            self.strategy == "single" and self.ranks_count > 1,
+            f"strategy single has 1 rank, found {self.ranks_count}; "
+            "choose ddp, zero1, zero2, zero3, fsdp1 or fsdp2",
+        )
+        yield (
+            self.gathers_logits and tp == 1,
+            "logits are whole without tensor parallelism; nothing is to be gathered",
+        )
+        yield (
+            self.sequence_parallel and tp == 1,
+            "sequence parallelism needs tensor parallelism of 2 or more",
+        )
+        yield (
+            a.heads_count % tp > 0,
+            f"tensor parallelism {tp} does not divide {a.name}'s {a.heads_count} heads",
+        )
+        yield (
+            kv % tp > 0 and tp % kv > 0,
+            f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads nor "
+            "is a multiple of them",
+        )
+        yield (
+            self.ranks_count > _MOST_RANKS,
+            f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}",
+        )
+        others = ", ".join(part for part in self.offload if part != "none")
+        yield (
+            "none" in self.offload and len(self.offload) > 1,
+            f"offload none contradicts {others}; give one of them",
+        )
         positions = a.positions_count - a.positions_unused_count
-        if a.positions_count and positions < self.sequence_count:
-            raise UsageError(
-                f"sequence: found {self.sequence_count}, but {a.name} has {positions} positions"
-            )
-        if "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS:
-            raise UsageError(
-                f"offload of parameters needs a strategy that shards them, found {self.strategy}; "
-                "choose zero3, fsdp1 or fsdp2"
-            )
-        self._check_precision()
-        self._check_experts()
-        if not 0 <= self.fragmentation_ratio < 1:
-            raise UsageError(f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1")
+        yield (
+            a.positions_count > 0 and positions < self.sequence_count,
+            f"sequence: found {self.sequence_count}, but {a.name} has {positions} positions",
+        )
+        yield (
+            "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS,
+            f"offload of parameters needs a strategy that shards them, found {self.strategy}; "
+            "choose zero3, fsdp1 or fsdp2",
+        )
+        yield (
+            fsdp and self.precision == "mixed-fp32-grads",
+            f"precision mixed-fp32-grads is DeepSpeed's; {self.strategy} has mixed",
+        )
+        yield (
+            fsdp and self.precision == "autocast",
+            f"precision autocast contradicts {self.strategy}; it has mixed",
+        )
+        yield (
+            self.optimizer == "sgd" and self.precision.startswith("mixed") and not fsdp,
+            "optimizer sgd with a master copy is not modelled; choose bf16 or fp32",
+        )
+        yield (
+            not 0 <= self.fragmentation_ratio < 1,
+            f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1",
+        )
 
-    def _check_tensor_parallel(self) -> None:
-        if self.gathers_logits and self.tensor_parallel_count == 1:
-            raise UsageError(
-                "logits are whole without tensor parallelism; nothing is to be gathered"
-            )
-        if self.sequence_parallel and self.tensor_parallel_count == 1:
-            raise UsageError("sequence parallelism needs tensor parallelism of 2 or more")
-        a = self.architecture
-        if self.tensor_parallel_count > a.heads_count or a.heads_count % self.tensor_parallel_count:
-            raise UsageError(
-                f"tensor parallelism {self.tensor_parallel_count} does not divide "
-                f"{a.name}'s {a.heads_count} heads"
-            )
-        kv, tp = a.kv_heads_count, self.tensor_parallel_count
-        if kv % tp and tp % kv:
-            raise UsageError(
-                f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads "
-                f"nor is a "
-                "multiple of them"
-            )
-
-    def _check_precision(self) -> None:
-        if self.strategy in FSDP and self.precision == "mixed-fp32-grads":
-            raise UsageError(
-                f"precision mixed-fp32-grads is DeepSpeed's; {self.strategy} has mixed"
-            )
-        if self.strategy in FSDP and self.precision == "autocast":
-            raise UsageError(f"precision autocast contradicts {self.strategy}; it has mixed")
-        if (
-            self.optimizer == "sgd"
-            and self.precision.startswith("mixed")
-            and self.strategy not in FSDP
-        ):
-            raise UsageError(
-                "optimizer sgd with a master copy is not modelled; choose bf16 or fp32"
-            )
-
-    def _check_experts(self) -> None:
+    def _contradictions_of_experts(self) -> Iterator[tuple[bool, str]]:
         a, ep = self.architecture, self.expert_parallel_count
-        if a.experts is not None and self.precision == "autocast":
-            raise UsageError(
-                f"precision autocast is not modelled for experts ({a.name}): grouped products "
-                f"take no "
-                "part in it; choose mixed, bf16 or fp32"
-            )
-        if ep == 1 and self.imbalance_ratio != 1:
-            raise UsageError(
-                f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all "
-                f"experts "
-                "gets all rows, whichever are chosen"
-            )
-        if not 1 <= self.imbalance_ratio <= ep:
-            raise UsageError(
-                f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} "
-                f"(all rows to "
-                f"one of {ep} expert-parallel ranks)"
-            )
-        if ep == 1:
-            return
-        if a.experts is None:
-            raise UsageError(f"expert parallelism {ep}: {a.name} has no experts")
-        if a.experts.count % ep or self.ranks_count % ep:
-            raise UsageError(
-                f"expert parallelism {ep} has to divide {a.name}'s {a.experts.count} experts "
-                f"and the "
-                f"{self.ranks_count} data-parallel ranks, of which it takes its own"
-            )
-        if self.strategy in DEEPSPEED:
-            raise UsageError(
-                f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of "
-                f"experts are "
-                "not modelled; choose ddp, zero1-torch, fsdp1 or fsdp2"
-            )
-
-
-def _known(what: str, value: str, known: tuple[str, ...]) -> None:
-    from chopper.quantities import one_of
-
-    if value not in known:
-        one_of(what, value, known)
-        raise UsageError(f"{what} {value!r}: expected one of {', '.join(known)}")
+        count = a.experts.count if a.experts is not None else 0
+        yield (
+            count > 0 and self.precision == "autocast",
+            f"precision autocast is not modelled for experts ({a.name}): grouped products take "
+            "no part in it; choose mixed, bf16 or fp32",
+        )
+        yield (
+            ep == 1 and self.imbalance_ratio != 1,
+            f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all "
+            "experts gets all rows, whichever are chosen",
+        )
+        yield (
+            not 1 <= self.imbalance_ratio <= ep,
+            f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} (all "
+            f"rows to one of {ep} expert-parallel ranks)",
+        )
+        yield ep > 1 and not count, f"expert parallelism {ep}: {a.name} has no experts"
+        yield (
+            count % ep > 0 or self.ranks_count % ep > 0,
+            f"expert parallelism {ep} has to divide {a.name}'s {count} experts and the "
+            f"{self.ranks_count} data-parallel ranks, of which it takes its own",
+        )
+        yield (
+            ep > 1 and self.strategy in DEEPSPEED,
+            f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of experts "
+            "are not modelled; choose ddp, zero1-torch, fsdp1 or fsdp2",
+        )
 
 
 class Widths(msgspec.Struct, kw_only=True, frozen=True):
@@ -262,19 +245,27 @@ def widths(training: Training) -> Widths:
     Pure bf16 AdamW 8, fp32 and autocast 16 (DeepSpeed 20), mixed with a master copy 16 (FSDP: the
     float32 shard is the master), DeepSpeed with float32 gradients 20.
     """
-    two = 2 if training.optimizer == "adamw" else 0
-    fsdp = training.strategy in FSDP
+    moments = 2 if training.optimizer == "adamw" else 0
     if training.precision == "bf16":
-        return Widths(weight=2, gradient=2, master=0, moments=2 * two, compute=2, reduce=2)
-    if training.precision == "mixed" and fsdp:
-        return Widths(weight=4, gradient=4, master=0, moments=4 * two, compute=2, reduce=4)
-    if training.precision == "mixed":
-        return Widths(weight=2, gradient=2, master=4, moments=4 * two, compute=2, reduce=2)
-    if training.precision == "mixed-fp32-grads":
+        return Widths(weight=2, gradient=2, master=0, moments=2 * moments, compute=2, reduce=2)
+    if training.precision.startswith("mixed"):
+        fsdp = training.strategy in FSDP
+        width = 4 if fsdp else 2
         return Widths(
-            weight=2, gradient=2, accumulated=4, master=4, moments=4 * two, compute=2, reduce=2
+            weight=width,
+            gradient=width,
+            accumulated=4 if training.precision == "mixed-fp32-grads" else 0,
+            master=0 if fsdp else 4,
+            moments=4 * moments,
+            compute=2,
+            reduce=width,
         )
-    compute = 2 if training.precision == "autocast" else 4
-    # DeepSpeed updates a float32 copy of its own also where the weights are float32.
-    master = 4 if training.strategy in DEEPSPEED else 0
-    return Widths(weight=4, gradient=4, master=master, moments=4 * two, compute=compute, reduce=4)
+    return Widths(
+        weight=4,
+        gradient=4,
+        # DeepSpeed updates a float32 copy of its own also where the weights are float32.
+        master=4 if training.strategy in DEEPSPEED else 0,
+        moments=4 * moments,
+        compute=2 if training.precision == "autocast" else 4,
+        reduce=4,
+    )

@@ -46,7 +46,27 @@ hiccups are rare, it is small on few ranks and not on many."""
 _GRID = np.linspace(-8.0, 8.0, 1601)
 
 
-class Place(msgspec.Struct, kw_only=True, frozen=True):
+class Members(msgspec.Struct, kw_only=True, frozen=True):
+    """A group of ranks in runs of any size."""
+
+    group_count: int | None = None
+    """Ranks of the group, where these are fewer than the run's."""
+    adjacent: bool = False
+    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it
+    stays as large; one of ranks further apart grows with the run."""
+
+    def apart(self, recorded_count: int) -> int:
+        """Groups like this one, side by side in the recorded run."""
+        return max(1, recorded_count // self.group_count) if self.group_count else 1
+
+    def members_count(self, ranks_count: int, recorded_count: int) -> int:
+        """Ranks of the group in a run of so many."""
+        if self.group_count is not None and self.adjacent:
+            return self.group_count
+        return ranks_count // self.apart(recorded_count)
+
+
+class Place(Members, kw_only=True, frozen=True):
     """One place of a step at which the ranks of a group wait for each other."""
 
     waited_ns: float
@@ -57,16 +77,8 @@ class Place(msgspec.Struct, kw_only=True, frozen=True):
     """Standard deviation of a rank's lateness from step to step."""
     share_ratio: float = 1.0
     """Ranks of the group, of those of the run; less where the place is not in every step."""
-    group_count: int | None = None
-    """Ranks of the group, where these are fewer than the run's."""
-    adjacent: bool = False
-    """A smaller group of ranks that follow each other: it stays as large."""
     told: bool = True
     """False: there were too few steps to tell steady lateness from chance."""
-
-    def members_count(self, ranks_count: int, recorded_count: int) -> int:
-        """Ranks of its group in a run of so many."""
-        return members_count(self.group_count, self.adjacent, ranks_count, recorded_count)
 
     def waits_ns(self, members_count: int) -> tuple[float, float]:
         """(by the ranks that are always late, by chance), beyond the mean of the recorded ranks."""
@@ -82,16 +94,6 @@ class Place(msgspec.Struct, kw_only=True, frozen=True):
             return -late[(count - 1) // 2] * (members_count - count) / members_count
         # The slowest stays, with so many of the others.
         return -late[-1] * (count - members_count) / (members_count * (count - 1))
-
-
-def members_count(
-    group_count: int | None, adjacent: bool, ranks_count: int, recorded_count: int
-) -> int:
-    """Ranks of a group in a run of so many; None for a group of all."""
-    if group_count is None:
-        return ranks_count
-    apart = max(1, recorded_count // group_count)
-    return group_count if adjacent else ranks_count // apart
 
 
 @functools.lru_cache(maxsize=1)
@@ -233,14 +235,3 @@ def _numbered(table: pa.Table, step: np.ndarray, ready_ns: np.ndarray) -> tuple[
     # A trace without steps is one.
     inside = (step >= 0) | (step < 0).all()
     return np.where(inside, place, -1), len(first)
-
-
-__all__ = [
-    "Place",
-    "expected_maximum",
-    "kept_ratio",
-    "largest_ns",
-    "members_count",
-    "place_of",
-    "places",
-]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from chopper.analyzers.estimates.tape import Buffer, Ledger
 
@@ -47,45 +48,31 @@ class Parts:
         return {max(near), max(near, key=self.touched_count)}
 
 
+@dataclass
 class Reduction:
     """Gradients of one rank in stages 1 to 3, from their making to the update."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        parts: Parts,
-        *,
-        stage: int,
-        rank: int,
-        bucket_count: int,
-        width: int,
-        wide: bool,
-        updated_width: int,
-        on_host: bool,
-    ) -> None:
-        """Nothing is allocated yet.
+    ledger: Ledger
+    parts: Parts
+    _: KW_ONLY
+    stage: int
+    """1, 2 or 3."""
+    rank: int
+    """Whose memory it is."""
+    bucket_count: int
+    """Elements of the bucket (`reduce_bucket_size`)."""
+    width: int
+    """Bytes of one gradient as autograd makes it."""
+    wide: bool
+    """Narrow gradients are added up in float32 (`grad_accum_dtype`)."""
+    updated_width: int
+    """Bytes of one weight as the optimizer updates it."""
+    on_host: bool
+    """The optimizer is offloaded, and gradients with it."""
 
-        Args:
-            ledger: where bytes are counted.
-            parts: who owns what.
-            stage: 1, 2 or 3.
-            rank: whose memory it is.
-            bucket_count: elements of the bucket (`reduce_bucket_size`).
-            width: bytes of one gradient as autograd makes it.
-            wide: narrow gradients are added up in float32 (`grad_accum_dtype`).
-            updated_width: bytes of one weight as the optimizer updates it.
-            on_host: the optimizer is offloaded, and gradients with it.
-        """
-        self.ledger = ledger
-        self.parts = parts
-        self.stage = stage
-        self.rank = rank
-        self.bucket_count = bucket_count
-        self.width = width
-        self.wide = wide and width < 4
-        self.updated_width = updated_width
-        self.on_host = on_host
-        self.whole = stage == 1 and self.wide and not on_host
+    def __post_init__(self) -> None:
+        self.wide = self.wide and self.width < 4
+        self.whole = self.stage == 1 and self.wide and not self.on_host
         """BF16_Optimizer's way: float32 gradients of everything, which stay."""
         self.bucket: Buffer | None = None
         self.waiting: list[tuple[int, Buffer | None]] = []
@@ -148,16 +135,14 @@ class Reduction:
 
     def reduce(self) -> None:
         """Reduce what waits: own parts are kept, others freed."""
-        ledger = self.ledger
-        width = 4 if self.stage == 1 and self.wide else self.width
-        self.copy(width)
+        self.copy(4 if self.stage == 1 and self.wide else self.width)
         for index, gradient in self.waiting:
             if self.stage < 3 and self.own(index) and not self.on_host:
                 self.keep(index, gradient)
             elif gradient is not None and self.stage == 1 and not self.on_host:
                 self.held.append((index, gradient))
             elif gradient is not None:
-                ledger.drop(gradient)
+                self.ledger.drop(gradient)
         self.waiting.clear()
         self.waiting_count = 0
 
@@ -182,12 +167,10 @@ class Reduction:
         if self.stage == 3:
             # `reduce_scatter_coalesced`: a single gradient that divides is sent as it is.
             single = len(self.waiting) == 1 and self.waiting_count % self.parts.ranks_count == 0
-            if not single:
-                self.ledger.spike("communication", self.waiting_count * width)
-            return
-        sent = self.sent_count()
-        if sent:
-            self.ledger.spike("communication", sent * width)
+            sent = 0 if single else self.waiting_count
+        else:
+            sent = self.sent_count()
+        self.ledger.spike("communication", sent * width)
 
     def sent_count(self) -> int:
         """Most elements of several slices that are sent together; 0 where each goes alone.

@@ -122,6 +122,3 @@ def summary(
         return observed, predicted, None, None
     (low, high), (less, more) = found.tolist()
     return observed, predicted, (max(low, 0.0), high), (less, more)
-
-
-__all__ = ["SCHEMA", "WhatIf", "summary"]

@@ -191,6 +191,3 @@ def apply(
 def _hint(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-__all__ = ["Applied", "apply"]

@@ -26,7 +26,7 @@ from chopper.analyzers.work.kernels import kernel_families
 from chopper.causes import CODES, LEAVES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -80,34 +80,24 @@ class RankFacts:
     @cached_property
     def _coded(self) -> tuple[np.ndarray, dict[str, int], np.ndarray, np.ndarray]:
         codes, values = strings(self.piece, "cause")
-        return (
-            codes,
-            {v: i for i, v in enumerate(values)},
-            ints(self.piece, "event_row"),
-            ints(self.piece, "time_ns"),
-        )
+        known = {v: i for i, v in enumerate(values)}
+        return codes, known, ints(self.piece, "event_row"), ints(self.piece, "time_ns")
 
-    def of_events(self, cause: str) -> np.ndarray | None:
-        """Time of each device event in a leaf; None where there is none."""
+    def of_events(self, cause: str) -> np.ndarray:
+        """Time of each device event in a leaf."""
         codes, known, event, time = self._coded
+        count = len(self.node.start)
         if cause not in known:
-            return None
+            return np.zeros(count)
         rows = np.flatnonzero((codes == known[cause]) & (event >= 0))
-        found: np.ndarray = np.bincount(
-            event[rows], weights=time[rows], minlength=len(self.node.start)
-        )
-        return found
+        return np.bincount(event[rows], time[rows], count).astype(np.float64)
 
     def of_windows(self, cause: str) -> np.ndarray:
         """Time of each window in a leaf."""
         codes, known, _, time = self._coded
         rows = np.flatnonzero(codes == known.get(cause, -1))
-        found: np.ndarray = np.bincount(
-            ints(self.piece, "step_index")[rows],
-            weights=time[rows],
-            minlength=len(self.node.joined.windows),
-        )
-        return found
+        window = ints(self.piece, "step_index")[rows]
+        return np.bincount(window, time[rows], len(self.node.joined.windows)).astype(np.float64)
 
     @cached_property
     def computing_ns(self) -> np.ndarray:
@@ -117,31 +107,26 @@ class RankFacts:
     @cached_property
     def base_ns(self) -> np.ndarray:
         """Time of each device event that nothing takes away."""
-        return self._sum(list(_BASES))
+        return self._sum(_BASES)
 
-    def _sum(self, causes: list[str]) -> np.ndarray:
-        total = np.zeros(len(self.node.start))
-        for cause in causes:
-            one = self.of_events(cause)
-            if one is not None:
-                total += one
-        return total
+    def _sum(self, causes: Sequence[str]) -> np.ndarray:
+        return np.sum([self.of_events(cause) for cause in causes], axis=0)
 
     @cached_property
     def at_peak_ns(self) -> np.ndarray:
         """Time that each transfer takes at link peak, NaN where not known."""
         joined = self.node.joined
-        found = np.full(len(self.node.start), np.nan)
         peaks = link_peaks(joined.communication.kinds, joined.ceiling)
         peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
+        found = np.full(len(self.node.start), np.nan)
         found[joined.communication.event_row] = joined.communication.bus_bytes / peak * 1e9
         return found
 
     @cached_property
     def bus_bytes(self) -> np.ndarray:
         """Bytes of each communication event times its bus factor, NaN where not known."""
-        found = np.full(len(self.node.start), np.nan)
         communication = self.node.joined.communication
+        found = np.full(len(self.node.start), np.nan)
         found[communication.event_row] = communication.bus_bytes
         return found
 
@@ -209,8 +194,6 @@ def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: s
     plain = np.zeros(len(total))
     for cause in chosen:
         time = fact.of_events(cause)
-        if time is None:
-            continue
         if cause.startswith(_FACTORS) or cause == "compute.vector.excess":
             logarithm += time
         else:
@@ -455,22 +438,3 @@ def operator_names(facts: list[RankFacts]) -> list[str]:
             used = np.unique(codes[host.of("cpu_op") & ~host.named(names.is_wrapper)])
             found |= {values[i] for i in used}
     return sorted(found)
-
-
-__all__ = [
-    "FAMILIES",
-    "NOT_FIXABLE",
-    "Link",
-    "RankFacts",
-    "Reached",
-    "launch_graphs",
-    "leaves_of",
-    "make_faster",
-    "not_fixable",
-    "observed_link",
-    "operator_names",
-    "remove_causes",
-    "remove_operator",
-    "set_clock",
-    "set_link",
-]

@@ -147,6 +147,3 @@ def _table(
     if computing_ns is None:
         return found
     return found.append_column(COMPUTING, pa.array([r[4] for r in rows], pa.int64()))
-
-
-__all__ = ["core_waits", "without_core_wait"]

@@ -29,7 +29,6 @@ from chopper.analyzers.replay.recurring import in_order, recurring_waits
 from chopper.analyzers.replay.streams import (
     CALLS,
     Waits,
-    place_of,
     previous_on_stream,
     waits,
 )
@@ -60,18 +59,6 @@ from there to its end; to the next event of the stream; to an event of another s
 start of a collective to the last arrival at it, and from there to its ends; from an event's end to
 the host that synchronized, or waited for a collective; and beside the program, to what runs on
 threads of its own."""
-EDGE_LABELS = [
-    "program",
-    "launch",
-    "run",
-    "stream order",
-    "dependency between streams",
-    "arrival",
-    "transfer",
-    "synchronization",
-    "wait for a collective",
-    "beside the program",
-]
 _OWN_LAG_NS = 50_000
 """A longer lag is no variation of a latency: something else was waited for."""
 _GAP_NS = 5_000
@@ -86,7 +73,6 @@ class RankNodes:
         joined, matched: what the rank is made of.
         links: its joined events as arrays.
         program: its host.
-        waits: its streams; None without a device.
         start, end: moment of each device event's start and end.
         moment: moment of each moment of the program.
         step: moment of each step's start on the host.
@@ -100,7 +86,6 @@ class RankNodes:
     links: Links
     matched: Matched | None
     program: Program
-    waits: Waits | None
     start: np.ndarray
     end: np.ndarray
     moment: np.ndarray
@@ -157,9 +142,13 @@ class Graph:
 
     def edges_into(self, moments: np.ndarray) -> np.ndarray:
         """Edges that enter some moments."""
-        count = self.first[moments + 1] - self.first[moments]
-        before = np.repeat(self.first[moments] - np.cumsum(count) + count, count)
-        return before + np.arange(len(before))
+        return ranges(self.first[moments], self.first[moments + 1] - self.first[moments])[1]
+
+
+def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers first, first + 1 … of each range in a row: (range of each, numbers)."""
+    of = np.repeat(np.arange(len(count)), count)
+    return of, np.arange(len(of)) + (first - np.cumsum(count) + count)[of]
 
 
 class _Edges:
@@ -198,24 +187,13 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
     owners: list[np.ndarray] = []
     moments = events = intervals = 0
     for number, (joined, matched) in enumerate(ranks):
-        links = joined.links()
-        node = _rank(joined, links, matched, edges, moments, events, intervals)
-        own = np.concatenate(
-            [
-                node.program.time_ns,
-                links.events.start_ns,
-                links.events.end_ns,
-            ]
-        )
-        if joined.host_only:
-            own = own[: len(node.program)]
-            beside = np.flatnonzero(node.start >= moments + len(own))
-            all_events = links.events
-            own = np.concatenate([own, all_events.start_ns[beside], all_events.end_ns[beside]])
+        rank = _Rank(joined, matched, edges, moments, events, intervals)
+        node = rank.node()
+        own = rank.times_ns()
         times.append(own - node.offset_ns)
         owners.append(np.full(len(own), number, dtype=np.int32))
         moments += len(own)
-        events += len(links.events)
+        events += len(node.links.events)
         intervals += len(node.program)
         nodes.append(node)
     _recurring(nodes, edges)
@@ -225,86 +203,214 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
     return _ordered(np.concatenate(times), np.concatenate(owners), edges, nodes)
 
 
-def _rank(
-    joined: JoinedRank,
-    links: Links,
-    matched: Matched | None,
-    edges: _Edges,
-    base: int,
-    event_base: int,
-    interval_base: int,
-) -> RankNodes:
-    """The moments of one rank and the edges between them.
+class _Rank:
+    """One rank while its moments are numbered and the edges between them are gathered.
 
     Moments are numbered from ``base``: those of the program, then starts and ends of the device
     events (without a device only of those that the program does not run itself).
     """
-    events = links.events
-    count = len(events)
-    recorded = recorded_waits(links, joined.given.synchronization)
-    told = program(links, recorded)
-    moment = base + np.arange(len(told))
-    coupled, transfer = _coupled(links.events, matched)
-    if joined.host_only:
-        start, end = _host_moments(told, count, base)
-    else:
-        start = base + len(told) + np.arange(count)
-        end = start + count
-    row = np.arange(count)
-    # The program.
-    between = np.arange(1, len(told))
-    span = np.diff(told.time_ns)
-    run = told.inside[1:]
-    edges.add(
-        PROGRAM,
-        moment[:-1][~run],
-        moment[1:][~run],
-        np.minimum(told.work_ns[1:], span)[~run],
-        (interval_base + between)[~run],
-    )
-    # Running.
-    duration = np.where(coupled, transfer, events.dur_ns)
-    edges.add(RUN, start, end, duration, event_base + row)
-    # Synchronization, and waiting for collectives.
-    _waiting_host(told, joined, links, edges, moment, end, event_base)
-    call = np.zeros(count, dtype=np.int64)
-    found: Waits | None = None
-    if joined.host_only:
-        _beside(told, links, edges, moment, start, end, event_base)
-    else:
-        found = waits(links, joined.communication, recorded)
-        call = _launches(told, links, found, edges, moment, start, event_base)
-        later = np.flatnonzero(found.previous >= 0)
-        _after(
-            edges,
-            STREAM,
-            events,
-            found.previous[later],
-            later,
-            found.stream_ns,
-            start,
-            end,
-            event_base,
+
+    def __init__(
+        self,
+        joined: JoinedRank,
+        matched: Matched | None,
+        edges: _Edges,
+        base: int,
+        event_base: int,
+        interval_base: int,
+    ) -> None:
+        self.joined, self.matched, self.edges = joined, matched, edges
+        self.event_base, self.interval_base = event_base, interval_base
+        self.links = joined.links()
+        self.events = self.links.events
+        self.recorded = recorded_waits(self.links, joined.given.synchronization)
+        self.program = program(self.links, self.recorded)
+        count = len(self.events)
+        self.moment = base + np.arange(len(self.program))
+        # Without a device, operators are moments of the program, others have their own.
+        own = np.full(count, -1, dtype=np.int64)
+        self.start, self.end = own, own.copy()
+        if joined.host_only:
+            for kind, moment in ((OP_START, self.start), (OP_END, self.end)):
+                of = self.program.kind == kind
+                moment[self.program.row[of]] = self.moment[of]
+        self.beside = np.flatnonzero(self.start < 0)
+        """Events that the program does not run itself."""
+        first = base + len(self.program) + np.arange(len(self.beside))
+        self.start[self.beside] = first
+        self.end[self.beside] = first + len(self.beside)
+
+    def times_ns(self) -> np.ndarray:
+        """When each of its moments was observed, in its own clock."""
+        events, beside = self.events, self.beside
+        return np.concatenate(
+            [self.program.time_ns, events.start_ns[beside], events.end_ns[beside]]
         )
-        _after(
-            edges, EVENT, events, found.source, found.target, found.event_ns, start, end, event_base
+
+    def add(
+        self, kind: int, source: np.ndarray, target: np.ndarray, weight: np.ndarray, of: np.ndarray
+    ) -> None:
+        """Edges that belong to events."""
+        self.edges.add(kind, source, target, weight, self.event_base + of)
+
+    def node(self) -> RankNodes:
+        """Gather the edges, and return the numbers of the moments."""
+        events, told = self.events, self.program
+        coupled, transfer = _coupled(events, self.matched)
+        span = np.diff(told.time_ns)
+        waited = ~told.inside[1:]
+        self.edges.add(
+            PROGRAM,
+            self.moment[:-1][waited],
+            self.moment[1:][waited],
+            np.minimum(told.work_ns[1:], span)[waited],
+            (self.interval_base + np.arange(1, len(told)))[waited],
         )
-    return RankNodes(
-        joined,
-        links,
-        matched,
-        told,
-        found,
-        start,
-        end,
-        moment,
-        moment[told.kind == STEP],
-        call,
-        coupled,
-        transfer,
-        event_base,
-        interval_base,
-    )
+        duration = np.where(coupled, transfer, events.dur_ns)
+        self.add(RUN, self.start, self.end, duration, np.arange(len(events)))
+        self.synchronization()
+        call = np.zeros(len(events), dtype=np.int64)
+        if self.joined.host_only:
+            self.other_threads()
+        else:
+            found = waits(self.links, self.joined.communication, self.recorded)
+            call = self.launches(found)
+            self.unlaunched(found)
+            later = np.flatnonzero(found.previous >= 0)
+            self.after(STREAM, found.previous[later], later, found.stream_ns)
+            self.after(EVENT, found.source, found.target, found.event_ns)
+        return RankNodes(
+            joined=self.joined,
+            links=self.links,
+            matched=self.matched,
+            program=told,
+            start=self.start,
+            end=self.end,
+            moment=self.moment,
+            step=self.moment[told.kind == STEP],
+            call_ns=call,
+            coupled=coupled,
+            transfer_ns=transfer,
+            event_base=self.event_base,
+            interval_base=self.interval_base,
+        )
+
+    def synchronization(self) -> None:
+        """Edges to where the host goes on, from the ends that it waited for."""
+        told, links, ends = self.program, self.links, self.events.end_ns
+        at = np.flatnonzero(told.waits_for >= 0)
+        source = told.waits_for[at]
+        kind = COLLECTIVE_WAIT if self.joined.host_only else SYNCHRONIZE
+        # What the host does once it is awake.
+        awake = np.minimum(told.time_ns[at] - ends[source], told.work_ns[at])
+        self.add(kind, self.end[source], self.moment[at], awake, source)
+        whole = np.flatnonzero(told.waits_for_all)
+        if not len(whole):
+            return
+        # The last event that each stream had been given before the call.
+        asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
+        launch = links.launch_ns
+        stream = compact(links.events.stream_key)[1]
+        by_stream = np.lexsort((launch, stream))
+        for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
+            at = np.searchsorted(launch[rows], asked, side="right") - 1
+            last = rows[np.maximum(at, 0)]
+            fits = (at >= 0) & (ends[last] <= returned) & (last != told.waits_for[whole])
+            awake = np.minimum(returned - ends[last], told.work_ns[whole])[fits]
+            last = last[fits]
+            self.add(kind, self.end[last], self.moment[whole[fits]], awake, last)
+
+    def launches(self, found: Waits) -> np.ndarray:
+        """Edges from launches to events; return what the call takes of each."""
+        told, links, events = self.program, self.links, self.events
+        of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
+        launches = told.kind == LAUNCHES
+        of_row[told.row[launches]] = self.moment[launches]
+        has = np.flatnonzero(links.has_launch)
+        delay = events.start_ns[has] - links.launch_ns[has]
+        length = links.returned_ns[has] - links.launch_ns[has]
+        # A call that returned when its copy was done took no such time to launch it.
+        length[row_set(blocking_copies(links), len(events))[has]] = 0
+        weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
+        self.add(LAUNCH, of_row[links.launch_row[has]], self.start[has], weight, has)
+        call = np.zeros(len(events), dtype=np.int64)
+        # Where the submission itself varies with the call, so does what goes with it.
+        beyond = np.maximum(delay - max(found.launch_ns, 0), 0)
+        own = np.where(delay <= CALLS * length, beyond, length)
+        call[has] = np.maximum(own, np.minimum(length, weight))
+        return call
+
+    def unlaunched(self, found: Waits) -> None:
+        """Edges to events whose launch was not recorded, and which began after a gap.
+
+        They follow the last moment of the program before them, where that lies after the launch of
+        what ran before on the stream: there they must have been launched.
+        """
+        told, links, events = self.program, self.links, self.events
+        rows = np.flatnonzero(~links.has_launch & (found.previous >= 0))
+        if not len(rows) or not len(told):
+            return
+        before = found.previous[rows]
+        gap = events.start_ns[rows] - events.end_ns[before]
+        last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
+        launched = np.where(
+            links.has_launch[before], links.launch_ns[before], events.start_ns[before]
+        )
+        late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
+        rows, last = rows[late], last[late]
+        delay = events.start_ns[rows] - told.time_ns[last]
+        self.add(FOLLOW, self.moment[last], self.start[rows], delay, rows)
+
+    def after(self, kind: int, source: np.ndarray, target: np.ndarray, least_ns: int) -> None:
+        """Edges from the ends of events to the starts of others.
+
+        Where the two were seen to overlap, by rounding or because the next one began early, from
+        start to start.
+        """
+        events = self.events
+        gap = events.start_ns[target] - events.end_ns[source]
+        overlap = gap < 0
+        apart = events.start_ns[target] - events.start_ns[source]
+        self.add(
+            kind,
+            np.where(overlap, self.start[source], self.end[source]),
+            self.start[target],
+            np.where(overlap, apart, np.minimum(gap, least_ns)),
+            target,
+        )
+
+    def other_threads(self) -> None:
+        """Edges to what runs on threads of its own, without a device: collectives, operators."""
+        told, links, events, beside = self.program, self.links, self.events, self.beside
+        if not len(told):
+            return
+        collective = events.of("host_collective")[beside]
+        issued = np.flatnonzero(told.kind == ISSUE)
+        sent = beside[collective]
+        after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
+        if len(issued):
+            fifo = in_order(told, links, sent)
+            if fifo is None:
+                last = (
+                    np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
+                )
+                fifo = np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
+            after[collective] = fifo
+        ok = after >= 0
+        beside, after = beside[ok], after[ok]
+        before = previous_on_stream(links)[beside]
+        has = before >= 0
+        free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
+        delay = events.start_ns[beside] - told.time_ns[after]
+        # How long it takes to begin shows where the thread was free.
+        idle = free <= told.time_ns[after]
+        typical = int(np.median(delay[idle])) if idle.any() else 0
+        weight = np.where(idle, delay, np.minimum(delay, typical))
+        self.add(FOLLOW, self.moment[after], self.start[beside], weight, beside)
+        gap = (events.start_ns[beside] - free)[has]
+        usual = int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0
+        row = beside[has]
+        self.add(STREAM, self.end[before[has]], self.start[row], np.minimum(gap, usual), row)
 
 
 def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
@@ -315,206 +421,6 @@ def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray,
     coupled = (ready >= 0) & (ready <= events.end_ns)
     transfer = np.where(coupled, events.end_ns - np.maximum(ready, events.start_ns), 0)
     return coupled, transfer
-
-
-def _host_moments(told: Program, count: int, base: int) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of device events that are operators: those of the program, or of their own."""
-    start = np.full(count, -1, dtype=np.int64)
-    end = start.copy()
-    at = np.arange(len(told))
-    for kind, moment in ((OP_START, start), (OP_END, end)):
-        of = told.kind == kind
-        moment[told.row[of]] = base + at[of]
-    beside = np.flatnonzero(start < 0)
-    start[beside] = base + len(told) + np.arange(len(beside))
-    end[beside] = base + len(told) + len(beside) + np.arange(len(beside))
-    return start, end
-
-
-def _waiting_host(
-    told: Program,
-    joined: JoinedRank,
-    links: Links,
-    edges: _Edges,
-    moment: np.ndarray,
-    end: np.ndarray,
-    event_base: int,
-) -> None:
-    """Edges to where the host goes on, from the ends that it waited for."""
-    events = links.events
-    at = np.flatnonzero(told.waits_for >= 0)
-    source = told.waits_for[at]
-    kind = COLLECTIVE_WAIT if joined.host_only else SYNCHRONIZE
-    edges.add(
-        kind,
-        end[source],
-        moment[at],
-        # What the host does once it is awake.
-        np.minimum(told.time_ns[at] - events.end_ns[source], told.work_ns[at]),
-        event_base + source,
-    )
-    whole = np.flatnonzero(told.waits_for_all)
-    if not len(whole):
-        return
-    # The last event that each stream had been given before the call.
-    asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
-    launch = links.launch_ns
-    stream = compact(place_of(links))[1]
-    by_stream = np.lexsort((launch, stream))
-    for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
-        at = np.searchsorted(launch[rows], asked, side="right") - 1
-        last = rows[np.maximum(at, 0)]
-        fits = (at >= 0) & (events.end_ns[last] <= returned) & (last != told.waits_for[whole])
-        edges.add(
-            kind,
-            end[last[fits]],
-            moment[whole[fits]],
-            np.minimum(returned - events.end_ns[last], told.work_ns[whole])[fits],
-            event_base + last[fits],
-        )
-
-
-def _launches(
-    told: Program,
-    links: Links,
-    found: Waits,
-    edges: _Edges,
-    moment: np.ndarray,
-    start: np.ndarray,
-    event_base: int,
-) -> np.ndarray:
-    """Edges from launches to events; what the call takes of each."""
-    of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
-    launches = told.kind == LAUNCHES
-    of_row[told.row[launches]] = moment[launches]
-    has = np.flatnonzero(links.has_launch)
-    delay = links.events.start_ns[has] - links.launch_ns[has]
-    length = links.returned_ns[has] - links.launch_ns[has]
-    # A call that returned when its copy was done took no such time to launch it.
-    length[row_set(blocking_copies(links), len(links.events))[has]] = 0
-    weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
-    edges.add(LAUNCH, of_row[links.launch_row[has]], start[has], weight, event_base + has)
-    call = np.zeros(len(links.events), dtype=np.int64)
-    # Where the submission itself varies with the call, so does what goes with it.
-    own = np.where(delay <= CALLS * length, np.maximum(delay - max(found.launch_ns, 0), 0), length)
-    call[has] = np.maximum(own, np.minimum(length, weight))
-    _unlaunched(told, links, found, edges, moment, start, event_base)
-    return call
-
-
-def _unlaunched(
-    told: Program,
-    links: Links,
-    found: Waits,
-    edges: _Edges,
-    moment: np.ndarray,
-    start: np.ndarray,
-    event_base: int,
-) -> None:
-    """Edges to events whose launch was not recorded, and which began after a gap.
-
-    They follow the last moment of the program before them, where that lies after the launch of
-    what ran before on the stream: there they must have been launched.
-    """
-    events = links.events
-    previous = found.previous
-    rows = np.flatnonzero(~links.has_launch & (previous >= 0))
-    if not len(rows) or not len(told):
-        return
-    before = previous[rows]
-    gap = events.start_ns[rows] - events.end_ns[before]
-    last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
-    launched = np.where(links.has_launch[before], links.launch_ns[before], events.start_ns[before])
-    late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
-    rows, last = rows[late], last[late]
-    edges.add(
-        FOLLOW,
-        moment[last],
-        start[rows],
-        events.start_ns[rows] - told.time_ns[last],
-        event_base + rows,
-    )
-
-
-def _after(
-    edges: _Edges,
-    kind: int,
-    events: object,
-    source: np.ndarray,
-    target: np.ndarray,
-    least_ns: int,
-    start: np.ndarray,
-    end: np.ndarray,
-    event_base: int,
-) -> None:
-    """Edges from the ends of events to the starts of others.
-
-    Where the two were seen to overlap, by rounding or because the next one began early, from start
-    to start.
-    """
-    gap = events.start_ns[target] - events.end_ns[source]  # type: ignore[attr-defined]
-    overlap = gap < 0
-    apart = events.start_ns[target] - events.start_ns[source]  # type: ignore[attr-defined]
-    edges.add(
-        kind,
-        np.where(overlap, start[source], end[source]),
-        start[target],
-        np.where(overlap, apart, np.minimum(gap, least_ns)),
-        event_base + target,
-    )
-
-
-def _beside(
-    told: Program,
-    links: Links,
-    edges: _Edges,
-    moment: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    event_base: int,
-) -> None:
-    """Edges to what runs on threads of its own, without a device: collectives, other operators."""
-    events = links.events
-    if not len(told):
-        return
-    beside = np.flatnonzero(~np.isin(np.arange(len(events)), told.row[told.kind == OP_START]))
-    collective = events.of("host_collective")[beside]
-    issued = np.flatnonzero(told.kind == ISSUE)
-    sent = beside[collective]
-    fifo = in_order(told, links, sent)
-    after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
-    if len(issued):
-        last = np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
-        after[collective] = (
-            fifo
-            if fifo is not None
-            else np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
-        )
-    ok = after >= 0
-    beside, after = beside[ok], after[ok]
-    previous = previous_on_stream(links)
-    before = previous[beside]
-    has = before >= 0
-    free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
-    delay = events.start_ns[beside] - told.time_ns[after]
-    # How long it takes to begin shows where the thread was free.
-    idle = free <= told.time_ns[after]
-    typical = int(np.median(delay[idle])) if idle.any() else 0
-    edges.add(
-        FOLLOW,
-        moment[after],
-        start[beside],
-        np.where(idle, delay, np.minimum(delay, typical)),
-        event_base + beside,
-    )
-    gap = (events.start_ns[beside] - free)[has]
-    edges.add(
-        STREAM,
-        end[before[has]],
-        start[beside[has]],
-        np.minimum(gap, int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0),
-        event_base + beside[has],
-    )
 
 
 def _recurring(nodes: list[RankNodes], edges: _Edges) -> None:
@@ -528,34 +434,27 @@ def _recurring(nodes: list[RankNodes], edges: _Edges) -> None:
 
 def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
     """Edges through the last arrival at each collective; when these were observed."""
-    instances = 1 + max(
-        (int(n.matched.instance.max(initial=-1)) for n in nodes if n.matched is not None),
-        default=-1,
-    )
-    ready = np.full(max(instances, 0), np.iinfo(np.int64).min, dtype=np.int64)
-    for node in nodes:
-        if node.matched is None:
-            continue
-        instance = node.matched.instance
-        rows = np.flatnonzero(instance >= 0)
-        arrived = node.links.events.start_ns[rows] - node.offset_ns
-        np.maximum.at(ready, instance[rows], arrived)
-    number = np.cumsum(ready > np.iinfo(np.int64).min) - 1
-    for node in nodes:
-        if node.matched is None:
-            continue
-        instance = node.matched.instance
-        rows = np.flatnonzero(instance >= 0)
-        at = base + number[instance[rows]]
-        edges.add(
-            ARRIVE, node.start[rows], at, np.zeros(len(rows), np.int64), node.event_base + rows
-        )
+    members = [
+        (node, rows, node.matched.instance[rows])
+        for node in nodes
+        if node.matched is not None
+        for rows in [np.flatnonzero(node.matched.instance >= 0)]
+    ]
+    never = np.iinfo(np.int64).min
+    count = 1 + max((int(instance.max(initial=-1)) for _, _, instance in members), default=-1)
+    ready = np.full(count, never, dtype=np.int64)
+    for node, rows, instance in members:
+        np.maximum.at(ready, instance, node.links.events.start_ns[rows] - node.offset_ns)
+    number = np.cumsum(ready > never) - 1
+    for node, rows, instance in members:
+        at, none = base + number[instance], np.zeros(len(rows), np.int64)
+        edges.add(ARRIVE, node.start[rows], at, none, node.event_base + rows)
         waits_for = node.coupled[rows]
         stay = rows[waits_for]
         edges.add(
             TRANSFER, at[waits_for], node.end[stay], node.transfer_ns[stay], node.event_base + stay
         )
-    return ready[ready > np.iinfo(np.int64).min]
+    return ready[ready > never]
 
 
 def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[RankNodes]) -> Graph:
@@ -625,9 +524,8 @@ def _own_lags(
         kind: of each edge.
     """
     late = np.flatnonzero(lag > 0)
-    count = (first[1:] - first[:-1])[late]
-    of = np.repeat(late, count)
-    edge = np.arange(len(of)) + np.repeat(first[late] - np.cumsum(count) + count, count)
+    of, edge = ranges(first[late], first[late + 1] - first[late])
+    of = late[of]
     missing = time[of] - arrival[edge]
     launched = (kind[edge] == LAUNCH) & (missing <= (CALLS - 1) * weight[edge])
     weight[edge[launched]] += missing[launched]
@@ -659,6 +557,3 @@ def _levels_of_ties(
             return level, tied[:0]
         np.maximum.at(level, b[wrong], level[a[wrong]] + 1)
     return level, tied[level[b] <= level[a]]
-
-
-__all__ = ["EDGE_LABELS", "Graph", "RankNodes", "build"]

@@ -172,15 +172,12 @@ def _running(
     if not len(rows):
         return
     code, names = _names(fact, event[rows])
-    total = np.zeros(len(fact.node.start))
-    shares = {}
-    for leaf in LEAVES:
-        if leaf.startswith("idle.") or leaf == "communication.wait":
-            continue
-        time = fact.of_events(leaf)
-        if time is not None:
-            shares[leaf] = time
-            total += time
+    shares = {
+        leaf: fact.of_events(leaf)
+        for leaf in LEAVES
+        if not leaf.startswith("idle.") and leaf != "communication.wait"
+    }
+    total = np.sum(list(shares.values()), axis=0)
     known = total[event[rows]] > 0
     for leaf, time in shares.items():
         part = np.where(
@@ -358,8 +355,8 @@ def _main_cause(fact: RankFacts) -> np.ndarray:
     found[links.work_class == COPY] = CODES["copy.other"]
     most = np.zeros(len(found))
     for leaf, number in CODES.items():
-        time = None if leaf.startswith("idle.") else fact.of_events(leaf)
-        if time is not None:
+        if not leaf.startswith("idle."):
+            time = fact.of_events(leaf)
             found[time > most] = number
             most = np.maximum(most, time)
     return found
@@ -371,12 +368,8 @@ def _along(
     """Host stretches cut along what the host did: (row, start_ns, end_ns, part)."""
     low = np.searchsorted(parts.owner, path.interval[rows], side="left")
     count = np.searchsorted(parts.owner, path.interval[rows], side="right") - low
-    of = np.repeat(np.arange(len(rows)), count)
-    part = np.arange(len(of)) + np.repeat(low - np.cumsum(count) + count, count)
+    of, part = g.ranges(low, count)
     start = np.maximum(parts.start_ns[part], path.start_ns[rows][of] + offset_ns)
     end = np.minimum(parts.end_ns[part], path.end_ns[rows][of] + offset_ns)
     some = end > start
     return rows[of[some]], start[some], end[some], part[some]
-
-
-__all__ = ["LAG", "Lane", "Path", "causes_of", "lane_of", "path_of"]

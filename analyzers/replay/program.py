@@ -321,6 +321,3 @@ def _parts(
         launching[_synchronizing(links)] = False
     cause[launching[found.span]] = CALL
     return Parts(owner[found.owner], found.start_ns, found.end_ns, cause, found.span)
-
-
-__all__ = ["CALL", "SYNCHRONIZATION", "Program", "issuing_calls", "program"]

@@ -121,6 +121,3 @@ class _Given:
             some = (at >= 0) & (at < len(rows))
             found[asking[some]] = rows[at[some]]
         return found
-
-
-__all__ = ["Recorded", "recorded_waits"]

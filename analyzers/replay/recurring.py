@@ -132,6 +132,3 @@ def _marks(told: Program, links: Links, known: dict[str, int]) -> np.ndarray:
     of_name = np.where(of_op, name[codes[np.where(of_op, told.row, 0)]] + 1, 0)
     found: np.ndarray = of_name * 8 + told.kind
     return found
-
-
-__all__ = ["in_order", "recurring_waits"]

@@ -115,7 +115,7 @@ class Replay:
                 f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; "
                 f"the others ({others}) are replayed with them and not counted"
             )
-        events = self.base.events
+        events = self.base.events_count
         if graph.free > _FREE_RATIO * events:
             notes.append(
                 f"{graph.free / events:.1%} of the device events wait for nothing that was "
@@ -331,9 +331,8 @@ class Prediction:
             waits = sum(w.waits_count for w in warmed)
             each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
             notes.append(
-                f"the host's work after {fmt.plural(waits, 'wait')} that are gone "
-                "is taken to be as quick as later in the same steps, when caches are warm: "
-                f"{each} less after each"
+                f"the host's work after {fmt.plural(waits, 'wait')} that are gone is taken to be "
+                f"as quick as later in the same steps, when caches are warm: {each} less after each"
             )
         return notes
 
@@ -407,15 +406,6 @@ def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
                 f"{source}: cannot be replayed: {empty} of {graphs.sum()} graph launches of rank "
                 f"{j.given.rank} have no kernels in the trace; record graphs node by node"
             )
-
-
-def replay_of(run: Attributed) -> Replay:
-    """Build the dependency graph of an attributed run and replay it unchanged.
-
-    Raises:
-        InputError: the run cannot be replayed.
-    """
-    return Replay(run)
 
 
 def replay_or_reason(run: Attributed) -> Replay | str:

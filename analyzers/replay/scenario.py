@@ -24,6 +24,8 @@ class Base:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
+        self._edges: dict[int, np.ndarray] = {}
+        self._edge_of: dict[int, np.ndarray] = {}
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -42,56 +44,32 @@ class Base:
             self._edges[kind] = np.flatnonzero(self.graph.kind == kind)
         return self._edges[kind]
 
-    @cached_property
-    def _edges(self) -> dict[int, np.ndarray]:
-        return {}
-
-    def edge_of(self, kind: int, count: int) -> np.ndarray:
+    def edge_of(self, kind: int, of: np.ndarray) -> np.ndarray:
         """Edge of a kind by what it belongs to, -1 for none; kinds with one edge for each."""
         if kind not in self._edge_of:
-            found = np.full(count, -1, dtype=np.int64)
+            last = self.graph.ranks[-1]
+            count = last.event_base + len(last.start)
+            if kind == g.PROGRAM:
+                count = last.interval_base + len(last.program)
             edges = self.edges(kind)
-            found[self.graph.of[edges]] = edges
-            self._edge_of[kind] = found
-        return self._edge_of[kind]
+            self._edge_of[kind] = np.full(count, -1, dtype=np.int64)
+            self._edge_of[kind][self.graph.of[edges]] = edges
+        return self._edge_of[kind][of]
 
     @cached_property
-    def _edge_of(self) -> dict[int, np.ndarray]:
-        return {}
-
-    @cached_property
-    def events(self) -> int:
+    def events_count(self) -> int:
         """Device events of all ranks."""
-        last = self.graph.ranks[-1]
-        return last.event_base + len(last.start)
+        return sum(len(node.start) for node in self.graph.ranks)
 
     @cached_property
-    def intervals(self) -> int:
-        """Intervals of all programs."""
-        last = self.graph.ranks[-1]
-        return last.interval_base + len(last.program)
-
-    @cached_property
-    def communication_ends(self) -> np.ndarray:
-        """Mask of the moments at which communication ends."""
-        return self._moments(ends=True)
-
-    @cached_property
-    def communication_starts(self) -> np.ndarray:
-        """Mask of the moments at which communication starts."""
-        return self._moments(ends=False)
-
-    def _moments(self, *, ends: bool) -> np.ndarray:
-        found = np.zeros(len(self.graph.time_ns), dtype=bool)
+    def communication(self) -> tuple[np.ndarray, np.ndarray]:
+        """Masks of the moments at which communication starts, and ends."""
+        starts, ends = np.zeros((2, len(self.graph.time_ns)), dtype=bool)
         for node in self.graph.ranks:
-            rows = np.flatnonzero(node.links.work_class == COMMUNICATION)
-            found[(node.end if ends else node.start)[rows]] = True
-        return found
-
-    @cached_property
-    def start_kind(self) -> np.ndarray:
-        """Kind of the edge that decided each moment, -1 where none did."""
-        return np.append(self.graph.kind, np.int8(-1))[self.decided]
+            sent = node.links.work_class == COMMUNICATION
+            starts[node.start[sent]] = True
+            ends[node.end[sent]] = True
+        return starts, ends
 
 
 @dataclass(frozen=True)
@@ -163,6 +141,11 @@ class Scenario:
         known = self.gone.get(place)
         self.gone[place] = events if known is None else known | events
 
+    def happens(self, place: int) -> np.ndarray:
+        """Mask of the events of a rank that happen."""
+        gone = self.gone.get(place)
+        return np.ones(len(self.ranks[place].start), dtype=bool) if gone is None else ~gone
+
     def removed_parts(self, place: int) -> np.ndarray:
         """Mask of the host parts of a rank that take no time."""
         parts = self.ranks[place].program.parts
@@ -203,10 +186,10 @@ class Scenario:
         if self.uncoupled:
             weight[base.edges(g.TRANSFER)] = ABSENT
         if self.overlap:
+            starts, ends = base.communication
             for kind in (g.EVENT, g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
                 edges = base.edges(kind)
-                apart = base.communication_ends[graph.source[edges]]
-                apart &= ~base.communication_starts[base.target[edges]]
+                apart = ends[graph.source[edges]] & ~starts[base.target[edges]]
                 weight[edges[apart]] = ABSENT
         if self.synchronization:
             weight[base.edges(g.SYNCHRONIZE)] = ABSENT
@@ -223,7 +206,7 @@ class Scenario:
         for place, node in enumerate(self.ranks):
             moments = self._before(place)
             observed = node.joined.windows
-            kept = ~self.gone.get(place, np.zeros(len(node.start), dtype=bool))
+            kept = self.happens(place)
             if len(observed) and observed.numbers[0] < 0 and kept.any():
                 moments = np.append(moments, node.start[kept].min())
             entering = graph.edges_into(moments)
@@ -265,9 +248,7 @@ class Scenario:
             length = parts.end_ns - parts.start_ns - self.part_ns(place)
             taken = np.bincount(parts.owner, weights=length, minlength=len(program))
             taken_ns = taken.astype(np.int64)
-            edge = base.edge_of(g.PROGRAM, self.base.intervals)[
-                node.interval_base + np.arange(len(program))
-            ]
+            edge = base.edge_of(g.PROGRAM, node.interval_base + np.arange(len(program)))
             some = np.flatnonzero((edge >= 0) & (taken_ns > 0))
             weight[edge[some]] = np.maximum(weight[edge[some]] - taken_ns[some], 0)
             # What the host does once it is awake is a part of the same work.
@@ -288,7 +269,7 @@ class Scenario:
         run = self.durations(place)
         of = node.event_base + np.arange(len(run))
         for kind in (g.RUN, g.TRANSFER):
-            edge = base.edge_of(kind, base.events)[of]
+            edge = base.edge_of(kind, of)
             some = np.flatnonzero(edge >= 0)
             weight[edge[some]] = run[some]
         if place not in self.gone:
@@ -297,7 +278,7 @@ class Scenario:
         lag[node.start[gone]] = 0
         lag[node.end[gone]] = 0
         for kind in (g.LAUNCH, g.STREAM):
-            edge = base.edge_of(kind, base.events)[of[gone]]
+            edge = base.edge_of(kind, of[gone])
             weight[edge[edge >= 0]] = 0
         edges = base.edges(g.EVENT)
         weight[edges[np.isin(base.graph.of[edges], of[gone])]] = 0
@@ -311,7 +292,8 @@ class Scenario:
         if not (self.latency or self.dependency):
             return
         starts = np.concatenate([n.start for n in self.ranks])
-        depends = base.start_kind[starts] == g.EVENT
+        decided = base.decided[starts]
+        depends = (decided >= 0) & (base.graph.kind[decided] == g.EVENT)
         if self.latency:
             lag[starts[~depends]] = 0
             weight[base.edges(g.STREAM)] = np.minimum(weight[base.edges(g.STREAM)], 0)
@@ -349,11 +331,8 @@ class Outcome:
         links = node.links
         observed = node.joined.windows
         start, end = self.time_ns[node.start], self.time_ns[node.end]
-        if place in self.scenario.gone:
-            # What does not happen ends nothing: it would hold the window of its step.
-            kept = ~self.scenario.gone[place]
-        else:
-            kept = np.ones(len(start), dtype=bool)
+        # What does not happen ends nothing: it would hold the window of its step.
+        kept = self.scenario.happens(place)
         steps = len(links.steps.start_ns)
         if not len(observed):
             return np.zeros(0, np.int64)
@@ -392,6 +371,3 @@ class Outcome:
         found = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
         step[beside] = np.where(begun >= until, len(links.steps.start_ns), found)
         return step
-
-
-__all__ = ["Base", "Freed", "Outcome", "Scenario"]

@@ -74,7 +74,13 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
         "collective": _collectives(given.collective, host_order, event_order),
     }
     if given.device_clock is not None and given.device_clock.num_rows:
-        found["device_clock"] = _clocks(given.device_clock, _device_warp(outcome, place))
+        ran = node.links.events
+        moved = _Warp(
+            np.concatenate([ran.start_ns, ran.end_ns]),
+            _new(outcome, node, np.concatenate([node.start, node.end])),
+        )
+        sampled_ns = moved(ints(given.device_clock, "time_ns"))
+        found["device_clock"] = _replaced(given.device_clock, time_ns=sampled_ns)
     waits = core_waits(outcome, place)
     if waits is not None:
         found["core_wait"] = waits
@@ -148,15 +154,6 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
     )
 
 
-def _device_warp(outcome: Outcome, place: int) -> _Warp:
-    node = outcome.scenario.ranks[place]
-    events = node.links.events
-    return _Warp(
-        np.concatenate([events.start_ns, events.end_ns]),
-        np.concatenate([_new(outcome, node, node.start), _new(outcome, node, node.end)]),
-    )
-
-
 def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarray]:
     """Host spans with new times, and the old row of each."""
     node = outcome.scenario.ranks[place]
@@ -184,7 +181,8 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
     duration = np.maximum(new_end - new_start, 0)
     # Parents come before their children, also where nothing of them is left.
     order = np.lexsort((np.arange(len(host)), -duration, new_start))
-    return _timed(node.joined.given.host_span, new_start, duration, order), order
+    table = node.joined.given.host_span.take(pa.array(order))
+    return _replaced(table, start_ns=new_start[order], dur_ns=duration[order]), order
 
 
 def _run_by_program(node: RankNodes) -> np.ndarray:
@@ -205,31 +203,23 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
         first = int(start[links.has_launch].min())
         start = np.where(earlier, np.minimum(start, first - 1), start)
     duration = end - start
-    kept = np.arange(len(start))
-    if place in outcome.scenario.gone:
-        kept = np.flatnonzero(~outcome.scenario.gone[place])
+    kept = np.flatnonzero(outcome.scenario.happens(place))
     order = kept[np.lexsort((kept, -duration[kept], start[kept]))]
-    return _timed(node.joined.given.device_event, start, duration, order), order
+    table = node.joined.given.device_event.take(pa.array(order))
+    return _replaced(table, start_ns=start[order], dur_ns=duration[order]), order
 
 
-def _timed(
-    table: pa.Table, start_ns: np.ndarray, dur_ns: np.ndarray, order: np.ndarray
-) -> pa.Table:
-    found = table.take(pa.array(order))
-    for name, values in (("start_ns", start_ns), ("dur_ns", dur_ns)):
-        at = found.schema.get_field_index(name)
-        found = found.set_column(at, found.schema.field(name), pa.array(values[order]))
-    return found
+def _replaced(table: pa.Table, **columns: np.ndarray) -> pa.Table:
+    for name, values in columns.items():
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, table.schema.field(name), pa.array(values))
+    return table
 
 
 def _shifted(step: pa.Table, warp: _Warp) -> pa.Table:
     start, end = warp(ints(step, "start_ns")), warp(ints(step, "end_ns"))
     # What is launched at the very end of a step, or in one of no length, is still of it.
-    end = np.maximum(end, start) + 1
-    for name, values in (("start_ns", start), ("end_ns", end)):
-        at = step.schema.get_field_index(name)
-        step = step.set_column(at, step.schema.field(name), pa.array(values))
-    return step
+    return _replaced(step, start_ns=start, end_ns=np.maximum(end, start) + 1)
 
 
 def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarray) -> pa.Table:
@@ -244,16 +234,4 @@ def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarra
             place[order] = np.arange(len(order))
             new[mine] = place[row[mine]]
     kept = np.flatnonzero(new >= 0)
-    found = table.take(pa.array(kept))
-    at = found.schema.get_field_index("row")
-    return found.set_column(at, found.schema.field("row"), pa.array(new[kept]))
-
-
-def _clocks(table: pa.Table, warp: _Warp) -> pa.Table:
-    at = table.schema.get_field_index("time_ns")
-    return table.set_column(
-        at, table.schema.field("time_ns"), pa.array(warp(ints(table, "time_ns")))
-    )
-
-
-__all__ = ["tables"]
+    return _replaced(table.take(pa.array(kept)), row=new[kept])

@@ -87,17 +87,12 @@ def waits(links: Links, communication: Communication, recorded: Recorded) -> Wai
 
 def previous_on_stream(links: Links) -> np.ndarray:
     """The event before each one on its stream, -1 for none."""
-    place = place_of(links)
+    place = links.events.stream_key
     order = np.argsort(place, kind="stable")
     previous = np.full(len(place), -1, dtype=np.int64)
     together = place[order[1:]] == place[order[:-1]]
     previous[order[1:][together]] = order[:-1][together]
     return previous
-
-
-def place_of(links: Links) -> np.ndarray:
-    """A number for the device and stream of each event."""
-    return links.events.stream_key
 
 
 def _seen(
@@ -106,7 +101,7 @@ def _seen(
     """Events that begin right after another stream's, and for no other reason."""
     events = links.events
     start, end = events.start_ns, events.end_ns
-    place = place_of(links)
+    place = links.events.stream_key
     order = np.argsort(end, kind="stable")
     last = np.searchsorted(end[order], start, side="right") - 1
     source = np.where(last >= 0, order[np.maximum(last, 0)], 0)
@@ -156,7 +151,7 @@ def _told(
     target, when = target[alone], asked[of_launch[at[hit][alone]]]
     gathers, copies = _sharding(links, communication)
     updates = links.phase == PHASES.index("optimizer")
-    place = place_of(links)
+    place = links.events.stream_key
     distinct, stream = compact(place)
     communicates = links.work_class == COMMUNICATION
     sources, targets = [nothing], [nothing]
@@ -203,6 +198,3 @@ def _sharding(links: Links, communication: Communication) -> tuple[np.ndarray, n
     what = np.array([kind.what == "allgather" for kind in communication.kinds] + [False])
     gathers[communication.event_row] = what[communication.kind]
     return gathers & of_sharding, of_sharding & (links.work_class != COMMUNICATION)
-
-
-__all__ = ["Waits", "place_of", "previous_on_stream", "waits"]

@@ -244,6 +244,3 @@ def _signatures(node: RankNodes) -> np.ndarray:
     before = np.append(name[:1], name[:-1])
     first = np.append(before[:1], before[:-1])
     return distinct_rows([name, before, first])[1]
-
-
-__all__ = ["Warming", "warming"]

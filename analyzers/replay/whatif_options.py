@@ -196,6 +196,3 @@ def _faster(text: str) -> tuple[str, float]:
     if not separator or not what or match is None:
         raise UsageError(f"--faster {text!r}: expected WHAT=FACTOR, such as gemm=2x")
     return what.strip(), _positive(match[1] or match[2], f"--faster {text!r}")
-
-
-__all__ = ["ALIASES", "Changes", "causes_named", "changes_of"]

@@ -5,62 +5,68 @@
     work.bytes_count   # (8·16 + 16·4 + 8·4)·4 = 896
 
 Operators nest (aten::linear holds aten::addmm) and both levels are modelled: count each kernel
-under the innermost modelled operator only. One table maps names to models, `MODELS`.
+under the innermost modelled operator only. ``chopper/data/operators.json`` maps names to models
+and the positions of their arguments.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
-from chopper.analyzers.work import attention, conv, gemm, indexing, libraries, spatial, vector
+from chopper.analyzers.work import attention, conv, gemm, indexing, spatial, vector
 from chopper.analyzers.work.kernels import matmul_dtype
-from chopper.analyzers.work.record import Direction, Shape, Unknown, Work, decode
+from chopper.analyzers.work.record import OPERATORS, Record, Shape, Unknown, Work, decode
 
 __all__ = ["MATH_FAMILIES", "MODELS", "Work", "estimate", "family", "matmul_dtype"]
 
 MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
 """Families whose FLOP make the ideal time of a step."""
 
-_VECTOR: dict[str, vector.Model] = {
-    **vector.MODELS,
-    **indexing.MODELS,
-    **spatial.MODELS,
-    **libraries.VECTOR_MODELS,
-}
 
-MODELS: dict[str, vector.Model] = {
-    **_VECTOR,
-    **gemm.MODELS,
-    **conv.MODELS,
-    **attention.MODELS,
-    **libraries.GEMM_MODELS,
-    **libraries.MOE_MODELS,
-    **libraries.ATTENTION_MODELS,
-}
+def _function(name: str) -> Callable[..., Work]:
+    modules = (attention, conv, gemm, indexing, spatial, vector)
+    found: Callable[..., Work] = next(getattr(m, name) for m in modules if hasattr(m, name))
+    return found
 
-_FAMILIES: dict[str, str] = {
-    **dict.fromkeys(_VECTOR, "vector"),
-    **dict.fromkeys(gemm.MODELS, "gemm"),
-    **dict.fromkeys(conv.MODELS, "conv"),
-    **dict.fromkeys(attention.MODELS, "sdpa"),
-    **dict.fromkeys(libraries.GEMM_MODELS, "gemm"),
-    **dict.fromkeys(libraries.MOE_MODELS, "moe"),
-    **dict.fromkeys(libraries.ATTENTION_MODELS, "sdpa"),
+
+MODELS: dict[str, partial[Work]] = {
+    name: partial(_function(row.model), **row.arguments)
+    for row in OPERATORS.operators
+    for name in row.operators
 }
+_FAMILIES = {name: row.family for row in OPERATORS.operators for name in row.operators}
+BY_PREFIX: tuple[tuple[str, str, Callable[[Record], Work]], ...] = (
+    # TorchInductor's products made from Triton templates.
+    ("triton_tem_", "gemm", gemm.template),
+    ("aten::_foreach_", "vector", vector.foreach),
+    *(
+        (f"triton_{kind}_", "vector", vector.triton)
+        for kind in ("poi", "red", "per", "spl", "for", "mix")
+    ),
+)
+"""Operators known by the beginning of their names: family and model."""
+BACKWARD_BY_FORWARD = frozenset(
+    name.removesuffix("Backward")
+    for name, kind in _FAMILIES.items()
+    if kind in ("gemm", "sdpa") and name.endswith("Backward") and "::" not in name
+)
+"""Autograd functions whose backward nodes are modelled by their forward's arguments."""
 
 _MOST = 1 << 56
 """More FLOP or bytes than any operator has: at 10 PFLOP/s it would take 7 s."""
 
-_TEMPLATE = "triton_tem_"
-"""TorchInductor's products made from Triton templates."""
+
+def _model(name: str) -> tuple[str | None, Callable[[Record], Work] | None]:
+    if name in MODELS:
+        return _FAMILIES[name], MODELS[name]
+    by_prefix = ((kind, model) for prefix, kind, model in BY_PREFIX if name.startswith(prefix))
+    return next(by_prefix, (None, None))
 
 
 def family(name: str) -> str | None:
     """The family that models operator `name`: "gemm", "conv", "sdpa", "moe", "vector" or None."""
-    found = _FAMILIES.get(name)
-    if found is None and name.startswith(_TEMPLATE):
-        return "gemm"
-    return found if found is not None else vector.compiled_family(name)
+    return _model(name)[0]
 
 
 # A training step repeats the same few hundred calls; the texts are the key.
@@ -89,20 +95,17 @@ def estimate(
 
     Never raises: what cannot be known is None in the result, with its reason.
     """
-    kind = family(name)
-    if kind is None:
+    kind, model = _model(name)
+    if kind is None or model is None:
         return None
-    direction: Direction = "backward" if "backward" in name.lower() or "bwd" in name else "forward"
-    other = gemm.template if name.startswith(_TEMPLATE) else vector.compiled
-    model = MODELS.get(name, other)
     try:
         work = model(
             decode(name, input_dims, input_types, concrete_inputs, output_dims, element_bytes)
         )
     except Unknown as exc:
-        return Work(kind, direction=direction, reason=str(exc))
+        return Work(kind, reason=str(exc))
     counts = (work.flop_count, work.useful_flop_count, work.bytes_count, work.unsized_element_count)
     if max(count or 0 for count in counts) >= _MOST:
         reason = "its shapes give more FLOP or bytes than any operator has"
-        return Work(kind, direction=direction, reason=reason)
+        return Work(kind, reason=reason)
     return work

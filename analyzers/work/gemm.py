@@ -1,8 +1,13 @@
-"""Matrix multiplications: 2·M·N·K per matrix pair, as `torch.utils.flop_counter` counts them."""
+"""Matrix multiplications: 2·M·N·K per matrix pair, as `torch.utils.flop_counter` counts them.
+
+Transformer Engine and Megatron work in autograd functions: a trace has them under the function's
+name, and their backward as a node that recorded nothing but the gradient. Such a node is modelled
+by the arguments of its forward call, which its sequence number finds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt, prod
 
@@ -12,15 +17,13 @@ from chopper.analyzers.work.record import (
     Unknown,
     Work,
     broadcast,
-    documented,
     with_bytes,
 )
 
-Model = Callable[[Record], Work]
 
-
-def _gemm(record: Record, flop: int, a: int) -> Work:
-    return Work("gemm", flop_count=flop, useful_flop_count=flop, dtype=record.dtype(a))
+def _gemm(record: Record, flop: int, a: int = 0) -> Work:
+    """Work of products in the type of argument `a`."""
+    return Work("gemm", flop, flop, dtype=record.dtype(a))
 
 
 def _same(left: int, right: int) -> int:
@@ -35,288 +38,170 @@ def _rank(shape: Shape, *ranks: int) -> Shape:
     return shape
 
 
-def _read_addend(record: Record, index: int, beta: int) -> int:
-    # BLAS: with beta = 0 the addend is not read (torch's mv passes an uninitialised one).
-    return 0 if record.text(beta) in ("0", "0.") else record.nbytes(index)
+def matmul(
+    record: Record, first: int = 0, *, summed: bool = False, result_bytes: int | None = None
+) -> Work:
+    """[B,] M×K times [B,] K×N by torch.matmul's rules: 1-d operands are padded, the leading
+    dimensions broadcast.
 
-
-def _traffic(record: Record, a: int, b: int, out: int, addend: int | None, beta: int | None) -> int:
-    """Return bytes of both factors, an addend that is read, and ``out`` elements like ``a``."""
-    extra = 0
-    if addend is not None:
-        extra = _read_addend(record, addend, -1 if beta is None else beta)
-    return record.nbytes(a) + record.nbytes(b) + extra + out * record.itemsize(a)
-
-
-@documented
-def _mm(a: int = 0, b: int = 1, *, addend: int | None = None, beta: int | None = None) -> Model:
-    """[B,] M×K times [B,] K×N, plus an optional addend that broadcasts to the result."""
-
-    def model(record: Record) -> Work:
-        left, right = _rank(record.shape(a), 2, 3), record.shape(b)
-        _rank(right, len(left))
-        k = _same(left[-1], right[-2])
-        if left[:-2] != right[:-2]:
-            raise Unknown(f"batch sizes differ: {list(left)} and {list(right)}")
-        out = prod((*left[:-1], right[-1]))
-
-        return with_bytes(
-            _gemm(record, 2 * out * k, a), lambda: _traffic(record, a, b, out, addend, beta)
-        )
-
-    return model
-
-
-def _int_mm(record: Record) -> Work:
-    """int8 × int8 → int32."""
-    work = _mm()(record)
-    out = record.shape(0)[0] * record.shape(1)[1]
-    return with_bytes(work, lambda: record.nbytes(0) + record.nbytes(1) + out * 4)
-
-
-def _addbmm(record: Record) -> Work:
-    """Σ_b A_b·B_b + C: the batch is summed, so the result has one matrix."""
-    left, right = _rank(record.shape(1), 3), _rank(record.shape(2), 3)
-    work = _mm(1, 2)(record)
-    out = left[1] * right[2]
-    return with_bytes(
-        work,
-        lambda: (
-            record.nbytes(1)
-            + record.nbytes(2)
-            + _read_addend(record, 0, 3)
-            + out * record.itemsize(1)
-        ),
-    )
-
-
-def _matmul(record: Record) -> Work:
-    """torch.matmul's rules: 1-d operands are padded, the leading dimensions broadcast."""
-    left, right = record.shape(0), record.shape(1)
+    With `first` = 1 argument 0 is an addend that broadcasts to the result and argument 3 its
+    factor. `summed`: the batch is summed, so the result has one matrix.
+    """
+    left, right = record.shape(first), record.shape(first + 1)
     if not left or not right:
         raise Unknown("matmul of a scalar")
+    if summed:
+        _rank(right, len(_rank(left, 3)))
     rows = left[-2:-1] if len(left) > 1 else ()
     columns = right[-1:] if len(right) > 1 else ()
     k = _same(left[-1], right[-2] if len(right) > 1 else right[0])
-    out = prod((*broadcast([left[:-2], right[:-2]]), *rows, *columns))
-    return with_bytes(
-        _gemm(record, 2 * out * k, 0),
-        lambda: record.nbytes(0) + record.nbytes(1) + out * record.itemsize(0),
-    )
+    batch = broadcast([left[:-2], right[:-2]])
+    pairs = prod((*batch, *rows, *columns))
+
+    def traffic() -> int:
+        out = prod((*rows, *columns)) if summed else pairs
+        # BLAS: with a factor of 0 the addend is not read (torch's mv passes an uninitialised one).
+        added = first and record.text(3) not in ("0", "0.")
+        read = range(0 if added else first, first + 2)
+        return sum(record.nbytes(i) for i in read) + out * (result_bytes or record.itemsize(first))
+
+    return with_bytes(_gemm(record, 2 * pairs * k, first), traffic)
 
 
-@documented
-def _linear(x: int = 0, weight: int = 1, bias: int | None = 2) -> Model:
+def linear(record: Record, weight: int = 1, bias: int | None = 2) -> Work:
     """x[..., K] times weight[N, K] transposed."""
+    left, right = record.shape(0), _rank(record.shape(weight), 1, 2)
+    if not left:
+        raise Unknown("linear of a scalar")
+    k = _same(left[-1], right[-1])
+    out = prod(left[:-1]) * prod(right[:-1])
 
-    def model(record: Record) -> Work:
-        left, right = record.shape(x), _rank(record.shape(weight), 1, 2)
-        if not left:
-            raise Unknown("linear of a scalar")
-        k = _same(left[-1], right[-1])
-        out = prod(left[:-1]) * prod(right[:-1])
+    def traffic() -> int:
+        extra = 0 if bias is None else record.nbytes(bias)
+        return record.nbytes(0) + record.nbytes(weight) + extra + out * record.itemsize(0)
 
-        def traffic() -> int:
-            extra = 0 if bias is None else record.nbytes(bias)
-            result = out * record.itemsize(x)
-            return record.nbytes(x) + record.nbytes(weight) + extra + result
-
-        return with_bytes(_gemm(record, 2 * out * k, x), traffic)
-
-    return model
+    return with_bytes(_gemm(record, 2 * out * k), traffic)
 
 
-def _linear_pointwise(record: Record) -> Work:
+def linear_pointwise(record: Record) -> Work:
     """mkldnn::_linear_pointwise(X, W, B, …) and its binary form (X, other, W, B, …)."""
     binary = record.has(2) and len(record.shape(2)) == 2
-    return _linear(0, 2, 3)(record) if binary else _linear()(record)
+    return linear(record, weight=2, bias=3) if binary else linear(record)
 
 
-def _linear_backward(record: Record) -> Work:
-    """linear_backward(self, grad_output, weight, output_mask): one product per wanted gradient."""
+def linear_backward(record: Record) -> Work:
+    """(self, grad_output, weight, output_mask): one product per wanted gradient."""
     x, grad, weight = record.shape(0), record.shape(1), _rank(record.shape(2), 2)
     mask = record.booleans(3)
     if mask is None or len(mask) < 2:
         raise Unknown("which gradients are wanted was not recorded")
     _same(grad[-1] if grad else 0, weight[0])
-    base = 2 * prod(grad) * weight[1]
     if prod(x) != prod(grad[:-1]) * weight[1]:
         raise Unknown("input and gradient shapes do not fit")
-    work = replace(_gemm(record, base * (mask[0] + mask[1]), 1), direction="backward")
+    count = mask[0] + mask[1]
+    work = _gemm(record, 2 * prod(grad) * weight[1] * count, 1)
+    # Each gradient reads one of both and has the size of the other.
+    return with_bytes(
+        work, lambda: record.nbytes(1) + count * (record.nbytes(0) + record.nbytes(2))
+    )
 
-    def traffic() -> int:
-        inputs = record.nbytes(1) + mask[0] * record.nbytes(2) + mask[1] * record.nbytes(0)
-        return inputs + mask[0] * record.nbytes(0) + mask[1] * record.nbytes(2)
 
-    return with_bytes(work, traffic)
-
-
-@documented
-def _pair(a: int = 0, b: int = 1, *, packed: bool = False) -> Model:
+def pair(record: Record, first: int = 0, *, packed: bool = False) -> Work:
     """Custom kernels: a[M, K] with b either [K, N] or [N, K].
 
     Both orders give the same count where both fit (then b is square). `packed`: 4-bit values,
     two per recorded element, so K is twice the recorded size.
     """
-
-    def model(record: Record) -> Work:
-        left, right = record.shape(a), _rank(record.shape(b), 2)
-        if not left:
-            raise Unknown("product of a scalar")
-        k = left[-1]
-        if k not in right:
-            raise Unknown(f"inner dimensions differ: {list(left)} and {list(right)}")
-        n = right[0] if right[1] == k else right[1]
-        flop = 2 * prod(left[:-1]) * n * k * (2 if packed else 1)
-        work = _gemm(record, flop, a)
-        work = replace(work, dtype="fp4") if packed else work
-        return replace(work, reason="bytes: the result's type was not recorded")
-
-    return model
+    left, right = record.shape(first), _rank(record.shape(first + 1), 2)
+    if not left:
+        raise Unknown("product of a scalar")
+    k = left[-1]
+    if k not in right:
+        raise Unknown(f"inner dimensions differ: {list(left)} and {list(right)}")
+    flop = 2 * prod(left[:-1]) * prod(right) * (2 if packed else 1)
+    work = replace(_gemm(record, flop, first), reason="bytes: the result's type was not recorded")
+    return replace(work, dtype="fp4") if packed else work
 
 
-@documented
-def _typed_pair(out_type: int | None = None) -> Model:
+def typed_pair(record: Record, out_type: int | None = None) -> Work:
     """Unquantized custom linear (x[..., K], weight, bias?): a result of x's type or `out_type`."""
+    work = pair(record)
+    left, right = record.shape(0), record.shape(1)
+    n = right[0] if right[1] == left[-1] else right[1]
 
-    def model(record: Record) -> Work:
-        work = _pair()(record)
-        left, right = record.shape(0), record.shape(1)
-        n = right[0] if right[1] == left[-1] else right[1]
+    def traffic() -> int:
+        width = record.itemsize(0)
+        if out_type is not None:
+            width = record.scalar_type_bytes(out_type, width)
+        out = prod(left[:-1]) * n
+        return sum(record.nbytes(i) for i in range(3)) + out * width
 
-        def traffic() -> int:
-            width = record.itemsize(0)
-            if out_type is not None:
-                width = record.scalar_type_bytes(out_type, width)
-            inputs = sum(record.nbytes(i) for i in range(3))
-            return inputs + prod(left[:-1]) * n * width
-
-        return with_bytes(work, traffic)
-
-    return model
+    return with_bytes(work, traffic)
 
 
-@documented
-def _out_first(*, packed: bool = False) -> Model:
+def out_first(record: Record, *, packed: bool = False) -> Work:
     """Custom kernels whose first argument is the result: (out[M, N], a, b, …)."""
-
-    def model(record: Record) -> Work:
-        out = _rank(record.shape(0), 2)
-        work = _pair(1, 2, packed=packed)(record)
-        right = record.shape(2)
-        if out[1] not in right:
-            raise Unknown(f"result {list(out)} does not fit operand {list(right)}")
-        return with_bytes(work, lambda: sum(record.nbytes(i) for i in range(3)))
-
-    return model
+    out = _rank(record.shape(0), 2)
+    work = pair(record, 1, packed=packed)
+    right = record.shape(2)
+    if out[1] not in right:
+        raise Unknown(f"result {list(out)} does not fit operand {list(right)}")
+    return with_bytes(work, lambda: sum(record.nbytes(i) for i in range(3)))
 
 
-def _scaled_mm(record: Record) -> Work:
-    """Scaled product: (self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, …).
+def _inner(record: Record, left: Shape, right: Shape) -> int:
+    """K of a product whose 4-bit operands are stored two to an element along it."""
+    return _same(left[-1], right[-2]) * (2 if record.dtype(0) == "fp4" else 1)
 
-    4-bit operands are stored two to an element along K.
+
+def scaled_mm(record: Record, out_type: int, read: Sequence[int]) -> Work:
+    """Scaled product: (self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, …), or in its
+    newer form with several scales.
     """
     left, right = _rank(record.shape(0), 2), _rank(record.shape(1), 2)
-    k = _same(left[1], right[0]) * (2 if record.dtype(0) == "fp4" else 1)
+    k = _inner(record, left, right)
     out = left[0] * right[1]
 
     def traffic() -> int:
-        result = out * record.scalar_type_bytes(6, record.itemsize(0))
-        return sum(record.nbytes(i) for i in range(5)) + result
+        result = out * record.scalar_type_bytes(out_type, record.itemsize(0))
+        return sum(record.nbytes(i) for i in read) + result
 
-    return with_bytes(_gemm(record, 2 * out * k, 0), traffic)
-
-
-def _scaled_mm_v2(record: Record) -> Work:
-    """Scaled product in its newer form: several scales, the same FLOP."""
-    left, right = _rank(record.shape(0), 2), _rank(record.shape(1), 2)
-    k = _same(left[1], right[0]) * (2 if record.dtype(0) == "fp4" else 1)
-    out = left[0] * right[1]
-
-    def traffic() -> int:
-        result = out * record.scalar_type_bytes(9, record.itemsize(0))
-        return record.nbytes(0) + record.nbytes(1) + record.nbytes(8) + result
-
-    return with_bytes(_gemm(record, 2 * out * k, 0), traffic)
+    return with_bytes(_gemm(record, 2 * out * k), traffic)
 
 
-@documented
-def _grouped_mm(offsets: int, bias: int, out_type: int) -> Model:
+def grouped_mm(record: Record, offsets: int, bias: int, out_type: int) -> Work:
     """Grouped products: 2d×3d, 3d×2d, 2d×2d (K cut into groups) and 3d×3d.
 
     Where the group sizes are data (``offs``), rows past the last offset are counted too: their
     number is not in the trace.
     """
+    left, right = _rank(record.shape(0), 2, 3), _rank(record.shape(1), 2, 3)
+    k = _inner(record, left, right)
+    pairs = out = left[-2] * right[-1]
+    if len(left) == len(right) == 3:
+        pairs = out = out * _same(left[0], right[0])
+    elif len(left) == len(right):
+        out *= _rank(record.shape(offsets), 1)[0]
 
-    def model(record: Record) -> Work:
-        left, right = _rank(record.shape(0), 2, 3), _rank(record.shape(1), 2, 3)
-        k = _same(left[-1], right[-2]) * (2 if record.dtype(0) == "fp4" else 1)
-        if len(left) == len(right) == 3:
-            _same(left[0], right[0])
-            out = left[0] * left[1] * right[2]
-            flop = 2 * out * k
-        elif len(left) == 2 and len(right) == 2:
-            groups = _rank(record.shape(offsets), 1)[0]
-            out = groups * left[0] * right[1]
-            flop = 2 * left[0] * right[1] * k
-        else:
-            out = left[-2] * right[-1]
-            flop = 2 * out * k
-        return with_bytes(
-            _gemm(record, flop, 0),
-            lambda: (
-                record.nbytes(0)
-                + record.nbytes(1)
-                + record.nbytes(bias)
-                + out * record.scalar_type_bytes(out_type, record.itemsize(0))
-            ),
-        )
+    def traffic() -> int:
+        result = out * record.scalar_type_bytes(out_type, record.itemsize(0))
+        return sum(record.nbytes(i) for i in (0, 1, bias)) + result
 
-    return model
+    return with_bytes(_gemm(record, 2 * pairs * k), traffic)
 
 
-@documented
-def _addmv(matrix: int, vector: int, addend: int | None, beta: int | None) -> Model:
-    """A matrix times a vector, plus an optional addend."""
-
-    def model(record: Record) -> Work:
-        rows, columns = _rank(record.shape(matrix), 2)
-        k = _same(columns, _rank(record.shape(vector), 1)[0])
-
-        return with_bytes(
-            _gemm(record, 2 * rows * k, matrix),
-            lambda: _traffic(record, matrix, vector, rows, addend, beta),
-        )
-
-    return model
-
-
-def _dot(record: Record) -> Work:
-    """Two vectors: one number."""
-    n = _same(_rank(record.shape(0), 1)[0], _rank(record.shape(1), 1)[0])
-    return with_bytes(
-        _gemm(record, 2 * n, 0),
-        lambda: record.nbytes(0) + record.nbytes(1) + record.itemsize(0),
-    )
-
-
-def _int4pack(record: Record) -> Work:
+def int4pack(record: Record) -> Work:
     """_weight_int4pack_mm(self, mat2, qGroupSize, qScaleAndZeros[K/group, N, 2]).
 
     mat2's packed layout differs per device; N stands in the scales. Arithmetic is in self's type.
     """
-    left, scales = _rank(record.shape(0), 2), _rank(record.shape(3), 3)
+    (rows, k), scales = _rank(record.shape(0), 2), _rank(record.shape(3), 3)
     n = scales[1]
-    flop = 2 * left[0] * left[1] * n
-    return with_bytes(
-        _gemm(record, flop, 0),
-        lambda: (
-            record.nbytes(0)
-            + left[1] * n // 2
-            + record.nbytes(3)
-            + left[0] * n * record.itemsize(0)
-        ),
-    )
+
+    def traffic() -> int:
+        return record.nbytes(0) + k * n // 2 + record.nbytes(3) + rows * n * record.itemsize(0)
+
+    return with_bytes(_gemm(record, 2 * rows * k * n), traffic)
 
 
 def template(record: Record) -> Work:
@@ -342,8 +227,7 @@ def template(record: Record) -> Work:
     flop = 2 * isqrt(square // batch)
     if square % batch or (flop // 2) ** 2 * batch != square:
         raise Unknown(f"sizes do not fit a product: {list(left)}, {list(right)}")
-    work = _gemm(record, flop, a)
-    return with_bytes(work, lambda: sum(record.nbytes(i) for i in buffers))
+    return with_bytes(_gemm(record, flop, a), lambda: sum(record.nbytes(i) for i in buffers))
 
 
 def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
@@ -356,81 +240,77 @@ def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
     return with_bytes(work, lambda: sum(record.nbytes(i) for i in (x, weight, out)))
 
 
-_ADDMM = _mm(1, 2, addend=0, beta=3)
-
-
-@documented
-def _recurrent(passes: int = 1) -> Model:
+def recurrent(record: Record, passes: int = 1) -> Work:
     """One recurrent layer in one direction, (x[T, B, i], W[g·h, i], U[g·h, h], two biases, h, c,
     …): 2·T·B·g·h·(i + h), g gates (LSTM 4, GRU 3, tanh 1); backward twice that.
     """
+    x, w, u = (_rank(record.shape(i), n) for i, n in ((0, 3), (1, 2), (2, 2)))
+    _same(x[2], w[1])
+    _same(w[0], u[0])
+    steps, hidden = x[0] * x[1], u[1]
+    flop = passes * 2 * steps * (prod(w) + prod(u))
 
-    def model(record: Record) -> Work:
-        x, w, u = (_rank(record.shape(i), n) for i, n in ((0, 3), (1, 2), (2, 2)))
-        _same(x[2], w[1])
-        _same(w[0], u[0])
-        steps, hidden = x[0] * x[1], u[1]
-        work = _gemm(record, passes * 2 * steps * (prod(w) + prod(u)), 0)
+    def traffic() -> int:
+        # Backward also reads the result and its gradient, and writes a gradient of each input.
+        states = sum(record.nbytes(i) for i in range(7))
+        return passes * (states + steps * hidden * record.itemsize(0))
 
-        def traffic() -> int:
-            states = sum(record.nbytes(i) for i in range(7))
-            out = steps * hidden * record.itemsize(0)
-            # Backward also reads the result and its gradient, and writes a gradient of each input.
-            return states + out if passes == 1 else 2 * states + 2 * out
-
-        direction = work.direction if passes == 1 else "backward"
-        return with_bytes(replace(work, direction=direction), traffic)
-
-    return model
+    return with_bytes(_gemm(record, flop), traffic)
 
 
-MODELS: dict[str, Model] = {
-    "aten::mm": _mm(),
-    "aten::bmm": _mm(),
-    "aten::addmm": _ADDMM,
-    "aten::addmm_": _ADDMM,
-    "aten::_addmm_activation": _ADDMM,
-    "aten::baddbmm": _ADDMM,
-    "aten::baddbmm_": _ADDMM,
-    "aten::addbmm": _addbmm,
-    "aten::addbmm_": _addbmm,
-    "aten::matmul": _matmul,
-    "aten::linear": _linear(),
-    "aten::linear_backward": _linear_backward,
-    "aten::mkldnn_linear": _linear(),
-    "aten::mkldnn_linear_backward": _linear_backward,
-    "aten::addmv": _addmv(1, 2, 0, 3),
-    "aten::addmv_": _addmv(1, 2, 0, 3),
-    "aten::mv": _addmv(0, 1, None, None),
-    "aten::dot": _dot,
-    "aten::vdot": _dot,
-    "aten::_int_mm": _int_mm,
-    "aten::_scaled_mm": _scaled_mm,
-    "aten::_scaled_mm_v2": _scaled_mm_v2,
-    "aten::_grouped_mm": _grouped_mm(2, 3, 4),
-    "aten::_scaled_grouped_mm": _grouped_mm(4, 5, 7),
-    "aten::_scaled_grouped_mm_v2": _grouped_mm(8, 9, 10),
-    "aten::_weight_int8pack_mm": _linear(bias=None),
-    "aten::_weight_int4pack_mm": _int4pack,
-    "aten::_weight_int4pack_mm_for_cpu": _int4pack,
-    "aten::mkldnn_rnn_layer": _recurrent(),
-    "aten::mkldnn_rnn_layer_backward": _recurrent(2),
-    "mkldnn::_linear_pointwise": _linear_pointwise,
-    "mkl::_mkl_linear": _linear(0, 2, 3),
-    # Kernels of inference and training libraries, by their public signatures.
-    "vllm::rocm_unquantized_gemm": _typed_pair(),
-    "aiter::gemm_a16w16": _typed_pair(3),
-    "aiter::gemm_a8w8": _pair(),
-    "aiter::gemm_a8w8_bpreshuffle": _pair(),
-    "aiter::gemm_a8w8_blockscale": _pair(),
-    "aiter::gemm_a4w4": _pair(packed=True),
-    "_C::cutlass_scaled_mm": _out_first(),
-    "_C::cutlass_scaled_fp4_mm": _out_first(packed=True),
-    "_rocm_C::wvSplitK": _pair(),
-    "_rocm_C::LLMM1": _pair(),
-    "sgl_kernel::fp8_scaled_mm": _pair(),
-    "sgl_kernel::int8_scaled_mm": _pair(),
-    "fbgemm::f8f8bf16_rowwise": _pair(),
-    "fbgemm::f8f8bf16_tensorwise": _pair(),
-    "fbgemm::f8f8bf16_blockwise": _pair(),
-}
+def _matrices(record: Record) -> list[tuple[int, Shape]]:
+    found = [(i, record.shape(i)) for i in range(len(record)) if record.has(i)]
+    return [(i, shape) for i, shape in found if len(shape) > 1 and all(shape)]
+
+
+def function_product(record: Record, passes: int = 1) -> Work:
+    """x[..., K] and a weight [N, K] in either order, the first and last that share their K.
+
+    Copies of the weight in other types stand between them in some versions. `passes` products:
+    one forward, two backward (the gradients of x and of the weight).
+    """
+    matrices = _matrices(record)
+    if not matrices:
+        raise Unknown("no matrices were recorded")
+    i, left = matrices[0]
+    j, right = next(((j, s) for j, s in matrices[:0:-1] if s[-1] == left[-1]), (i, ()))
+    if not right:
+        raise Unknown(f"no second matrix with {left[-1]} columns was recorded")
+    out = prod(left[:-1]) * prod(right[:-1])
+    return with_bytes(
+        _gemm(record, 2 * out * left[-1] * passes, i),
+        lambda: passes * (record.nbytes(i) + record.nbytes(j) + out * record.itemsize(i)),
+    )
+
+
+def function_mlp(record: Record, passes: int = 1) -> Work:
+    """_LayerNormMLP(x, …, fc1_weight[F, H], …, fc2_weight[H, F'], …)."""
+    matrices = _matrices(record)
+    if len(matrices) < 3:
+        raise Unknown("the weights were not recorded")
+    (i, x), (_, first), (_, last) = matrices[0], matrices[1], matrices[-1]
+    if first[-1] != x[-1] or last[0] != x[-1]:
+        raise Unknown(f"weights {list(first)} and {list(last)} do not fit {list(x)}")
+    flop = 2 * prod(x[:-1]) * (prod(first) + prod(last)) * passes
+    reason = "bytes: what is kept between the two products was not recorded"
+    return replace(_gemm(record, flop, i), reason=reason)
+
+
+def experts(record: Record) -> Work:
+    """fused_experts(hidden[T, H], w1[E, F, H], w2[E, H, F'], topk_weights, topk_ids[T, k], …).
+
+    Each token meets k experts, whichever they are; experts that no token can reach are not read.
+    """
+    hidden, first, second = record.shape(0), record.shape(1), record.shape(2)
+    routes = record.numel(4)
+    ranks = (len(hidden), len(first), len(second))
+    if ranks != (2, 3, 3) or not first[2] == second[1] == hidden[1]:
+        raise Unknown(f"shapes do not fit: {list(hidden)}, {list(first)}, {list(second)}")
+    flop = 2 * routes * (prod(first[1:]) + prod(second[1:]))
+
+    def traffic() -> int:
+        reached = min(first[0], routes)
+        weights = (record.nbytes(1) + record.nbytes(2)) // max(1, first[0]) * reached
+        return 2 * record.nbytes(0) + weights + record.nbytes(3) + record.nbytes(4)
+
+    return with_bytes(Work("moe", flop, flop, dtype=record.dtype(1)), traffic)

@@ -12,77 +12,47 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib.resources import files
 from math import prod
-from typing import Any, Literal, ParamSpec
+from typing import Any
 
 import msgspec
 
 from chopper.errors import JSON_ERRORS
 
 Shape = tuple[int, ...]
-Direction = Literal["forward", "backward"]
-Arguments = ParamSpec("Arguments")
 
-# Kineto prints C++ type names; which integer name means 64 bits depends on the compiler.
-# key -> (peak key, bytes per element)
-_DTYPES: dict[str, tuple[str, int]] = {
-    "double": ("fp64", 8),
-    "float": ("fp32", 4),
-    "c10::half": ("fp16", 2),
-    "c10::bfloat16": ("bf16", 2),
-    "c10::float8_e4m3fn": ("fp8", 1),
-    "c10::float8_e5m2": ("fp8", 1),
-    "c10::float8_e4m3fnuz": ("fp8", 1),
-    "c10::float8_e5m2fnuz": ("fp8", 1),
-    "c10::float8_e8m0fnu": ("fp8_scale", 1),
-    # Two 4-bit values per element: the last dimension is half of the logical one.
-    "c10::float4_e2m1fn_x2": ("fp4", 1),
-    "signed char": ("int8", 1),
-    "unsigned char": ("uint8", 1),
-    "char": ("int8", 1),
-    "c10::qint8": ("int8", 1),
-    "c10::quint8": ("uint8", 1),
-    "c10::qint32": ("int32", 4),
-    "short": ("int16", 2),
-    "short int": ("int16", 2),
-    "unsigned short": ("uint16", 2),
-    "int": ("int32", 4),
-    "unsigned int": ("uint32", 4),
-    "long": ("int64", 8),
-    "long int": ("int64", 8),
-    "long long": ("int64", 8),
-    "unsigned long": ("uint64", 8),
-    "unsigned long long": ("uint64", 8),
-    "bool": ("bool", 1),
-    "c10::complex<c10::half>": ("complex32", 4),
-    "c10::complex<float>": ("complex64", 8),
-    "c10::complex<double>": ("complex128", 16),
-}
 
-# c10::ScalarType, as `dtype=` arguments appear in Concrete Inputs.
-_SCALAR_TYPES: dict[int, str] = {
-    0: "unsigned char",
-    1: "signed char",
-    2: "short",
-    3: "int",
-    4: "long",
-    5: "c10::half",
-    6: "float",
-    7: "double",
-    8: "c10::complex<c10::half>",
-    9: "c10::complex<float>",
-    10: "c10::complex<double>",
-    11: "bool",
-    15: "c10::bfloat16",
-    23: "c10::float8_e5m2",
-    24: "c10::float8_e4m3fn",
-    25: "c10::float8_e5m2fnuz",
-    26: "c10::float8_e4m3fnuz",
-    44: "c10::float8_e8m0fnu",
-    45: "c10::float4_e2m1fn_x2",
-}
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Operators of one model with the same positions of arguments."""
 
+    family: str
+    model: str
+    arguments: dict[str, Any] = msgspec.field(name="with")
+    operators: tuple[str, ...]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Types by their C++ name: peak key, bytes per element and c10::ScalarType; operators.
+
+    Which integer name means 64 bits depends on the compiler. A 4-bit type holds two values per
+    element: its last dimension is half of the logical one.
+    """
+
+    schema: str
+    types: dict[str, tuple[str, int, int | None]]
+    operators: tuple[_Row, ...]
+
+
+OPERATORS = msgspec.json.decode(
+    files("chopper").joinpath("data", "operators.json").read_bytes(), type=_Table
+)
+_DTYPES = OPERATORS.types
+_SCALAR_BYTES = {entry[2]: entry[1] for entry in _DTYPES.values()}
 LIST_TYPES = frozenset({"TensorList", "GenericList", "OptionalTensorList"})
+
+
+_TRUTHS = {"True": True, "False": False}
 
 
 class Unknown(Exception):
@@ -113,9 +83,6 @@ class Work:
     "int8", "fp4"; fp32 may run as TF32: see `matmul_dtype`), or another type's name, for which
     no device has a peak. ``causal`` is None for operators that have no such notion or whose
     record lacks it. ``reason`` says why something is None.
-
-    ``direction`` is "backward" for operators that exist only in a backward pass; a matrix
-    multiplication runs in both, so "forward" there says nothing.
     """
 
     family: str
@@ -123,7 +90,6 @@ class Work:
     useful_flop_count: int | None = None
     bytes_count: int | None = None
     dtype: str | None = None
-    direction: Direction = "forward"
     causal: bool | None = None
     unsized_element_count: int | None = None
     reason: str | None = None
@@ -177,10 +143,6 @@ class Record:
             raise Unknown(f"list argument {index} is larger than any memory")
         return [tuple(item) for item in value]
 
-    def optional(self, index: int) -> Shape | None:
-        """The sizes of argument `index` when it is a tensor, else None."""
-        return self.shape(index) if self.has(index) else None
-
     def numel(self, index: int) -> int:
         """Elements of tensor argument `index`."""
         return prod(self.shape(index))
@@ -201,8 +163,7 @@ class Record:
 
     def nbytes(self, index: int) -> int:
         """Bytes of tensor argument `index`, 0 when it is an absent optional."""
-        shape = self.optional(index)
-        return 0 if shape is None else prod(shape) * self.itemsize(index)
+        return self.numel(index) * self.itemsize(index) if self.has(index) else 0
 
     def text(self, index: int) -> str:
         """The recorded value of a non-tensor argument, "" when there is none."""
@@ -219,16 +180,14 @@ class Record:
 
     def boolean(self, index: int) -> bool | None:
         """The recorded truth value of argument `index`, None when not recorded."""
-        return {"True": True, "False": False}.get(self.text(index))
+        return _TRUTHS.get(self.text(index))
 
     def booleans(self, index: int) -> list[bool] | None:
         """The recorded list of truth values (an output mask), None when not recorded."""
         text = self.text(index)
         if not (text.startswith("[") and text.endswith("]")):
             return None
-        values = [
-            {"True": True, "False": False}.get(item.strip()) for item in text[1:-1].split(",")
-        ]
+        values = [_TRUTHS.get(item.strip()) for item in text[1:-1].split(",")]
         return None if None in values else [bool(value) for value in values]
 
     def boolean_positions(self) -> list[int]:
@@ -245,9 +204,9 @@ class Record:
         code = self.integer(index)
         if code is None:
             return default
-        if code not in _SCALAR_TYPES:
+        if code not in _SCALAR_BYTES:
             raise Unknown(f"the result's type {code} is not known")
-        return _DTYPES[_SCALAR_TYPES[code]][1]
+        return _SCALAR_BYTES[code]
 
 
 def _is_shape(value: object) -> bool:
@@ -301,18 +260,19 @@ def _list(text: str | None, field: str) -> list[Any]:
     return value
 
 
-def documented(
-    factory: Callable[Arguments, Callable[[Record], Work]],
-) -> Callable[Arguments, Callable[[Record], Work]]:
-    """A factory of models whose models carry its documentation: the table of models shows it."""
+def moves(traffic: Callable[..., int]) -> Callable[..., Work]:
+    """Make the model of a memory-bound operator from a function that returns its bytes.
 
-    @wraps(factory)
-    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Callable[[Record], Work]:
-        model = factory(*args, **kwargs)
-        model.__doc__ = factory.__doc__
-        return model
+    `dtype_of` is the argument whose type is the operator's.
+    """
 
-    return make
+    @wraps(traffic)
+    def vector(record: Record, *, dtype_of: int = 0, **positions: Any) -> Work:
+        return with_bytes(
+            Work("vector", dtype=record.dtype(dtype_of)), lambda: traffic(record, **positions)
+        )
+
+    return vector
 
 
 def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:

@@ -60,7 +60,7 @@ def command(
       chopper whatif runs/mine --link x2 --latency 5us
     """
     from chopper import pipeline
-    from chopper.analyzers.replay.replay import replay_of
+    from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.replay.whatif_options import changes_of
 
     changes = changes_of(
@@ -75,7 +75,7 @@ def command(
     )
     attribution = shared.attributed(sources)
     with progress("replaying"):
-        replay = replay_of(attribution)
+        replay = Replay(attribution)
         found = pipeline.whatif(attribution, changes, replay)
     if as_json:
         print_json(found.to_dict())

@@ -7,7 +7,8 @@ against those of the modules of Hugging Face's transformers.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from importlib.resources import files
+from typing import Literal
 
 import msgspec
 
@@ -267,179 +268,10 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         return self.parameters_count - self.mixtures_count * idle * self.expert_count
 
 
-def _llama(name: str, layers: int, width: int, heads: int, kv: int, ffn: int, **rest: Any) -> Any:
-    shapes = {"vocabulary_count": 128256, "context_count": 8192, **rest}
-    head_width = shapes.pop("head_width", width // heads)
-    return Architecture(
-        name=name,
-        layers_count=layers,
-        width=width,
-        heads_count=heads,
-        kv_heads_count=kv,
-        head_width=head_width,
-        ffn_width=ffn,
-        **shapes,
-    )
-
-
-def _gpt(name: str, layers: int, width: int, heads: int, context: int = 1024) -> Architecture:
-    return Architecture(
-        name=name,
-        layers_count=layers,
-        width=width,
-        heads_count=heads,
-        kv_heads_count=heads,
-        head_width=width // heads,
-        ffn_width=4 * width,
-        vocabulary_count=50257,
-        tied=True,
-        positions_count=context,
-        gated=False,
-        norm="layer",
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        dropout=True,
-        context_count=context,
-    )
-
-
-def _deepseek(
-    name: str, layers: int, width: int, heads: int, ffn: int, experts: Experts, **rest: Any
-) -> Architecture:
-    q_rank = rest.pop("q_rank", 0)
-    return Architecture(
-        name=name,
-        layers_count=layers,
-        width=width,
-        heads_count=heads,
-        kv_heads_count=heads,
-        head_width=192,
-        ffn_width=ffn,
-        latent=Latent(kv_rank=512, q_rank=q_rank, rope_width=64, value_width=128),
-        experts=msgspec.structs.replace(experts, router_in_float32=True),
-        context_count=163840,
-        **rest,
-    )
-
-
-_L2: dict[str, Any] = {"vocabulary_count": 32000, "context_count": 4096}
-_L31: dict[str, Any] = {"context_count": 131072}
-_QWEN: dict[str, Any] = {"qkv_bias": True, "context_count": 32768}
-_QWEN3: dict[str, Any] = {
-    "vocabulary_count": 151936,
-    "head_width": 128,
-    "qk_norm": True,
-    "context_count": 40960,
-}
-_GPT_OSS: dict[str, Any] = {
-    "vocabulary_count": 201088,
-    "head_width": 64,
-    "qkv_bias": True,
-    "output_bias": True,
-    "sinks": True,
-    "context_count": 131072,
-}
-_EXPERTS_WITH_BIAS: dict[str, Any] = {"bias": True, "router_bias": True, "clamped": True}
-
-
-def _of(count: int, chosen: int, width: int, **rest: Any) -> Experts:
-    return Experts(count=count, chosen_count=chosen, width=width, **rest)
-
-
-_GEMMA: dict[str, Any] = {"vocabulary_count": 256000, "tied": True}
 CATALOGUE: dict[str, Architecture] = {
     model.name: model
-    for model in (
-        _gpt("gpt2", 12, 768, 12),
-        _gpt("gpt2-medium", 24, 1024, 16),
-        _gpt("gpt2-large", 36, 1280, 20),
-        _gpt("gpt2-xl", 48, 1600, 25),
-        _gpt("gpt3-175b", 96, 12288, 96, 2048),
-        _llama("llama2-7b", 32, 4096, 32, 32, 11008, **_L2),
-        _llama("llama2-13b", 40, 5120, 40, 40, 13824, **_L2),
-        _llama("llama2-70b", 80, 8192, 64, 8, 28672, **_L2),
-        _llama("llama3-8b", 32, 4096, 32, 8, 14336),
-        _llama("llama3-70b", 80, 8192, 64, 8, 28672),
-        _llama("llama3.1-8b", 32, 4096, 32, 8, 14336, **_L31),
-        _llama("llama3.1-70b", 80, 8192, 64, 8, 28672, **_L31),
-        _llama("llama3.1-405b", 126, 16384, 128, 8, 53248, **_L31),
-        _llama("llama3.2-1b", 16, 2048, 32, 8, 8192, tied=True, **_L31),
-        _llama("llama3.2-3b", 28, 3072, 24, 8, 8192, tied=True, **_L31),
-        _llama("mistral-7b", 32, 4096, 32, 8, 14336, vocabulary_count=32000, context_count=32768),
-        _llama("qwen2.5-0.5b", 24, 896, 14, 2, 4864, vocabulary_count=151936, tied=True, **_QWEN),
-        _llama("qwen2-7b", 28, 3584, 28, 4, 18944, vocabulary_count=152064, **_QWEN),
-        _llama("qwen2-72b", 80, 8192, 64, 8, 29568, vocabulary_count=152064, **_QWEN),
-        _llama("gemma-2b", 18, 2048, 8, 1, 16384, head_width=256, **_GEMMA),
-        _llama("gemma-7b", 28, 3072, 16, 16, 24576, head_width=256, **_GEMMA),
-        _llama(
-            "gemma2-9b", 42, 3584, 16, 8, 14336, head_width=256, norms_per_layer_count=4, **_GEMMA
-        ),
-        _llama(
-            "gemma3-12b",
-            48,
-            3840,
-            16,
-            8,
-            15360,
-            head_width=256,
-            norms_per_layer_count=4,
-            qk_norm=True,
-            vocabulary_count=262208,
-            tied=True,
-            context_count=131072,
-        ),
-        _llama("qwen3-8b", 36, 4096, 32, 8, 12288, **_QWEN3),
-        _llama(
-            "mixtral-8x7b",
-            *(32, 4096, 32, 8, 14336),
-            vocabulary_count=32000,
-            context_count=32768,
-            experts=_of(8, 2, 14336),
-        ),
-        _llama(
-            "mixtral-8x22b",
-            *(56, 6144, 48, 8, 16384),
-            vocabulary_count=32768,
-            context_count=65536,
-            experts=_of(8, 2, 16384),
-        ),
-        _llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, experts=_of(128, 8, 768), **_QWEN3),
-        _llama("qwen3-235b-a22b", 94, 4096, 64, 4, 12288, experts=_of(128, 8, 1536), **_QWEN3),
-        _llama(
-            "olmoe-1b-7b",
-            *(16, 2048, 16, 16, 1024),
-            vocabulary_count=50304,
-            context_count=4096,
-            qk_norm=True,
-            qk_norm_whole=True,
-            experts=_of(64, 8, 1024),
-        ),
-        _deepseek(
-            "deepseek-v2-lite",
-            *(27, 2048, 16, 10944),
-            _of(64, 6, 1408, shared_width=2816, dense_layers=(0,)),
-            vocabulary_count=102400,
-        ),
-        _deepseek(
-            "deepseek-v3",
-            *(61, 7168, 128, 18432),
-            _of(256, 8, 2048, shared_width=2048, dense_layers=(0, 1, 2)),
-            vocabulary_count=129280,
-            q_rank=1536,
-        ),
-        _llama(
-            "gpt-oss-20b",
-            *(24, 2880, 64, 8, 2880),
-            experts=_of(32, 4, 2880, **_EXPERTS_WITH_BIAS),
-            **_GPT_OSS,
-        ),
-        _llama(
-            "gpt-oss-120b",
-            *(36, 2880, 64, 8, 2880),
-            experts=_of(128, 4, 2880, **_EXPERTS_WITH_BIAS),
-            **_GPT_OSS,
-        ),
+    for model in msgspec.json.decode(
+        files("chopper").joinpath("data", "models.json").read_bytes(), type=list[Architecture]
     )
 }
 """Published models by name: shapes from their config.json, GPT-3's from arXiv 2005.14165."""

@@ -7,7 +7,7 @@ same recording: recovered is what the cause has more of in the one than in the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from chopper.causes import LEAVES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Plan
-from chopper.validation.recordings import LINKED, record
+from chopper.validation.recordings import record
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ _EACH = {0: 0, 1: 1}
 _RECOMPUTE = "compute.recompute"
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time that an injection adds to a cause, as the injector of this or another rank measured it.
 
     Attributes:
@@ -51,7 +50,7 @@ class Expected:
     """
 
     cause: str
-    truth_of: dict[int, int] = field(default_factory=lambda: dict(_EACH))
+    truth_of: dict[int, int] = msgspec.field(default_factory=lambda: dict(_EACH))
     measured: str = "own"
     shared_with: tuple[str, ...] = ()
 
@@ -60,8 +59,7 @@ class Expected:
         return any(leaf == c or leaf.startswith(c + ".") for c in (self.cause, *self.shared_with))
 
 
-@dataclass(frozen=True, slots=True)
-class Injection:
+class Injection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of injection.
 
     Attributes:
@@ -78,41 +76,11 @@ class Injection:
     straggler: int | None = None
 
 
-_INJECTIONS: dict[str, Injection] = {
-    # In this order. This one first: what others free would be handed out again.
-    "locked_memory": Injection(
-        Expected("idle.preparation.allocator"),
-        (1, 2, 5),
-        also=(Expected("idle.preparation.python", measured="unlock"),),
-    ),
-    "slow_dataset": Injection(Expected("idle.preparation.data"), (0.01, 0.03, 0.1)),
-    "slow_workers": Injection(Expected("idle.preparation.data"), (0.02, 0.05, 0.1)),
-    "slow_rank": Injection(
-        Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL),
-        (0.02, 0.05, 0.1),
-        also=(Expected("idle.preparation.python", {1: 1}),),
-        straggler=1,
-    ),
-    "extra_work": Injection(
-        Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL),
-        (4, 10, 20),
-        also=(Expected("compute", {1: 1}),),
-        straggler=1,
-    ),
-    "blocking_collective": Injection(Expected("communication"), (1, 3, 6)),
-    "garbage_collection": Injection(Expected("idle.preparation.gc"), (2, 6, 12)),
-    "extra_copies": Injection(Expected("compute.vector"), (2, 5, 12)),
-    "recomputation": Injection(
-        Expected(_RECOMPUTE),
-        (1, 2, 3),
-        also=(Expected("idle.preparation", measured="around"),),
-    ),
-    "item": Injection(Expected("idle.preparation"), (4000, 8000, 16000)),
-    "busy_neighbour": Injection(
-        Expected("compute.core_wait", shared_with=("idle.preparation.core_wait",)), (1, 2, 3)
-    ),
-    LINKED: Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
-}
+_INJECTIONS = msgspec.json.decode(
+    files("chopper").joinpath("data", "real_injections.json").read_bytes(),
+    type=dict[str, Injection],
+)
+"""Recorded in this order: what others free would be handed out again to the first."""
 
 
 def injections() -> dict[str, str]:

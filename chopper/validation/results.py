@@ -148,29 +148,25 @@ def score(cases: Sequence[Case]) -> Score:
     )
 
 
+_REPORTED = (
+    *("suite", "injection", "cause", "magnitude", "flavour", "mixed", "injected_ns"),
+    *(
+        "recovered_ns",
+        "recovered_ratio",
+        "ci95_ns",
+        "leaked_ns",
+        "leaked_ratio",
+        "status",
+        "reason",
+    ),
+)
+
+
 def to_dict(cases: Sequence[Case], *, seed: int) -> dict[str, Any]:
     """The documented JSON form."""
     return {
         "schema": SCHEMA,
         "seed": seed,
         "score": msgspec.to_builtins(score(cases)),
-        "cases": [
-            {
-                "suite": c.suite,
-                "injection": c.injection,
-                "cause": c.cause,
-                "magnitude": c.magnitude,
-                "flavour": c.flavour,
-                "mixed": c.mixed,
-                "injected_ns": c.injected_ns,
-                "recovered_ns": c.recovered_ns,
-                "recovered_ratio": c.recovered_ratio,
-                "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
-                "leaked_ns": c.leaked_ns,
-                "leaked_ratio": c.leaked_ratio,
-                "status": c.status,
-                "reason": c.reason,
-            }
-            for c in cases
-        ],
+        "cases": [{name: getattr(c, name) for name in _REPORTED} for c in cases],
     }

@@ -21,7 +21,7 @@ from chopper.validation.model.job import simulate
 from chopper.validation.model.ledger import ledger
 from chopper.validation.model.machine import FLAVOURS
 from chopper.validation.model.writer import write
-from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
+from chopper.validation.results import ALONE, MIXED, Case, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,9 +50,10 @@ _NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \(([^;]*)\)(?=;|$)")
 
 def injections() -> dict[str, str]:
     """Name of each injection → id of the cause that it belongs to; of mixes, of all of them."""
-    alone = {name: i.cause for name, i in INJECTIONS.items()}
-    mixed = {name: ",".join(INJECTIONS[p].cause for p in m.parts) for name, m in MIXES.items()}
-    return alone | mixed
+    return {
+        name: ",".join(part.cause for part in injection.parts or (injection,))
+        for name, injection in (INJECTIONS | MIXES).items()
+    }
 
 
 def run_cases(
@@ -79,17 +80,13 @@ def run_cases(
 
 
 def _cases(name: str, magnitude: str, flavour: str, seed: int) -> list[Case]:
-    if name in MIXES:
-        mix = MIXES[name]
-        plans = mix.plans(magnitude, flavour=flavour, seed=seed)
-        parts = [INJECTIONS[p] for p in mix.parts]
-        return [
-            _case(part, magnitude, flavour, plans, bar=MIXED, name=name, mixed=True)
-            for part in parts
-        ]
-    injection = INJECTIONS[name]
+    mixed = name in MIXES
+    injection = (INJECTIONS | MIXES)[name]
     plans = injection.plans(magnitude, flavour=flavour, seed=seed)
-    return [_case(injection, magnitude, flavour, plans, bar=ALONE, name=name)]
+    return [
+        _case(part, magnitude, flavour, plans, name=name, mixed=mixed)
+        for part in injection.parts or (injection,)
+    ]
 
 
 def _case(
@@ -98,9 +95,8 @@ def _case(
     flavour: str,
     plans: tuple[Plan, Plan],
     *,
-    bar: Bar,
     name: str,
-    mixed: bool = False,
+    mixed: bool,
 ) -> Case:
     without, injected = (_run(plan) for plan in plans)
     truth = _difference(injected.truth, without.truth)
@@ -125,10 +121,10 @@ def _case(
         injected_ns=total,
         recovered_ns=sum(attributed.get(c, 0) for c in own),
         leaked_ns=leaked,
-        scale_ns=injection.scale_ns[magnitude] if injection.scale_ns and not mixed else None,
+        scale_ns=None if mixed else injection.scale_ns(magnitude),
         leak_scale_ns=sum(truth.values()) if mixed else None,
         mixed=mixed,
-        bar=bar,
+        bar=MIXED if mixed else ALONE,
     )
     return judged(case) if refusal is None else _refused(case, refusal)
 

@@ -1,4 +1,6 @@
-"""Program on a host: be busy, call the runtime, launch kernels, run operators."""
+"""Program on a host: be busy, call the runtime, launch kernels, run operators; and what injections
+add to it at the beginning of each layer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from chopper.validation.model.engine import Event, Program, Task
+from chopper.validation.model.machine import RECORDED
 from chopper.validation.model.records import Span
 
 if TYPE_CHECKING:
@@ -15,10 +18,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from chopper.validation.model.engine import Device, Simulation
-    from chopper.validation.model.groups import Groups
     from chopper.validation.model.machine import Machine
     from chopper.validation.model.plan import Plan
-    from chopper.validation.model.records import RankRecord
+    from chopper.validation.model.records import Groups, RankRecord
 
 BF16 = "c10::BFloat16"
 US = 1000
@@ -168,9 +170,7 @@ class Host:
         key: str,
         tasks: list[Task],
         *,
-        dims: list[Any] | None = None,
-        types: list[str] | None = None,
-        concrete: list[str] | None = None,
+        dims: list[Any],
         node: bool = False,
         around: str | None = None,
         recorded: bool = True,
@@ -181,7 +181,7 @@ class Host:
             name: as recorded.
             key: place in the program.
             tasks: kernels.
-            dims, types, concrete: its arguments as recorded.
+            dims: of its arguments as recorded.
             node: autograd makes a node of it, so that it takes a sequence number.
             around: a composite operator that calls it.
             recorded: whether Python runs before it (not inside autograd).
@@ -191,13 +191,12 @@ class Host:
             return
         if recorded:
             yield from self.busy(self.around(3.5 * US, key + "/python"), "python")
-        args: dict[str, Any] = {}
-        if dims is not None:
-            args = {
-                "Concrete Inputs": concrete or [""] * len(dims),
-                "Input type": types or [BF16] * len(dims),
-                "Input Dims": dims,
-            }
+        told = RECORDED.get(name)
+        args: dict[str, Any] = {
+            "Concrete Inputs": (told and told.concrete) or [""] * len(dims),
+            "Input type": told.types if told else [BF16] * len(dims),
+            "Input Dims": dims,
+        }
         sequence: dict[str, Any] = {}
         if node:
             self.sequence += 1
@@ -300,3 +299,59 @@ class Host:
             alone_ns=ns,
             shape={"bytes": bytes_count},
         )
+
+    def collect(self, ns: float) -> Program:
+        """Python's garbage collector."""
+        cuda = self.node.flavour == "cuda"
+        with (
+            self.row("chopper::gc::2", "cpu_op", **{"External id": 0})
+            if cuda
+            else self.row("Python GC", "python_function")
+        ):
+            yield from self.busy(ns, "gc")
+
+    def extras(self, key: str) -> Program:
+        """Add what the plan asks for at the beginning of each layer."""
+        plan, rank, step = self.plan, self.rank, self.step
+        if self.graph_tasks is not None:
+            return
+        yield from self.busy(plan.python.at(rank, step), "python")
+        if collecting_ns := plan.collection.at(rank, step):
+            yield from self.collect(collecting_ns)
+        if profiler_ns := plan.profiler.at(rank, step):
+            with self.row("Activity Buffer Request", "overhead"):
+                yield from self.busy(profiler_ns, "profiler")
+        if allocator_ns := plan.allocator.at(rank, step):
+            with self.operator("aten::empty"):
+                yield from self.busy(2 * US, "dispatch")
+                yield from self.runtime("Malloc", allocator_ns, "allocator")
+                yield from self.busy(1 * US, "dispatch")
+        if query_ns := plan.query.at(rank, step):
+            yield from self.runtime("FuncGetAttributes", query_ns, "runtime")
+        if fill_ns := plan.fill.at(rank, step):
+            task = self.copy(
+                self.node.memset, "copy.memset", fill_ns, self.compute, round(fill_ns * 1000)
+            )
+            yield from self.op("aten::zero_", key + "/fill", [task], dims=[[round(fill_ns * 500)]])
+        if copy_ns := plan.copy.at(rank, step):
+            yield from self.offload(copy_ns, key + "/offload")
+
+    def offload(self, copy_ns: float, key: str) -> Program:
+        """A copy from the host that the device needs."""
+        stream = self.node.copy_stream
+        bytes_count = round(copy_ns * self.node.bus_bytes_per_s / 1e9)
+        task = self.copy(
+            self.node.copy_to_device, "copy.host_to_device", copy_ns, stream, bytes_count
+        )
+        if self.copied_out is not None:
+            # The device's buffer is free once the layer before is under way.
+            yield from self.wait_stream(stream, self.copied_out)
+        with self.operator("aten::copy_"):
+            yield from self.busy(5 * US, "dispatch")
+            yield from self.launch(task, key, call=self.node.prefix + "MemcpyAsync")
+            yield from self.busy(1 * US, "dispatch")
+        needed: Event | None = task.done
+        if self.plan.copy_ahead:
+            needed, self.offloaded = self.offloaded, task.done
+        if needed is not None:
+            yield from self.wait_stream(self.compute, needed)

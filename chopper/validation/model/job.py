@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chopper.validation.model.engine import Collective, Device, Event, Program, Simulation, Task
-from chopper.validation.model.groups import Groups
 from chopper.validation.model.host import BF16, US, normal
 from chopper.validation.model.layers import TOKENS, Layers
-from chopper.validation.model.machine import Machine, machine
-from chopper.validation.model.records import RankRecord, Recording
+from chopper.validation.model.machine import MACHINES, Machine
+from chopper.validation.model.records import Groups, RankRecord, Recording
 from chopper.validation.model.sharded import LAYER_PARAMETERS
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 def simulate(plan: Plan) -> Recording:
     """Run the job."""
-    node = machine(plan.flavour)
+    node = MACHINES[plan.flavour]
     simulation = Simulation()
     records = [RankRecord(rank) for rank in range(plan.ranks)]
     groups = Groups(plan)
@@ -206,7 +205,6 @@ class _Program(Layers):
                 "optimizer",
                 [task],
                 dims=[[[shard]]] * 4,
-                types=["TensorList"] * 4,
             )
             self.copied_out = task.done
 

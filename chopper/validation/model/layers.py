@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.model.host import BF16, US
+from chopper.validation.model.host import US
 from chopper.validation.model.sharded import FFN, HIDDEN, Sharded
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ class Layers(Sharded):
             key,
             [self.vector(key, 8 * TOKENS + 4.0 * TOKENS * HIDDEN, "index_select_kernel")],
             dims=[[VOCABULARY, HIDDEN], [1, TOKENS], [], [], []],
-            types=[BF16, "long int", "Scalar", "Scalar", "Scalar"],
-            concrete=["", "", "-1", "False", "False"],
             node=True,
         )
         for layer in range(self.plan.layers):
@@ -96,8 +94,6 @@ class Layers(Sharded):
                 2 * _STATES_BYTES + 2 * HIDDEN,
                 "vectorized_layer_norm_kernel",
                 [_X, [], [HIDDEN], []],
-                types=[BF16, "ScalarList", BF16, "Scalar"],
-                concrete=["", f"[{HIDDEN}]", "", "1e-05"],
             )
 
         def residual(name: str) -> Program:
@@ -107,8 +103,6 @@ class Layers(Sharded):
                 3 * _STATES_BYTES,
                 _ADD,
                 [_X, _X, []],
-                types=[BF16, BF16, "Scalar"],
-                concrete=["", "", "1"],
             )
 
         yield from norm("norm1")
@@ -126,8 +120,6 @@ class Layers(Sharded):
                 name=self.node.flash_forward,
             ),
             [_QUERY, _QUERY, _QUERY, [], [], [], []],
-            types=[BF16, BF16, BF16, "Scalar", "Scalar", "Scalar", ""],
-            concrete=["", "", "", "0.", "True", "False", ""],
             around="aten::scaled_dot_product_attention",
         )
         yield from linear("o", HIDDEN, HIDDEN)
@@ -156,8 +148,6 @@ class Layers(Sharded):
             "head/softmax",
             [task],
             dims=[[TOKENS, VOCABULARY], [], []],
-            types=[BF16, "Scalar", "Scalar"],
-            concrete=["", "1", "False"],
             node=True,
         )
         self.forward_done = task.done
@@ -174,8 +164,6 @@ class Layers(Sharded):
             3 * _LOGITS_BYTES,
             "cunn_SoftMaxBackward",
             [[TOKENS, VOCABULARY], [TOKENS, VOCABULARY], [], []],
-            types=[BF16, BF16, "Scalar", "Scalar"],
-            concrete=["", "", "1", "15"],
         )
         yield from self.linear_backward("head/mm", "backward/head/mm", HIDDEN, VOCABULARY)
         for layer in reversed(range(self.plan.layers)):
@@ -188,8 +176,6 @@ class Layers(Sharded):
             2.0 * TOKENS * HIDDEN + 8 * TOKENS + 2.0 * VOCABULARY * HIDDEN,
             "embedding_backward_feature_kernel",
             [[1, TOKENS, HIDDEN], [1, TOKENS], [], [], []],
-            types=[BF16, "long int", "Scalar", "Scalar", "Scalar"],
-            concrete=["", "", str(VOCABULARY), "-1", "False"],
         )
         self.tid = self.main_tid
         yield from self.busy(14 * US, "python")
@@ -273,8 +259,6 @@ class Layers(Sharded):
                 3 * _STATES_BYTES + 4 * TOKENS + 4 * HIDDEN,
                 "layer_norm_grad_input_kernel",
                 *(_X, _X, [], [1, TOKENS, 1], [HIDDEN], []),
-                types=[BF16, BF16, "ScalarList", "float", BF16, ""],
-                concrete=["", "", f"[{HIDDEN}]", "", "", "[True, True]"],
             )
 
         def recomputed() -> Program:
@@ -314,10 +298,6 @@ class Layers(Sharded):
             key,
             [task],
             dims=[*[_QUERY] * 5, [1, HEADS, TOKENS], *[[]] * 9],
-            types=[BF16] * 5
-            + ["float", "", "", "Scalar", "Scalar", "Scalar", "Scalar"]
-            + ["unsigned long", "unsigned long", "Scalar"],
-            concrete=[""] * 8 + [str(TOKENS), str(TOKENS), "0.", "True", "", "", "0.088"],
             recorded=False,
         )
         return self.autograd("ScaledDotProductFlashAttentionBackward0", forward, inner)

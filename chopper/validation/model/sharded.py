@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from chopper.validation.model.engine import Collective, Event, Program, Task
-from chopper.validation.model.extras import Extras
-from chopper.validation.model.host import BF16, US, normal
+from chopper.validation.model.host import US, Host, normal
 
 HIDDEN, FFN = 4096, 11008
 LAYER_PARAMETERS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN
 
 
-class Sharded(Extras):
+class Sharded(Host):
     """FSDP: what it does before and after each layer."""
 
     def collective(self, name: str, members: tuple[int, ...], elements: int, stream: int) -> Task:
@@ -115,8 +114,6 @@ class Sharded(Extras):
                 key + "/copy_out",
                 [task],
                 dims=[[len(self.groups.shard[self.rank]), LAYER_PARAMETERS // 2], [], [], []],
-                types=[BF16, "", "Scalar", "TensorList"],
-                concrete=["", "", "1", ""],
             )
             self.copied_out = task.done
             if ahead is not None and ahead[0] >= self.plan.late_layers:
@@ -138,8 +135,6 @@ class Sharded(Extras):
                 key + "/copy_in",
                 [task],
                 dims=[[[LAYER_PARAMETERS]], [], [], [LAYER_PARAMETERS]],
-                types=["TensorList", "Scalar", "Scalar", BF16],
-                concrete=["", "0", "2", ""],
             )
             stream = self.node.communication_stream
             members = self.groups.shard[self.rank]

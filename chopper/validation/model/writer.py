@@ -87,7 +87,6 @@ def _groups(recording: Recording) -> list[dict[str, Any]]:
 
 def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[str, Any]:
     node, plan = recording.machine, recording.plan
-    cuda = node.flavour == "cuda"
     events: list[dict[str, Any]] = [
         {
             "ph": "M",
@@ -112,23 +111,7 @@ def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[s
                 "id": i,
                 "name": node.device_name,
                 "totalGlobalMem": node.memory_bytes,
-                "computeMajor": 9,
-                "computeMinor": 0 if cuda else 4,
-                "maxThreadsPerBlock": 1024,
-                "maxThreadsPerMultiprocessor": 2048,
-                "regsPerBlock": 65536,
-                "warpSize": node.warp,
-                "sharedMemPerBlock": 49152 if cuda else 65536,
-                "numSms": node.units,
-                **(
-                    {
-                        "regsPerMultiprocessor": 65536,
-                        "sharedMemPerBlockOptin": 232_448,
-                        "sharedMemPerMultiprocessor": 233_472,
-                    }
-                    if cuda
-                    else {"maxSharedMemoryPerMultiProcessor": 65536}
-                ),
+                **node.properties,
             }
             for i in range(plan.ranks)
         ],
@@ -138,18 +121,10 @@ def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[s
             "world_size": plan.ranks,
             "pg_count": len(recording.groups),
             "pg_config": _groups(recording),
-            "nccl_version": "2.21.5" if cuda else "2.22.3",
+            "nccl_version": node.nccl_version,
         },
         "record_shapes": 1,
-        **(
-            {"cuda_runtime_version": 12090, "cuda_driver_version": 12090, "cupti_version": 28}
-            if cuda
-            else {
-                "roctracer_version": 4.1,
-                "hip_runtime_version": 60443483,
-                "hip_driver_version": 60443483,
-            }
-        ),
+        **node.versions,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": _BASE_NS,
         "traceEvents": events,
@@ -258,9 +233,7 @@ def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[A
         columns["span_ns"].append(round(rng.uniform(20_000, 60_000)))
         columns["device_id"].append(rank)
         columns["sm_clock_hz"].append(round(hz / 1e6) * 1_000_000)
-        columns["memory_clock_hz"].append(
-            2_619_000_000 if node.flavour == "cuda" else 1_300_000_000
-        )
+        columns["memory_clock_hz"].append(node.memory_clock_hz)
         columns["power_w"].append(round(560 + 20 * rng.random(), 1))
         columns["event_reasons"].append(reasons)
         columns["device_uuid"].append(None)

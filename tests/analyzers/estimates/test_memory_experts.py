@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.estimates import formulas
 from chopper.analyzers.estimates.blocks import Layout, block
-from chopper.analyzers.estimates.memory import Memory, Training, memory
+from chopper.analyzers.estimates.memory import Memory, memory
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger, forward
+from chopper.analyzers.estimates.training import Training
 from chopper.errors import UsageError
 from chopper.models.architectures import CATALOGUE, Architecture, Experts, Latent
+from tests.analyzers.estimates import published
 from tests.analyzers.estimates.test_memory import SMALL
 
 T = 512
@@ -57,10 +58,10 @@ def kept_bytes(a: Architecture, **layout: Any) -> int:
 
 @pytest.mark.parametrize(("architecture", "shared"), [(MIXED, 0), (SHARED, 768)])
 def test_a_layer_keeps_what_the_formula_says(architecture: Architecture, shared: int) -> None:
-    attention = formulas.llama_layer_activation_bytes(
+    attention = published.llama_layer_activation_bytes(
         sequence_count=T, batch_count=1, width=1024, heads_count=16, kv_heads_count=4, ffn_width=0
     )
-    mixed = formulas.experts_activation_bytes(
+    mixed = published.experts_activation_bytes(
         tokens_count=T,
         width=1024,
         experts_count=16,
@@ -77,7 +78,7 @@ def test_a_layer_keeps_what_the_formula_says(architecture: Architecture, shared:
 
 def test_the_formula_by_hand() -> None:
     """Mixtral, 4096 tokens: k(4h + 8f + 36) + 4E = 2 · (16384 + 114688 + 36) + 32 bytes a token."""
-    size = formulas.experts_activation_bytes(
+    size = published.experts_activation_bytes(
         tokens_count=4096, width=4096, experts_count=8, chosen_count=2, expert_width=14336
     )
     assert size == 4096 * (2 * (16384 + 114688 + 36) + 32) == 1_074_167_808

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.analyzers.estimates.memory import Training, memory
+from chopper.analyzers.estimates.memory import memory
+from chopper.analyzers.estimates.training import Training
 from chopper.models.architectures import Architecture
 from chopper.views import view
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.estimates.memory import Memory, Training, memory
+from chopper.analyzers.estimates.memory import Memory, memory
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger
+from chopper.analyzers.estimates.training import Training
 from chopper.analyzers.estimates.zero import Parts, Reduction
 from chopper.models.architectures import Architecture, named
 from tests.analyzers.estimates.test_memory import SMALL

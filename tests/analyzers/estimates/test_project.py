@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.estimates.network import Topology, collective_time_s
 from chopper.analyzers.estimates.project import (
+    Side,
     operator_class,
     operators,
     project,
@@ -54,7 +55,7 @@ WORK = table(
 
 
 def carried(work: pa.Table, there: Any = MI300X) -> dict[str, int]:
-    classes, _ = operators(work, H100, there, recorded_reach=WHOLE, target_reach=WHOLE)
+    classes, _ = operators(work, Side(H100, WHOLE), Side(there, WHOLE))
     return {c.operator_class: c.projected_ns for c in classes}
 
 
@@ -97,14 +98,12 @@ def test_onto_itself_nothing_changes() -> None:
 
 def test_what_the_devices_reach_counts() -> None:
     half = Reach(products=0.5, memory=0.5, source="test")
-    classes, _ = operators(WORK, H100, H100, recorded_reach=WHOLE, target_reach=half)
+    classes, _ = operators(WORK, Side(H100, WHOLE), Side(H100, half))
     assert {c.operator_class: c.projected_ns for c in classes}["products"] == 20_000_000
 
 
 def test_a_slower_clock_slows_products_only() -> None:
-    classes, _ = operators(
-        WORK, H100, H100, recorded_reach=WHOLE, target_reach=WHOLE, target_clock_hz=915e6
-    )
+    classes, _ = operators(WORK, Side(H100, WHOLE), Side(H100, WHOLE, 915e6))
     found = {c.operator_class: c.projected_ns for c in classes}
     assert found["products"] == pytest.approx(20_000_000, rel=1e-3)
     assert found["elementwise"] == 1_000_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.replay import Replay
 from chopper.api import AttributedRun
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
@@ -60,4 +60,4 @@ def test_what_is_left_of_several_troubles_is_the_models_truth(seed: int, tmp_pat
     left = found.next_bottleneck
     assert left is not None
     assert left.id not in causes
-    assert replay_of(before).error_ratio <= 0.001
+    assert Replay(before).error_ratio <= 0.001

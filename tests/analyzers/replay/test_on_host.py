@@ -11,7 +11,7 @@ import pytest
 import chopper
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
-from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.api import AttributedRun
 from tests.analyzers import make
@@ -151,4 +151,4 @@ def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: in
 def test_nothing_left_of_a_rank_is_refused(contended: AttributedRun) -> None:
     with pytest.raises(chopper.errors.UsageError, match="nothing of what rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")
-    assert replay_of(contended).error_ratio == 0
+    assert Replay(contended).error_ratio == 0

@@ -107,9 +107,9 @@ def test_operators_of_unknown_sizes_tell_nothing() -> None:
 def test_nothing_comes_later_whatever_varies(seed: int, cold: float) -> None:
     jitter = np.random.default_rng(seed).lognormal(0.0, 0.2, 10 * OPS)
     of = trained(10, cold=cold, jitter=jitter)
-    from chopper.analyzers.replay.replay import replay_of
+    from chopper.analyzers.replay.replay import Replay
 
-    replay = replay_of(of)
+    replay = Replay(of)
     scenario = Scenario(replay.base)
     parts = scenario.ranks[0].program.parts
     long = parts.end_ns - parts.start_ns >= 20 * MS

@@ -14,7 +14,7 @@ from benchmarks.predictions import Prediction, synthetic_cases
 from benchmarks.replay import table
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import causes_named, changes_of
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
@@ -181,7 +181,7 @@ def test_device_events_without_launches_cannot_be_replayed() -> None:
     given = tables([], [make.kernel(0, 10), make.kernel(20, 30)], make.steps())
     attribution = chopper.attribute(run(given))
     with pytest.raises(InputError, match="0 of 2 device events have a recorded launch"):
-        replay_of(attribution)
+        Replay(attribution)
     back = attribution.recoverable()
     assert all(one.time_ns is None and "launch" in str(one.reason) for one in back.values())
 
@@ -191,7 +191,7 @@ def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
     spans += [call(at, at + 10, 10 + at, "cudaGraphLaunch") for at in (20, 40, 60)]
     given = tables(spans, [make.kernel(20, 30, correlation_id=1)], make.steps((0, 100)))
     with pytest.raises(InputError, match="3 of 3 graph launches of rank 0 have no kernels"):
-        replay_of(chopper.attribute(run(given)))
+        Replay(chopper.attribute(run(given)))
 
 
 def test_operators_left_out_together_all_stop_waiting() -> None:
@@ -336,7 +336,7 @@ def test_a_prediction_outside_its_bar_is_marked() -> None:
 @pytest.mark.parametrize("name", _real())
 def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
     run = pipeline.attribute(chopper.load(traces_dir / name))
-    replay = replay_of(run)
+    replay = Replay(run)
     assert replay.error_ratio <= 0.01
     found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), replay)
     assert 0 <= found.saved_ratio <= 1
