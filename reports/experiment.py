@@ -288,7 +288,7 @@ def _causes(experiment: Experiment, *, full: bool) -> list[Table]:
 def _of_view(experiment: Experiment, shown: ShownView, *, full: bool) -> Table:
     from chopper.views import VIEWS
 
-    view, rows = VIEWS[shown.view], experiment.beside(shown)
+    view, rows = VIEWS[shown.view], experiment.view_rows(shown)
     table = _by_variant(experiment, list(rows), title=view.title, full=full)
     return replace(
         table, note=view.summary if rows else f"Not known here: {view.needs or 'no rows'}."

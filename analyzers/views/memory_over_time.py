@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
 
+    Series = dict[str, tuple[np.ndarray, np.ndarray]]
+
 _MOST_SPANS = 100
+_ALLOCATOR = {"allocated_bytes": "allocated_bytes", "reserved_bytes": "reserved_bytes"}
+_RECORDED = {
+    "device_memory": _ALLOCATOR,
+    "allocator_event": _ALLOCATOR,
+    "memory_event": _ALLOCATOR,
+    "device_counter": {"device_used_bytes": "memory_used_bytes"},
+    "process": {"host_process_bytes": "rss_bytes"},
+    "host": {"host_available_bytes": "memory_available_bytes"},
+}
+"""Recorded tables, and the column of each that a column of the view is of."""
 
 VIEW = View(
     "memory_over_time",
@@ -71,49 +83,29 @@ def memory_over_time(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-_Series = dict[str, tuple[np.ndarray, np.ndarray]]
+def _series(run: Attributed, rank: int) -> Series:
+    """(times, ascending; values) of each column that there is, of the last table that has it."""
+    series: Series = {}
+    for name, columns in _RECORDED.items():
+        table = run.recording.table(rank, name)
+        if name == "memory_event":
+            table = table.filter(pc.not_equal(pc.fill_null(table["device_type"], 1), CPU))
+        device = run.recording.part(rank).device_id
+        if name == "device_counter" and device is not None:
+            table = table.filter(pc.equal(table["device_id"], device))
+        if name == "process":
+            table = table.filter(pc.equal(table["rank"], rank))
+        for shown, recorded in columns.items():
+            known = table.filter(pc.is_valid(table[recorded]))
+            time, values = ints(known, "time_ns"), ints(known, recorded)
+            # A recorder that does not keep a total writes zeros.
+            if (values > 0).any():
+                order = np.argsort(time, kind="stable")
+                series[shown] = time[order], values[order]
+    return series
 
 
-def _series(run: Attributed, rank: int) -> _Series:
-    """(times, ascending; values) of each column that there is."""
-    tables = {
-        name: run.recording.table(rank, name)
-        for name in (
-            *("device_memory", "allocator_event", "memory_event", "device_counter", "process"),
-            "host",
-        )
-    }
-    events, counters = tables["memory_event"], tables["device_counter"]
-    tables["memory_event"] = events.filter(
-        pc.not_equal(pc.fill_null(events["device_type"], 1), CPU)
-    )
-    device = run.recording.part(rank).device_id
-    if device is not None:
-        tables["device_counter"] = counters.filter(pc.equal(counters["device_id"], device))
-    tables["process"] = tables["process"].filter(pc.equal(tables["process"]["rank"], rank))
-    found: _Series = {}
-    for name, table, recorded in (
-        ("allocated_bytes", "device_memory", "allocated_bytes"),
-        ("reserved_bytes", "device_memory", "reserved_bytes"),
-        ("allocated_bytes", "allocator_event", "allocated_bytes"),
-        ("reserved_bytes", "allocator_event", "reserved_bytes"),
-        ("allocated_bytes", "memory_event", "allocated_bytes"),
-        ("reserved_bytes", "memory_event", "reserved_bytes"),
-        ("device_used_bytes", "device_counter", "memory_used_bytes"),
-        ("host_process_bytes", "process", "rss_bytes"),
-        ("host_available_bytes", "host", "memory_available_bytes"),
-    ):
-        known = tables[table].filter(pc.is_valid(tables[table][recorded]))
-        values = ints(known, recorded)
-        # A recorder that does not keep a total writes zeros.
-        if (values > 0).any():
-            time = ints(known, "time_ns")
-            order = np.argsort(time, kind="stable")
-            found[name] = time[order], values[order]
-    return found
-
-
-def _spans(run: Attributed, rank: int, series: _Series) -> list[tuple[int | None, int, int]]:
+def _spans(run: Attributed, rank: int, series: Series) -> list[tuple[int | None, int, int]]:
     """(step, start, end) of each row."""
     steps = traced_steps(run, rank)
     numbers, starts, ends = steps.number, steps.start_ns, steps.end_ns

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.compute as pc
 
 from chopper.analyzers.events.groups import Groups
+from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
 from chopper.analyzers.views import View
@@ -84,7 +84,7 @@ def queue_depth(run: Attributed) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, HOST_SPAN, WINDOW -> QUEUE_DEPTH, the fullest first."""
     rows: list[dict[str, object]] = []
     for rank in run.recording.ranks:
-        windows = run.windows.filter(pc.equal(run.windows["rank"], rank))
+        windows = windows_of(run, rank)
         if windows.num_rows:
             start, end = ints(windows, "start_ns").min(), ints(windows, "end_ns").max()
             for depth in depths(run, rank):

@@ -201,7 +201,7 @@ class Experiment:
             return ()
         return self.program.workload.shown
 
-    def beside(self, shown: ShownView) -> tuple[Row, ...]:
+    def view_rows(self, shown: ShownView) -> tuple[Row, ...]:
         """Columns of a view, averaged over ranks and steps, for each variant; none: no rows."""
         measured = [
             (variant, column, (), value)
@@ -289,7 +289,7 @@ class Experiment:
             "measures": [_row_to_dict(row) for row in self.rows],
             "causes": [_row_to_dict(row) for row in self.causes],
             "views": {
-                shown.view: [_row_to_dict(row) for row in self.beside(shown)]
+                shown.view: [_row_to_dict(row) for row in self.view_rows(shown)]
                 for shown in self.shown
             },
             "exhibits": msgspec.to_builtins(self.exhibits),
