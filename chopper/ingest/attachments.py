@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
 from chopper.ingest.ranks import rank_in
-from chopper.storage.manifest import CollectorReport, Finding
+from chopper.storage.manifest import CollectorReport, Finding, add_finding
 from chopper.wording import some
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.storage.manifest import RankManifest
+    from chopper.storage.manifest import RankManifest, Severity
 
 
 @dataclass
@@ -30,9 +30,10 @@ class Attachments:
     findings_by_rank: dict[int, list[Finding]] = field(default_factory=dict)
     reports_by_rank: dict[int, list[CollectorReport]] = field(default_factory=dict)
 
-    def note(self, rank: int, findings: Sequence[Finding]) -> None:
-        """Add findings about one rank."""
-        self.findings_by_rank.setdefault(rank, []).extend(findings)
+    def note(self, rank: int, code: str, message: str, severity: Severity = "warning") -> None:
+        """Add a finding about one rank."""
+        findings = self.findings_by_rank.setdefault(rank, [])
+        add_finding(findings, code, message, severity=severity, rank=rank)
 
     def report(self, rank: int, collector: str, files: Sequence[Path]) -> None:
         """Say that files gave a rank what a collector would have recorded."""
@@ -62,13 +63,8 @@ def attach_counters(
         rank = _rank_of_counters(ranks, file)
         table, damages = read_counters(file)
         by_rank.setdefault(rank, []).append(table)
-        attachments.note(
-            rank,
-            [
-                Finding(code="counters.damaged", severity="warning", rank=rank, message=line)
-                for line in damages
-            ],
-        )
+        for line in damages:
+            attachments.note(rank, "counters.damaged", line)
     for rank, tables in by_rank.items():
         attachments.tables[rank, "kernel_counter"] = pa.concat_tables(tables).unify_dictionaries()
 
@@ -108,7 +104,7 @@ def attach_snapshots(
             if own:
                 taken = True
                 attachments.report(part.rank, "memory_snapshot", [file])
-                attachments.note(part.rank, _of_history(file, part, tables["allocator_event"]))
+                _check_history(attachments, file, part, tables["allocator_event"])
         if not taken:
             devices = sorted({d for t in tables.values() for d in t["device_id"].to_pylist()})
             raise InputError(
@@ -127,29 +123,24 @@ def _of_device(tables: dict[str, pa.Table], device_id: int | None) -> dict[str, 
     return {name: table for name, table in tables.items() if table.num_rows}
 
 
-def _of_history(file: Path, part: RankManifest, events: pa.Table) -> list[Finding]:
-    """Return what is odd about a snapshot's history beside the rank's trace."""
+def _check_history(
+    attachments: Attachments, file: Path, part: RankManifest, events: pa.Table
+) -> None:
+    """Note what is odd about a snapshot's history beside the rank's trace."""
     if not events.num_rows:
-        return [
-            Finding(
-                code="memory.no_history",
-                severity="info",
-                rank=part.rank,
-                message=f"{file.name}: a snapshot without history: what was held at its end is "
-                "known, not when; call torch.cuda.memory._record_memory_history first",
-            )
-        ]
-    if part.start_ns is None or part.end_ns is None:
-        return []
-    first, last = events["time_ns"][0].as_py(), events["time_ns"][events.num_rows - 1].as_py()
-    if first <= part.end_ns and part.start_ns <= last:
-        return []
-    return [
-        Finding(
-            code="memory.no_common_time",
-            severity="warning",
-            rank=part.rank,
-            message=f"{file.name}: its history and the trace share no moment: phases and steps of "
-            "allocations are not known",
+        attachments.note(
+            part.rank,
+            "memory.no_history",
+            f"{file.name}: a snapshot without history: what was held at its end is known, not "
+            "when; call torch.cuda.memory._record_memory_history first",
+            "info",
         )
-    ]
+    elif part.start_ns is not None and part.end_ns is not None:
+        first, last = events["time_ns"][0].as_py(), events["time_ns"][-1].as_py()
+        if first > part.end_ns or part.start_ns > last:
+            attachments.note(
+                part.rank,
+                "memory.no_common_time",
+                f"{file.name}: its history and the trace share no moment: phases and steps of "
+                "allocations are not known",
+            )

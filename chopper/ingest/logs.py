@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, UsageError
@@ -90,11 +91,13 @@ def attach_logs(
     for file in files:
         log = _read(file, zone)
         _check_once(spans, file, log)
-        findings += _findings(file, log, zoned=zone is not None)
-        findings += _in_time(parts, file, log, zoned=zone is not None)
+        _note_oddities(findings, file, log, zoned=zone is not None)
+        _check_times(findings, parts, file, log, zoned=zone is not None)
         for name, table in log.tables.items():
             by_table.setdefault(name, []).append(table)
-    alike = _called_alike(parts)
+    # Ordinals repeat on several hosts, or where each rank sees its own device.
+    ranks_of = Counter(p.device_id for p in parts)
+    alike = [p.rank for p in parts if p.device_id is not None and ranks_of[p.device_id] > 1]
     if alike:
         add_finding(
             findings,
@@ -113,12 +116,6 @@ def attach_logs(
             if table.num_rows:
                 attachments.tables[part.rank, name] = table.sort_by("time_ns")
         attachments.report(part.rank, "telemetry_log", files)
-
-
-def _called_alike(parts: Sequence[RankManifest]) -> list[int]:
-    """Return ranks whose device ordinals repeat: on several hosts, or each sees its own device."""
-    ordinals = [p.device_id for p in parts if p.device_id is not None]
-    return [p.rank for p in parts if p.device_id is not None and ordinals.count(p.device_id) > 1]
 
 
 def _check_once(
@@ -155,16 +152,21 @@ _SINCE_1970_NS = 10**17
 """Later than 1973: what counts from the start of a host never gets there."""
 
 
-def _in_time(
-    parts: Sequence[RankManifest], file: Path, log: TelemetryLog, *, zoned: bool
-) -> list[Finding]:
+def _check_times(
+    findings: list[Finding],
+    parts: Sequence[RankManifest],
+    file: Path,
+    log: TelemetryLog,
+    *,
+    zoned: bool,
+) -> None:
     """Check that a log can be joined to the traces, and find out whether it meets them."""
     import pyarrow.compute as pc
 
     traced = [p for p in parts if p.start_ns is not None and p.end_ns is not None]
     tables = [table for table in log.tables.values() if table.num_rows]
     if not traced or not tables:
-        return []
+        return
     if log.local_time and not zoned:
         raise InputError(
             f"{file}: its times name no zone, so nobody can tell what ran at them; say which it "
@@ -180,22 +182,18 @@ def _in_time(
             f"{file}: {whose} times count from the start of a host, the other's from 1970: they "
             "cannot be joined; import them apart, or record both with Unix times"
         )
-    if first <= end and start <= last:
-        return []
-    apart_s = max(first - end, start - last) / 1e9
-    return [
-        Finding(
-            code="telemetry.no_common_time",
-            severity="warning",
-            message=f"{file.name}: shares no moment with the trace ({apart_s:,.0f} s "
+    if first > end or start > last:
+        apart_s = max(first - end, start - last) / 1e9
+        add_finding(
+            findings,
+            "telemetry.no_common_time",
+            f"{file.name}: shares no moment with the trace ({apart_s:,.0f} s "
             f"{'after' if first > end else 'before'} it): nothing of it is joined; another run, or "
             "another time zone?",
         )
-    ]
 
 
-def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
-    findings: list[Finding] = []
+def _note_oddities(findings: list[Finding], file: Path, log: TelemetryLog, *, zoned: bool) -> None:
     if log.local_time and not zoned:
         add_finding(
             findings,
@@ -221,4 +219,3 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
             severity="info",
             count=log.bad_rows_count,
         )
-    return findings

@@ -110,11 +110,15 @@ def read_sources(
     findings += attachments.findings
     if not numbered:
         findings.append(_without_trace(named[0], sources, store))
+    for part in parts:
+        part.findings = [*part.findings, *attachments.findings_by_rank.get(part.rank, ())]
+        part.collectors = attachments.reports_by_rank.get(part.rank, [])
+    count = max(len(named), sum(map(len, files.values())) if len(numbered) == 1 else 0)
     manifest = RunManifest(
         chopper_version=__version__,
         kind="imported",
-        name=_name(named, sum(map(len, files.values())) if len(numbered) == 1 else 0),
-        ranks=[_attached_part(part, attachments) for part in parts],
+        name=named[0].name if count == 1 else f"{count} traces",
+        ranks=parts,
         findings=findings,
     )
     borrowed = {(r, name) for r, (_, trace) in numbered.items() for name in trace.borrowed}
@@ -122,21 +126,6 @@ def read_sources(
         Run(manifest, None, {}, source or " ".join(map(str, named))).with_tables(store),
         {rank: files.get(file, [file]) for rank, (file, _) in numbered.items()},
         frozenset(attachments.tables.keys() | borrowed),
-    )
-
-
-def _name(named: list[Path], windows: int) -> str:
-    """Return what a run is called: its one file, or how many traces it is of."""
-    count = max(len(named), windows)
-    return named[0].name if count == 1 else f"{count} traces"
-
-
-def _attached_part(part: RankManifest, attachments: Attachments) -> RankManifest:
-    """Return a rank's part with what was found and obtained beside its trace."""
-    return msgspec.structs.replace(
-        part,
-        findings=[*part.findings, *attachments.findings_by_rank.get(part.rank, ())],
-        collectors=[*part.collectors, *attachments.reports_by_rank.get(part.rank, ())],
     )
 
 

@@ -88,11 +88,7 @@ def _copy_name(file: Path, i: int) -> str:
     from chopper.collectors.formats import readers
 
     if readers.reader_of(file) is readers.KINETO:
-        window = f"-{i}" if i else ""
-        return f"trace{window}.json{'.gz' if _is_gzip(file) else ''}"
+        with file.open("rb") as opened:
+            packed = opened.read(2) == b"\x1f\x8b"
+        return f"trace{f'-{i}' if i else ''}.json{'.gz' if packed else ''}"
     return f"trace-{file.name}"
-
-
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"

@@ -53,9 +53,12 @@ class Run:
         store: dict[tuple[int, str], pa.Table] = {}
         for part in manifest.ranks:
             findings: list[Finding] = []
-            for name, (table, finding) in _streams(inside(path, rank_dir_name(part.rank))).items():
-                store[part.rank, name] = table
-                findings += [] if finding is None else [finding]
+            folder = inside(path, rank_dir_name(part.rank))
+            for name in TABLES:
+                file = inside(folder, f"{name}.arrow")
+                if file.is_file():
+                    store[part.rank, name], finding = read_stream(file, name)
+                    findings += [] if finding is None else [finding]
             parts.append(msgspec.structs.replace(part, findings=[*part.findings, *findings]))
         return cls(msgspec.structs.replace(manifest, ranks=parts), path, store)
 
@@ -105,9 +108,3 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<chopper.Run {self.source!r}: {len(self.manifest.ranks)} rank(s)>"
-
-
-def _streams(folder: Path) -> dict[str, tuple[pa.Table, Finding | None]]:
-    """Read the recorded tables in a rank's folder, by name."""
-    files = {name: inside(folder, f"{name}.arrow") for name in TABLES}
-    return {name: read_stream(file, name) for name, file in files.items() if file.is_file()}

@@ -153,13 +153,18 @@ def far_in_time(
     return far if far[0].any() or far[1].any() else None
 
 
-def main_and_others(
+def timelines_of(
     device: dict[str, Any], rows: np.ndarray | None, source: str
-) -> tuple[int | None, list[int], list[Finding]]:
-    """The device that a process drives, the further ones, and what was left out.
+) -> tuple[list[tuple[int | None, np.ndarray | None]], list[Finding]]:
+    """Return the devices that a process drives, each with its rows, and what was left out.
 
-    A device counts when it ran at least 1 % of the kernel time of the busiest one; a stray copy
-    or a context opened on another device is no timeline.
+    The first is the main one. A device counts when it ran at least 1 % of the kernel time of the
+    busiest one; a stray copy or a context opened on another device is no timeline.
+
+    Args:
+        device: device events.
+        rows: mask of those of the process; None for all.
+        source: name of the file, for messages.
     """
     ids, dur = device["device_id"], device["dur_ns"]
     codes, kinds = device["kind"]
@@ -167,7 +172,7 @@ def main_and_others(
         ids, dur, codes = ids[rows], dur[rows], codes[rows]
     devices, inverse = np.unique(ids, return_inverse=True)
     if not len(devices):
-        return None, [], []
+        return [(None, rows)], []
     is_kernel = is_one_of((codes, kinds), "kernel")
     busy = np.bincount(inverse, weights=dur * is_kernel)
     all_work = np.bincount(inverse, weights=dur)
@@ -208,4 +213,9 @@ def main_and_others(
             severity="info",
             count=events,
         )
-    return int(devices[main]), [int(devices[i]) for i in used], findings
+    if not findings:
+        return [(int(devices[main]), rows)], []
+    every = np.ones(len(device["device_id"]), dtype=bool) if rows is None else rows
+    return [
+        (int(devices[i]), every & (device["device_id"] == devices[i])) for i in [main, *used]
+    ], findings

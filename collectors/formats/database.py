@@ -75,6 +75,15 @@ class Database:
         """Return whether a table is there with all of these columns."""
         return set(columns) <= set(self.columns(table)) and table in self.tables
 
+    def require(self, tool: str, table: str, *columns: str) -> None:
+        """Refuse a table that is there but lacks a column, as of a version that nobody knows."""
+        missing = [column for column in columns if column not in self.columns(table)]
+        if table in self.tables and missing:
+            raise InputError(
+                f"{self.path}: {tool}: its table {table} lacks {' and '.join(missing)}; found "
+                f"{', '.join(self.columns(table)[:8]) or 'none'}"
+            )
+
     def integers(self, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of whole numbers; what is missing or is none is ``NO_VALUE``.
 
@@ -157,7 +166,7 @@ def opened(path: Path) -> Iterator[Database]:
             if packed:
                 folder = stack.enter_context(scratch("database"))
                 plain = folder / "unpacked.sqlite"
-                findings = _unpack(path, plain)
+                _unpack(path, plain, findings)
         except OSError as exc:
             raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
         try:
@@ -172,11 +181,12 @@ def opened(path: Path) -> Iterator[Database]:
                 f"{path}: not an SQLite database that can be read ({_why(exc)})"
             ) from exc
         database = Database(path, connection)
-        database.findings[:0] = findings + _unwritten(path)
+        _note_unwritten(path, findings)
+        database.findings[:0] = findings
         yield database
 
 
-def _unpack(path: Path, target: Path) -> list[Finding]:
+def _unpack(path: Path, target: Path, findings: list[Finding]) -> None:
     problem = None
     with path.open("rb") as source, target.open("wb") as out:
         try:
@@ -187,34 +197,27 @@ def _unpack(path: Path, target: Path) -> list[Finding]:
         size = out.tell()
     if not size:
         raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
-    if problem is None:
-        return []
-    return [
-        Finding(
-            code="trace.truncated_gzip",
-            severity="warning",
-            message=f"{path.name}: gzip stream damaged ({problem}); {size} bytes before that are "
-            "used",
+    if problem is not None:
+        add_finding(
+            findings,
+            "trace.truncated_gzip",
+            f"{path.name}: gzip stream damaged ({problem}); {size} bytes before that are used",
         )
-    ]
 
 
-def _unwritten(path: Path) -> list[Finding]:
+def _note_unwritten(path: Path, findings: list[Finding]) -> None:
     log = path.with_name(f"{path.name}-wal")
     try:
         waiting = log.stat().st_size if log.is_file() else 0
     except OSError:
         waiting = 0
-    if not waiting:
-        return []
-    return [
-        Finding(
-            code="trace.unwritten_log",
-            severity="warning",
-            message=f"{path.name}: {waiting} bytes of {log.name} beside it are not in the database "
-            "yet and are not read; close its writer, or run sqlite3 on it once",
+    if waiting:
+        add_finding(
+            findings,
+            "trace.unwritten_log",
+            f"{path.name}: {waiting} bytes of {log.name} beside it are not in the database yet and "
+            "are not read; close its writer, or run sqlite3 on it once",
         )
-    ]
 
 
 def _why(exc: Exception) -> str:

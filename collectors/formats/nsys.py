@@ -65,18 +65,16 @@ def read(database: Database) -> Recording:
             "with nsys profile --trace=cuda,nvtx"
         )
     for table in _EVENTS:
-        if table in database.tables and not database.has(table, "start"):
-            raise InputError(
-                f"{database.path}: {tool}: its table {table} lacks the column start; found "
-                f"{', '.join(database.columns(table)[:8]) or 'none'}"
-            )
+        database.require(tool, table, "start")
     recording = Recording(path=database.path, tool=tool, devices=_devices(database))
-    base_ns = _session_start_ns(database)
-    recording.boot_clock = base_ns is None
+    starts_ns = database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
+    known_ns = starts_ns[(starts_ns > 0) & (starts_ns < 1 << 61)]
+    recording.boot_clock = not len(known_ns)
+    base_ns = 0 if recording.boot_clock else int(known_ns[0])
     strings = database.named("StringIds", "id", "value")
-    _device_events(database, recording, strings, base_ns or 0)
-    _calls(database, recording, strings, base_ns or 0)
-    _ranges(database, recording, strings, base_ns or 0)
+    _device_events(database, recording, strings, base_ns)
+    _calls(database, recording, strings, base_ns)
+    _ranges(database, recording, strings, base_ns)
     recording.threads = _threads(database, strings)
     ranks = database.integers("MPI_RANKS", ("globalTid", "rank"))
     recording.ranks = {
@@ -97,12 +95,6 @@ def _tool(database: Database) -> str:
         + (f" of version {version}" if version else "")
         + (f", schema {schema}" if schema else "")
     )
-
-
-def _session_start_ns(database: Database) -> int | None:
-    starts_ns = database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
-    usable = starts_ns[(starts_ns > 0) & (starts_ns < 1 << 61)]
-    return int(usable[0]) if len(usable) else None
 
 
 def _moved(times: np.ndarray, base_ns: int) -> np.ndarray:

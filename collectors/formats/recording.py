@@ -17,7 +17,7 @@ from chopper.collectors.formats.cleaning import (
     clean,
     damage_findings,
     far_in_time,
-    main_and_others,
+    timelines_of,
     usable_spans,
     usable_starts,
 )
@@ -352,12 +352,9 @@ def _of_process(
         own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
         host = {**host, "correlation_id": own}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
-    main, others, findings = main_and_others(device, on_device, recording.source)
-    traces = []
-    for device_id in [main, *others]:
-        rows = on_device
-        if rows is not None and (others or findings):
-            rows = rows & (device["device_id"] == device_id)
+    timelines, findings = timelines_of(device, on_device, recording.source)
+    traces: list[ParsedTrace] = []
+    for device_id, rows in timelines:
         device_table, _ = sorted_table("device_event", device, rows, 0)
         traces.append(
             ParsedTrace(
@@ -376,7 +373,7 @@ def _of_process(
                 host_pid=pid if pid >= 0 else None,
                 process=f"process {pid}" if several else None,
                 device_id=device_id,
-                main=device_id == main,
+                main=not traces,
                 environment={
                     **recording.environment,
                     "recorded_by": recording.tool,

@@ -29,7 +29,6 @@ from chopper.collectors.formats.recording import (
     streams_or_queues,
     taken,
 )
-from chopper.errors import InputError
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.database import Database
@@ -63,12 +62,7 @@ def read(database: Database) -> Recording:
     recording = Recording(path=database.path, tool=tool, boot_clock=True)
     for suffix in suffixes:
         for table in ("kernel_dispatch", "region", "memory_copy"):
-            name = f"rocpd_{table}{suffix}"
-            if name in database.tables and not database.has(name, "start", "end"):
-                raise InputError(
-                    f"{database.path}: {tool}: its table {name} lacks start or end; found "
-                    f"{', '.join(database.columns(name)[:8]) or 'none'}"
-                )
+            database.require(tool, f"rocpd_{table}{suffix}", "start", "end")
         _one(database, recording, suffix)
     recording.findings += database.findings
     return recording

@@ -259,19 +259,15 @@ def _placed(
     for i, (name, unit) in enumerate(columns):
         place = _place(name) if i not in taken else None
         # A number of another unit is another number: temperatures in K, sizes in pages.
-        if place is not None and unit is not None and not _measures(unit, place[1]):
-            place = None
+        if place is not None and unit is not None:
+            measured = _UNITS.get(unit, ("",))[0]
+            place = place if measured == place[1].rpartition("_")[2] else None
         earlier = next((at for at, known in placed.items() if known[:2] == place), None)
         if earlier is not None and name == _INSTANT:
             del placed[earlier]
         if place is not None and (earlier is None or name == _INSTANT):
             placed[i] = (*place, unit)
     return placed
-
-
-def _measures(unit: str, column: str) -> bool:
-    """Return whether a unit measures what a column holds."""
-    return _UNITS.get(unit, ("",))[0] == column.rpartition("_")[2]
 
 
 def _by_device(

@@ -15,7 +15,7 @@ from chopper.collectors.formats.cleaning import (
     damage_findings,
     far_in_time,
     integer,
-    main_and_others,
+    timelines_of,
 )
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
@@ -111,19 +111,13 @@ def _timelines(
         "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
         "counter": _counters(reader, base_ns),
     }
-    main, others, findings = main_and_others(device, part.device_rows, path.name)
+    timelines, findings = timelines_of(device, part.device_rows, path.name)
+    groups = info.get("pg_config")
     rank = integer(info.get("rank"))
     world = integer(info.get("world_size"))
     recorded = rank if rank is not None and rank >= 0 and ranks_in_file == 1 else part.rank
-    traces = []
-    for device_id in [main, *others]:
-        rows = part.device_rows
-        if others and device_id is not None:
-            on_device = device["device_id"] == device_id
-            rows = on_device if rows is None else rows & on_device
-        elif device_id is not None and findings:
-            # Stray work on other devices is left out, and said.
-            rows = (device["device_id"] == device_id) & (True if rows is None else rows)
+    traces: list[ParsedTrace] = []
+    for device_id, rows in timelines:
         device_table, device_rows = sorted_table("device_event", device, rows, base_ns)
         device_table, device_rows, dropped_device = _drop_duplicates(
             device_table, device_rows, ("device_id", "stream_id")
@@ -147,8 +141,10 @@ def _timelines(
                 host_pid=pid,
                 process=part.name if ranks_in_file > 1 else None,
                 device_id=device_id,
-                main=device_id == main,
-                process_groups=_process_groups(info),
+                main=not traces,
+                process_groups=[g for g in groups if isinstance(g, dict)]
+                if isinstance(groups, list)
+                else [],
                 environment=_environment(reader.header, info),
             )
         )
@@ -156,11 +152,6 @@ def _timelines(
         findings += damage_findings(Counter({"event.duplicate": dropped}), path.name)
     traces[0].findings += findings
     return traces
-
-
-def _process_groups(info: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = info.get("pg_config")
-    return [g for g in listed if isinstance(g, dict)] if isinstance(listed, list) else []
 
 
 def _drop_duplicates(

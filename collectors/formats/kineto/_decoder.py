@@ -202,8 +202,8 @@ def _columns(
             values = [None if v is None else ids[v] for v in values]
         columns.append(ints(values))
     for key in GROUPS[group].texts.values():
-        raw = [_raw(getattr(a, _FIELDS[key])) for a in args]
-        columns.append(_integers(texts[r] if r else 0 for r in raw))
+        raw = (getattr(a, _FIELDS[key]) for a in args)
+        columns.append(_integers(0 if v is None or v is NOTHING else texts[_json(v)] for v in raw))
     return columns
 
 
@@ -211,8 +211,5 @@ def _integers(values: Iterable[int]) -> np.ndarray:
     return np.fromiter(values, dtype=np.int64)
 
 
-def _raw(value: Any) -> bytes:
-    """Return the JSON of an argument; nothing where it is not there."""
-    if isinstance(value, msgspec.Raw):
-        return bytes(value)
-    return b"" if value is None else json.dumps(value).encode()
+def _json(value: Any) -> bytes:
+    return bytes(value) if isinstance(value, msgspec.Raw) else json.dumps(value).encode()
