@@ -25,15 +25,10 @@ computing."""
 def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Wait and sleep of each step. CORE_WAIT -> nanoseconds, nanoseconds.
 
-    A step's wait is known where the readings at its end and at the end of the step before are of
-    one thread. Where a number occurs twice, the steps were counted anew: the last one counts.
-
-    Args:
-        numbers: steps as the program counts.
-
-    Returns:
-        For how long the thread could run and had no core, 0 where it is not known; for how long it
-        asked for none, -1 where it is not known.
+    For how long the thread could run and had no core, 0 where it is not known; for how long it
+    asked for none, -1 where it is not known. A step's wait is known where the readings at its end
+    and at the end of the step before are of one thread. Where a number occurs twice, the steps were
+    counted anew: the last one counts.
     """
     wait = np.zeros(len(numbers), dtype=np.int64)
     sleep = np.full(len(numbers), -1, dtype=np.int64)
@@ -92,13 +87,8 @@ def awake(
 def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:
     """Return the part of each piece that was waiting, in whole nanoseconds.
 
-    Args:
-        window: of each piece.
-        held: how much of its time waiting may have lengthened.
-        wait_ns: per window; what its pieces cannot hold is left out.
-
-    Returns:
-        At most ``held`` each; the sum over a window is its wait.
+    At most what is ``held`` of it, the part that waiting may have lengthened; the sum over a window
+    is its wait, except for what its pieces cannot hold.
     """
     order = np.argsort(window, kind="stable")
     of = window[order]

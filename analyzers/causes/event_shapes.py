@@ -42,8 +42,7 @@ def _is_node(name: str) -> bool:
 def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Shape]]:
     """Sizes of the results of those of ``rows`` that are convolutions without concrete inputs.
 
-    Returns:
-        Per row a code into the sizes, -1 where nothing is known or nothing is lacking.
+    As codes per row into sizes, -1 where nothing is known or nothing is lacking.
     """
     lacking = (host.concrete_inputs[0][rows] < 0) & (host.input_dims[0][rows] >= 0)
     source = np.full(len(rows), -1, dtype=np.int64)

@@ -39,7 +39,7 @@ def check_rank(
     findings: list[Finding] = []
     add = partial(_add, findings, joined.given.rank)
     if not len(links.events):
-        add("trace.no_events", "error", "nothing ran that could be attributed", None, "attribution")
+        add("trace.no_events", "error", "nothing ran that could be attributed", "attribution")
         return findings
     _check_steps(add, joined)
     _check_launches(add, joined, links)
@@ -55,8 +55,8 @@ def _add(
     code: str,
     severity: Severity,
     message: str,
-    count: int | None = None,
     *withholds: str,
+    count: int | None = None,
 ) -> None:
     """Append a finding of a rank."""
     findings.append(
@@ -80,7 +80,6 @@ def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
             "warning",
             "the trace lists devices but has no device events: the host's operators are "
             "attributed instead, and no ideal is claimed",
-            None,
             "compute.ideal",
         )
     if windows.numbers[0] < 0:
@@ -89,7 +88,6 @@ def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
             "info",
             "no steps in the trace: it is one window from the first event to the last, without "
             "confidence intervals",
-            None,
             "confidence",
         )
     elif windows.recorded.sum() == 1:
@@ -97,7 +95,6 @@ def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
             "trace.single_step",
             "info",
             "a single step: no confidence intervals",
-            None,
             "confidence",
         )
 
@@ -112,7 +109,7 @@ def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) 
             "info",
             f"{double} operators within backward record a graph of their own (create_graph=True): "
             "counted as backward, not as recomputation",
-            double,
+            count=double,
         )
     missing = int((~links.has_launch).sum()) if not joined.host_only else 0
     if missing:
@@ -122,8 +119,8 @@ def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) 
             "warning" if share > 0.01 else "info",
             f"{missing} of {len(events)} device events ({share:.1%}) have no launch in the trace: "
             "gaps before them have no cause",
-            missing,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
+            count=missing,
         )
     lost, launches = (0, 0) if joined.host_only else _lost_kernels(links)
     if lost:
@@ -134,8 +131,8 @@ def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) 
             f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, "
             "while others before and after them have: records were lost, and the time of those "
             "kernels counts as idle",
-            lost,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
+            count=lost,
         )
 
 
@@ -148,7 +145,7 @@ def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) ->
             "info",
             f"{overlapping} device events overlap another on their stream (by at most "
             f"{longest / 1000:.1f} µs): they share that time",
-            overlapping,
+            count=overlapping,
         )
     dims = joined.host_span["input_dims"]
     if len(dims) and dims.null_count == len(dims):
@@ -161,7 +158,6 @@ def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) ->
                 if joined.given.recorded
                 else "torch.profiler records them with record_shapes=True"
             ),
-            None,
             "compute.ideal",
         )
 
@@ -176,7 +172,6 @@ def _check_peaks(
             "device.no_peak",
             "warning",
             f"the peak is not known, so no ideal time is: {joined.given.no_peak_remedy}",
-            None,
             "compute.ideal",
         )
     if of_peak_ratio > MOST_OF_A_PEAK:
@@ -186,8 +181,8 @@ def _check_peaks(
             f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
             f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes "
             "or the times are wrong, and how fast a step could be is not known",
-            too_fast,
             "compute.ideal",
+            count=too_fast,
         )
     elif too_fast:
         add(
@@ -195,7 +190,7 @@ def _check_peaks(
             "warning",
             f"{too_fast} kernels ran faster than the peak allows: the peak, the data type or the "
             "FLOP count does not fit them; their ideal is capped at their time",
-            too_fast,
+            count=too_fast,
         )
 
 
@@ -210,7 +205,7 @@ def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -
             "warning",
             "steps that ran nothing on the device that ended after the steps before them have no "
             f"window of their own: {windows.empty_steps}",
-            windows.empty_steps,
+            count=windows.empty_steps,
         )
     stretches = int((~windows.recorded).sum())
     if stretches:
@@ -219,7 +214,7 @@ def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -
             "info",
             f"the trace was taken in {stretches + 1} stretches: what ran between them was not "
             "recorded and is not attributed",
-            stretches + 1,
+            count=stretches + 1,
         )
     numbers = windows.numbers[windows.recorded]
     jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - stretches
@@ -229,7 +224,7 @@ def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -
             "warning",
             f"step numbers jump {plural(jumps, 'time')} without a hole in the trace: whatever ran "
             "between two numbered steps counts to the later one",
-            jumps,
+            count=jumps,
         )
     lengths = np.diff(windows.bounds_ns)[windows.recorded]
     if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):

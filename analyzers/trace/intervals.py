@@ -10,12 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """A union of intervals: disjoint, ascending, in nanoseconds.
-
-    Attributes:
-        start_ns, end_ns: its parts.
-        before_ns: length of all parts before each one.
-    """
+    """A union of intervals: disjoint, ascending; ``before_ns`` is the length of all before each."""
 
     start_ns: np.ndarray
     end_ns: np.ndarray

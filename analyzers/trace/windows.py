@@ -25,11 +25,9 @@ UNRECORDED = -2
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of one rank that its trace covers, on the host.
+    """The steps of one rank that its trace covers, on the host, ascending.
 
-    Attributes:
-        start_ns, end_ns: ascending.
-        number: as the program counts.
+    ``number`` is as the program counts.
     """
 
     start_ns: np.ndarray
