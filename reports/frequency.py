@@ -117,10 +117,11 @@ def section(groupings: Groupings, story: Story) -> Section | None:
     if clocks is None and not readings:
         return None
     steps = groupings.table("clock_by_step").to_pylist() if clocks is not None else []
+    judged = [s for s in steps if s["at_reference_ns"] is not None]
     reference_hz = _reference_hz(run, clocks)
     energy = [r for r in groupings.table("energy").to_pylist() if r["scope"] == "run"]
     facts = [
-        *_clock_facts(run, story, clocks, steps, reference_hz),
+        *_clock_facts(run, story, clocks, judged, reference_hz),
         *_reading_facts(readings),
         *(_energy_fact(row, story) for row in energy[:1]),
     ]
@@ -128,10 +129,10 @@ def section(groupings: Groupings, story: Story) -> Section | None:
     return Section(
         title="Frequency",
         id="frequency",
-        intro=_lead(run, story, clocks, steps, reference_hz),
+        intro=_lead(run, story, clocks, judged, len(steps), reference_hz),
         blocks=(
             Facts(facts=facts, style="tiles"),
-            *_figures(story, clocks, steps, readings, reference_hz),
+            *_figures(story, clocks, judged, readings, reference_hz),
             *([kernels] if kernels.rows else []),
         ),
         formats=BROWSER,
@@ -157,7 +158,8 @@ def _lead(
     run: Attributed,
     story: Story,
     clocks: Clocked | None,
-    steps: list[dict[str, Any]],
+    judged: list[dict[str, Any]],
+    steps_count: int,
     reference_hz: float | None,
 ) -> str:
     if clocks is None:
@@ -168,13 +170,12 @@ def _lead(
             "not claimed; at which clock the time was spent is."
         )
     loss = sum(row.time_ns for row in run.leaves() if row.id.startswith("compute.clock."))
-    judged = [s for s in steps if s["at_reference_ns"] is not None]
     if not loss or not judged:
         return f"No time was lost to a clock below the reference of {fmt.hertz(reference_hz)}."
     observed = sum(s["observed_ns"] for s in judged) / len(judged)
     at_reference = sum(s["at_reference_ns"] for s in judged) / len(judged)
-    left_out = len(steps) - len(judged)
-    of = f", of {len(judged)} of {len(steps)} whose clock is known" if left_out else ""
+    few = f", of {len(judged)} of {steps_count} whose clock is known"
+    of = few if len(judged) < steps_count else ""
     return (
         f"With its kernels at the reference clock of {fmt.hertz(reference_hz)} and all else as it "
         f"was, a {story.unit} would take {fmt.duration(at_reference)} instead of "
@@ -187,7 +188,7 @@ def _clock_facts(
     run: Attributed,
     story: Story,
     clocks: Clocked | None,
-    steps: list[dict[str, Any]],
+    judged: list[dict[str, Any]],
     reference_hz: float | None,
 ) -> Iterator[Fact]:
     if clocks is not None:
@@ -199,7 +200,6 @@ def _clock_facts(
             of = f"{fmt.ratio(mean_hz / reference_hz)} of the reference"
         note = f"{of}; known for {fmt.ratio(covered)} of the time"
         yield Fact(label="Clock while computing", value=fmt.hertz(mean_hz), note=note)
-    judged = [s for s in steps if s["at_reference_ns"] is not None]
     if judged and reference_hz:
         observed = sum(s["observed_ns"] for s in judged)
         at_reference = sum(s["at_reference_ns"] for s in judged)
@@ -299,13 +299,12 @@ def _held_words(row: dict[str, Any]) -> list[str]:
 def _figures(
     story: Story,
     clocks: Clocked | None,
-    steps: list[dict[str, Any]],
+    judged: list[dict[str, Any]],
     readings: list[Readings],
     reference_hz: float | None,
 ) -> Iterator[Block]:
     """Yield the figures; one that cannot be drawn says why."""
     ridges = list(_ridges(clocks, readings))
-    judged = [s for s in steps if s["at_reference_ns"] is not None]
     rows = "by phase, then by operator" if judged else "over all readings"
     if ridges:
         yield Figure(
@@ -317,7 +316,7 @@ def _figures(
             label="Distribution of the SM clock by phase and by operator",
         )
     note = "Green: at the reference clock. Blue: lost to the clock. Orange: mean clock."
-    if steps and not judged and reference_hz is None:
+    if not judged and clocks is not None and reference_hz is None:
         note = "The clock at which the device's peak is quoted is not known."
     elif not judged:
         note = "No kernel of a step lies within the readings."

@@ -117,7 +117,9 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
         made = make(prepare_output(fresh))
         made.name = place.name
         write_atomic(fresh / MANIFEST, manifest.encode(made))
-        with new_output(target, force=force, say=_say) as run_dir:
+        with new_output(
+            target, force=force, say=lambda line: click.echo(f"chopper: {line}", err=True)
+        ) as run_dir:
             for entry in fresh.iterdir():
                 entry.replace(run_dir / entry.name)
     except OutputError as exc:
@@ -125,7 +127,3 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return made
-
-
-def _say(line: str) -> None:
-    click.echo(f"chopper: {line}", err=True)

@@ -140,11 +140,8 @@ def command(
             notes = path / NOTES  # in the run: whoever is killed leaves nothing elsewhere
             notes.touch()
             try:
-                environment = {
-                    **os.environ,
-                    **arming.hooked(str(path), "record", options),
-                    NOTES_VARIABLE: str(notes),
-                }
+                environment = os.environ | arming.hooked(str(path), "record", options)
+                environment |= {NOTES_VARIABLE: str(notes)}
                 with _watched(path, str(shown), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
                 seen = _messages(notes)

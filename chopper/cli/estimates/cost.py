@@ -272,12 +272,8 @@ def _money(result: Cost, value: float | None) -> str:
     return f"{value:,.{digits}f} {result.currency}"
 
 
-def _three(value: float | None, unit: str) -> str:
-    return f"{value:.3g} {unit}" if value else fmt.UNKNOWN
-
-
-def _times(value: float | None) -> str:
-    return fmt.UNKNOWN if value is None else f"{value:.2f}×"
+def _some(value: float | None, digits: str, unit: str) -> str:
+    return f"{value:{digits}}{unit}" if value else fmt.UNKNOWN
 
 
 def _days(seconds: float | None) -> str:
@@ -303,9 +299,12 @@ def _energy(result: Cost) -> Section:
     return values(
         "Energy, at the meter",
         [
-            ("power of one device", f"{result.power_w:.0f} W" if result.power_w else fmt.UNKNOWN),
-            ("energy per token", _three(result.energy_per_token_j, "J")),
-            ("energy per million tokens", _three(result.energy_per_million_tokens_kwh, "kWh")),
+            ("power of one device", _some(result.power_w, ".0f", " W")),
+            ("energy per token", _some(result.energy_per_token_j, ".3g", " J")),
+            (
+                "energy per million tokens",
+                _some(result.energy_per_million_tokens_kwh, ".3g", " kWh"),
+            ),
             (
                 "its cost per million tokens",
                 _money(result, result.energy_cost_per_million_tokens),
@@ -322,8 +321,8 @@ def _comparison(result: Cost, other: Against) -> Section:
         f"Against {other.device}",
         [
             ("its price per hour", _money(result, other.price_per_device_hour)),
-            ("has to be faster by, to cost the same", _times(other.break_even_ratio)),
-            ("is faster by peak (bf16)", _times(other.peak_ratio)),
+            ("has to be faster by, to cost the same", _some(other.break_even_ratio, ".2f", "×")),
+            ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
             (
                 "per million tokens, if as much faster as its peak",
                 _money(result, other.per_million_tokens_at_peak_ratio),

@@ -104,10 +104,6 @@ def estimate(options: Options) -> Projection:
     return _recorded(options.run or "", options)
 
 
-def _clock_hz(options: Options) -> float | None:
-    return options.clock_mhz * 1e6 if options.clock_mhz else None
-
-
 def _captured(module: str, options: Options) -> Projection:
     from chopper.cli._progress import progress
     from chopper.collectors.fake_ops import capture_operators
@@ -131,7 +127,7 @@ def _captured(module: str, options: Options) -> Projection:
         element_bytes=captured["element_bytes"],
         target=target,
         target_reach=reach_of(target),
-        target_clock_hz=_clock_hz(options),
+        target_clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
     )
 
 
@@ -182,7 +178,7 @@ def _recorded(run: str, options: Options) -> Projection:
         target=target,
         recorded_reach=reach_of(recorded) if recorded else None,
         target_reach=reach_of(target) if target else None,
-        target_clock_hz=_clock_hz(options),
+        target_clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
         checked=checked,
         checked_windows_count=checked_windows_count,
         step=recorded_step(attribution) if ranks else None,
