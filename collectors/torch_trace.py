@@ -195,7 +195,7 @@ class TorchTrace:
 
     def settle(self) -> None:
         """End what was abandoned in this thread, unless a profiler of the program's runs."""
-        for entry in list(_abandoned):
+        for entry in _abandoned.copy() if _abandoned else ():
             if entry.owner is not threading.current_thread() or not _profiler_enabled():
                 continue
             if entry.lost and self._foreign_runs:

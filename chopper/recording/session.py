@@ -59,26 +59,6 @@ def active() -> Session | None:
     return _active
 
 
-class _AtWork:
-    """The block in which the recorder's own code runs, with its lock held. It may be nested."""
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self._depth = 0
-
-    @property
-    def busy(self) -> bool:
-        return self._depth > 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        self._lock.release()
-
-
 class Session:
     """A recording from ``start`` to ``close``."""
 
@@ -89,7 +69,8 @@ class Session:
         self.recording = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._at_work = _AtWork(self._lock)
+        self._busy = 0
+        """Above 0 while some thread is in the recorder's own code, with the lock held."""
         self._closing = False
         self._closed = False
         self._signal_at_close: int | None = None
@@ -127,8 +108,12 @@ class Session:
     def _safely(self, part: Callable[..., _T], *args: Any) -> _T | None:
         """Run a part of the recording, with its lock held; no failure reaches the program."""
         try:
-            with self._at_work:
-                return part(*args)
+            with self._lock:
+                self._busy += 1
+                try:
+                    return part(*args)
+                finally:
+                    self._busy -= 1
         except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
             self._give_up(exception_text(exc))
             return None
@@ -170,8 +155,7 @@ class Session:
             Finalize(None, self.close, exitpriority=100)
         self._part.save()
         self._overhead.setup_ns = time.perf_counter_ns() - began_ns
-        with self._at_work:
-            steps.begin()
+        self._safely(steps.begin)
 
     def _describe_start(self, moved: m.Finding | None) -> None:
         manifest = self._manifest
@@ -291,7 +275,7 @@ class Session:
 
     def before_fork(self) -> None:
         """End a trace before this thread forks a process."""
-        if self.tracing and not self._at_work.busy:
+        if self.tracing and not self._busy:
             self._safely(self._steps.windows.before_fork)
 
     def enter_root(self, module: Any) -> None:
@@ -321,7 +305,7 @@ class Session:
             self.close(
                 "interrupted",
                 f"ended by {signal.Signals(number).name}",
-                tracer=in_main_thread and not self._at_work.busy,
+                tracer=in_main_thread and not self._busy,
             )
         finally:
             self._lock.release()
@@ -471,7 +455,7 @@ class Session:
         _active = None
         # Another thread may have held it: that thread is not in here.
         self._lock = threading.RLock()
-        self._at_work = _AtWork(self._lock)
+        self._busy = 0
         if self._collecting.trace is not None:
             self._collecting.trace.lock = self._lock
         atexit.unregister(self.close)

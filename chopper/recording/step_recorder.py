@@ -119,7 +119,7 @@ class StepRecorder:
         Late, the next step runs already, and no trace can begin or end at its start.
         """
         log, windows = self.log, self.windows
-        traced, profiled = windows.covers_step(), windows.profiled_step()
+        traced, profiled = windows.step_ended()
         length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
         if not profiled:
             windows.follow(log.number - 1, length_ns)
@@ -160,7 +160,7 @@ class StepRecorder:
             log.source = "backward" if ends_ns else None
         for end_ns in ends_ns:
             # Not traced, until the trace is kept.
-            log.end(end_ns, traced=False, profiled=self.windows.profiled_step())
+            log.end(end_ns, traced=False, profiled=self.windows.profiled)
         if log.number == 0:
             why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
             self._part.note(

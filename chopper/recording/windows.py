@@ -76,10 +76,13 @@ class TraceWindows:
         self._on_overrun = on_overrun
         self._annotator = Annotator(self.check, self._layers_lost, phases.current, trained_ids)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
-        self._alone = alone
         self._long_steps = LongSteps()
-        self._followed = False
-        """True once the later window was put where the next long step is expected."""
+        self._may_follow = alone and windows is DEFAULT_WINDOWS
+        """True while the later window may be put where the next long step is expected.
+
+        That is for a program of one rank: several measure other lengths, and could agree on a step
+        only by messages that each has before it gets there, which nothing bounds.
+        """
         self._moved = False
         """True once a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
@@ -90,7 +93,7 @@ class TraceWindows:
         self._capture: _Capture | None = None
         self._kept: _Capture | None = None
         self._kept_steps = 0
-        self._profiled = False
+        self.profiled = False
         """True when a trace was being taken during some part of the step that runs."""
         self._span: Any = None
         self._lost_spans: list[Any] = []
@@ -107,19 +110,18 @@ class TraceWindows:
         mine: bool = self._trace.mine
         return mine
 
-    def covers_step(self) -> bool:
-        """Return whether the step that ends now is one of the traced ones."""
+    def step_ended(self) -> tuple[bool, bool]:
+        """Return whether the trace covers the step that ends now, and whether one was being taken.
+
+        Call once a step.
+        """
         capture = self._capture
+        profiled, self.profiled = self.profiled, capture is not None
         if capture is None:
-            return False
+            return False, profiled
         if not self.mine:
             self._note_thread(capture)
-        return capture.until is None and self._log.number >= capture.window.start
-
-    def profiled_step(self) -> bool:
-        """Return whether a trace was being taken during the step that ends; call once a step."""
-        profiled, self._profiled = self._profiled, self.tracing
-        return profiled
+        return capture.until is None and self._log.number >= capture.window.start, profiled
 
     def switch(self) -> bool:
         """Start or end tracing as the step that begins asks; whether anything was done."""
@@ -134,7 +136,7 @@ class TraceWindows:
             if number < window.stop and not self._budget.reached():
                 return False
             self._keep(self._end_capture())
-            self._profiled = False
+            self.profiled = False
             self._fit_windows(window)
             # Not even the next window could begin at this point: see TorchTrace.left_open.
             return True
@@ -157,7 +159,7 @@ class TraceWindows:
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begun += 1
             self._budget.begin(number)
-            self._profiled = True
+            self.profiled = True
             self.begin_span()
             return True
         if number == self._upcoming[0].begin - 1:
@@ -166,19 +168,9 @@ class TraceWindows:
             return True
         return False
 
-    @property
-    def _may_follow(self) -> bool:
-        """True while the later window may be put where a long step is expected.
-
-        That is for a program of one rank: several measure other lengths, and could agree on a step
-        only by messages that each has before it gets there, which nothing bounds.
-        """
-        default = self._alone and self._windows is DEFAULT_WINDOWS
-        return default and not self._followed and self._log.number < _FOLLOW_UNTIL
-
     def follow(self, number: int, length_ns: int) -> None:
         """Have the later window hold the next of the long steps that come again and again."""
-        if self._capture is not None or not self._may_follow:
+        if not self._may_follow or self._capture is not None or number >= _FOLLOW_UNTIL:
             return
         expected = self._long_steps.ended(number, length_ns)
         if expected is None or (self._kept is not None and self._trace.left_open):
@@ -190,7 +182,7 @@ class TraceWindows:
         count = max(period if period <= _LONGEST_PERIOD else 0, last.stop - last.start)
         window = Window(following - 1, following - 1 + count, last.settle)
         planned = window.fitted(max(3, self._budget.fitting_steps()))
-        self._followed = True
+        self._may_follow = False
         self._upcoming = deque([planned])
         self._part.note(
             "run.window_follows",
@@ -227,7 +219,7 @@ class TraceWindows:
     def start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
         begun = self._begun
-        self._profiled = begun > 0
+        self.profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self.mine):
             if self.mine:
                 self._keep(self._end_capture())
