@@ -47,7 +47,7 @@ _TIMEOUT_S = 180.0
 
 
 def plan_of(device_type: str, *, quick: bool) -> Plan:
-    """What to measure of the host's cores, or of an accelerator."""
+    """Return what to measure of the host's cores, or of an accelerator."""
     data = files("chopper").joinpath("data", "calibration_plans.json").read_bytes()
     plans = msgspec.json.decode(data, type=dict[str, Plan])
     return plans[("cpu" if device_type == "cpu" else "device") + (", quick" if quick else "")]

@@ -57,7 +57,7 @@ class Device:
 
 
 class Reads(Protocol):
-    """What reads a device."""
+    """Reader of one device."""
 
     @property
     def absent(self) -> Mapping[str, str]:

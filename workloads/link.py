@@ -34,7 +34,7 @@ _PROBE = "ip link add probe0 type veth peer name probe1 && tc qdisc add dev prob
 
 
 def unavailable() -> str | None:
-    """Why no shaped link can be made here, or None."""
+    """Return why no shaped link can be made here, or None."""
     if platform.system() != "Linux":
         return f"network namespaces are Linux's, this is {platform.system()}"
     for tool in ("unshare", "ip", "tc"):

@@ -94,7 +94,7 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
 
 
 def draw_of(args: argparse.Namespace, ranks: int, latency_ms: int | None = None) -> Draw:
-    """What the options say is drawn from, and for whom."""
+    """Return what the options say is drawn from, and for whom."""
     sources = make_sources(
         count=args.sources,
         state_bytes=args.state * 1_000_000,

@@ -285,7 +285,7 @@ def _divided(states: States, count: int) -> np.ndarray:
 def _no_clock(
     clocks: EventClocks, reference: np.ndarray, rows: np.ndarray, ceiling: Ceiling | None
 ) -> str | None:
-    """Why the clock of no kernel is known, None where that of some is."""
+    """Return why the clock of no kernel is known, None where that of some is."""
     if ceiling is None or not len(rows):
         return "no kernel with a known peak"
     if np.isnan(reference[rows]).all():

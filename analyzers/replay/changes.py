@@ -137,7 +137,7 @@ def leaves_of(cause: str) -> list[str]:
 
 
 def not_fixable(cause: str) -> str | None:
-    """Why nothing takes a cause away; None where something does."""
+    """Return why nothing takes a cause away; None where something does."""
     own = leaves_of(cause)
     if all(c in NOT_FIXABLE for c in own):
         return NOT_FIXABLE[own[0]]

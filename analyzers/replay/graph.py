@@ -241,7 +241,7 @@ class _Rank:
         self.end[self.beside] = first + len(self.beside)
 
     def times_ns(self) -> np.ndarray:
-        """When each of its moments was observed, in its own clock."""
+        """Observed time of each of its moments, in its own clock."""
         events, beside = self.events, self.beside
         return np.concatenate(
             [self.program.time_ns, events.start_ns[beside], events.end_ns[beside]]

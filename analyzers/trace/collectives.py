@@ -377,7 +377,7 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Describing:
-    """What a rank's trace knows of its groups, for kinds made from it."""
+    """Process groups as a rank's trace describes them, for kinds made from it."""
 
     rank: int
     world_size: int | None

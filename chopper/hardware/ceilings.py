@@ -211,7 +211,7 @@ def _ranks_beside(manifest: RunManifest, part: RankManifest) -> int:
 
 
 def _not_listed(device: Device | None) -> str | None:
-    """Why a device with a name has no peaks; None without a name."""
+    """Return why a device with a name has no peaks; None without a name."""
     from chopper.hardware.devices import why_unknown
 
     if device is None or not device.name:

@@ -193,7 +193,7 @@ def _has_memory(device: DevicePeaks, memory_bytes: int | None) -> bool:
 def why_unknown(
     name: str, *, multi_processor_count: int | None = None, memory_bytes: int | None = None
 ) -> str:
-    """Why :func:`lookup` has no peak for a device, in words."""
+    """Say why :func:`lookup` has no peak for a device."""
     alike = _of_name(name)
     if not alike:
         return f"device {name!r} is not in the table of peaks"

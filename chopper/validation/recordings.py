@@ -47,7 +47,7 @@ class Recorded:
 
     @property
     def skipped(self) -> str | None:
-        """Why the injection could not be made here."""
+        """Return why the injection could not be made here."""
         return next((t.skipped for t in self.truths if t.skipped), None)
 
 

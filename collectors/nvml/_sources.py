@@ -327,7 +327,7 @@ class _AskedSource(DeviceSource[nvml.NvmlDevice, _Asked]):
             raise CollectorUnavailable(reasons)
 
     def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        """What gives each column."""
+        """Return the call that gives each column."""
         raise NotImplementedError
 
     def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, now_ns: int) -> None:

@@ -49,7 +49,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     @cached_property
     def peaks(self) -> DevicePeaks:
-        """Of its device."""
+        """Peaks of the machine's device."""
         peaks = lookup(
             self.device_name, multi_processor_count=self.units, memory_bytes=self.memory_bytes
         )

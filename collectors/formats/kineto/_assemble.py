@@ -80,7 +80,7 @@ def read_trace(path: Path) -> list[ParsedTrace]:
 
 
 def _what_else(reader: FileReader, unknown: str) -> str:
-    """Why nothing could be used, as far as it can be told."""
+    """Say why nothing could be used, as far as it can be told."""
     if unknown:
         return f": its events are of categories that Kineto does not write: {unknown}"
     if +reader.counts:

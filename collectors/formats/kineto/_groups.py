@@ -119,7 +119,7 @@ GROUPS = (
 
 
 class Target(NamedTuple):
-    """Where the spans of a category go."""
+    """Table that the spans of a category go to."""
 
     group: int
     code: int = 0
