@@ -19,7 +19,7 @@ setup(
             optional=True,
         )
         for name, source, headers in (
-            ("chopper.analyzers._forest", "analyzers/_forest.c", []),
+            ("chopper.analyzers.trace._forest", "analyzers/trace/_forest.c", []),
             ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c", []),
             ("chopper.collectors._fast", "collectors/_fast.c", ["collectors/_fast_read.h"]),
             (

@@ -13,7 +13,7 @@ def main() -> None:
     keep_current_directory_last()
     try:
         from chopper.cli import main as command
-        from chopper.cli._output import make_writable
+        from chopper.cli.output import make_writable
 
         make_writable()
         command()

@@ -41,7 +41,7 @@ class Series:
 
 
 class _Line(NamedTuple):
-    """One line of a figure, drawn of a column; panel and label may name a key of the table in braces."""
+    """One line of a figure; panel and label may name a key of the table in braces."""
 
     column: str
     panel: str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from chopper.analyzers import _forest
+import chopper.analyzers.trace._forest as _forest
 
 
 def nest(

@@ -10,7 +10,7 @@ import click
 
 from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json, print_page
+from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
 

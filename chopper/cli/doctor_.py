@@ -12,7 +12,7 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json
+from chopper.cli.output import print_json
 from chopper.collectors.base import call_within
 from chopper.errors import InputError
 

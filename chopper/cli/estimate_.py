@@ -73,7 +73,7 @@ def _command(name: str, summary: str) -> click.Command:
 
 def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -> None:
     """Print an estimate, and write it to a file too."""
-    from chopper.cli._output import print_json
+    from chopper.cli.output import print_json
     from chopper.reports import format_of, formatted, to_text
 
     if as_json:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import bar, progress
+from chopper.cli.output import print_json, print_page
 from chopper.errors import ChopperError, printable
 
 if TYPE_CHECKING:

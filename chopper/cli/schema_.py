@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json
+from chopper.cli.output import print_json
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:

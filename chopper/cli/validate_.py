@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json
+from chopper.cli.output import print_json
 from chopper.errors import UsageError
 from chopper.validation.results import MAGNITUDES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import progress
+from chopper.cli.output import print_json, print_page
 
 
 @click.command("whatif", short_help="Predict what a run would take with something changed.")

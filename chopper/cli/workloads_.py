@@ -8,7 +8,7 @@ import click
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli._output import print_json
+from chopper.cli.output import print_json
 
 if TYPE_CHECKING:
     from chopper.experiments.declarations import Variant, Workload

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chopper import cli
-from chopper.cli._output import make_writable
+from chopper.cli.output import make_writable
 from chopper.fresh_python import own_python
 from tests.bad_input.make import GOOD, write
 from tests.command import Outcome, process, run
@@ -155,7 +155,7 @@ def test_terminals_that_lack_characters(
 
 
 def test_what_a_terminal_lacks_is_written_in_similar_characters() -> None:
-    code = "from chopper.cli._output import make_writable; make_writable(); print('█ – µs \u20ac')"
+    code = "from chopper.cli.output import make_writable; make_writable(); print('█ – µs \u20ac')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONIOENCODING": "latin-1"},

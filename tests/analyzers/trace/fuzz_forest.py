@@ -21,7 +21,7 @@ from tests.sanitizing import run_fuzzer
 
 def fuzz(count: int, seed: int) -> None:
     """Call every function ``count`` times with arrays that may be anything."""
-    from chopper.analyzers import _forest
+    from chopper.analyzers.trace import _forest
 
     accepted = refused = 0
     for i in range(count):
@@ -90,4 +90,6 @@ def _number(rng: np.random.Generator) -> int:
 
 
 if __name__ == "__main__":
-    run_fuzzer(__doc__, __file__, "analyzers/_forest.c", "chopper.analyzers._forest", fuzz)
+    run_fuzzer(
+        __doc__, __file__, "analyzers/trace/_forest.c", "chopper.analyzers.trace._forest", fuzz
+    )

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.skipif(
     not COMPILED and not HAS_COMPILER, reason="no C compiler: the forest was not built"
 )
 if COMPILED:
-    from chopper.analyzers import _forest
-    from chopper.analyzers.trace import walks
+    from chopper.analyzers.trace import _forest, walks
 
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 
