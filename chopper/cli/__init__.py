@@ -96,8 +96,7 @@ class _WithoutPandas(MetaPathFinder):
     Commands that read, attribute and report make none.
     """
 
-    @staticmethod
-    def find_spec(fullname: str, *_more: object) -> None:
+    def find_spec(self, fullname: str, *_more: object) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is left out of this process", name="pandas")
 
@@ -129,8 +128,9 @@ def _line(message: str) -> str:
 
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
-    if sys.argv[1:] and sys.argv[1] in _WITHOUT_PANDAS:
-        sys.meta_path.insert(0, _WithoutPandas)
+    quick = sys.argv[1:] and sys.argv[1] in _WITHOUT_PANDAS and "pandas" not in sys.modules
+    if quick and not any(isinstance(finder, _WithoutPandas) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WithoutPandas())
     output = sys.stdout
     try:
         code = cli.main(standalone_mode=False)
