@@ -11,8 +11,8 @@ from tests.clients.runner import judge
 
 pytestmark = pytest.mark.slow
 
-ALWAYS = ("gan.py", "ignite_engine.py", "lightning_trainer.py")
-WITH_THE_LONG_ONES = ("accelerate_loop.py", "joblib_sweep.py")
+ALWAYS = ("gan.py", "lightning_trainer.py")
+WITH_THE_LONG_ONES = ("accelerate_loop.py", "ignite_engine.py", "joblib_sweep.py")
 NOT_OF_A_BUSY_MACHINE = ("steps", "phases", "losses", "exit")
 
 
