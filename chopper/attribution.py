@@ -499,7 +499,8 @@ def _piece_steps(pieces: pa.Table, windows: pa.Table) -> tuple[np.ndarray, list[
     width = int(ints(windows, "step_index").max()) + 1
     of_window = _window_keys(windows, width)
     order = np.argsort(of_window)
-    codes = np.array([names.index(n) for n in numbers])[order]
+    code_of = {n: code for code, n in enumerate(names)}
+    codes = np.array([code_of[n] for n in numbers])[order]
     return codes[np.searchsorted(of_window[order], _window_keys(pieces, width))], names
 
 

@@ -40,7 +40,7 @@ VIEW = View(
         optional("peak_mean_bytes", "Mean over steps of the peak bytes that tensors held."),
         optional("peak_std_bytes", "Standard deviation over steps of the peak that tensors held."),
         optional("clock_mean_hz", "Mean over steps of the device's mean clock."),
-        optional("clock_std_hz", "Mean over steps of the clock's deviation within a step."),
+        optional("clock_std_hz", "Mean over steps of the clock's standard deviation in a step."),
         optional(
             "clock_correlation",
             "Pearson correlation over steps of dissimilarity (1 − similarity) with the clock's "

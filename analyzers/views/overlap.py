@@ -44,7 +44,7 @@ VIEW = View(
         optional("pearson", "Linear correlation of overlap ratio and duration.", "float64"),
         optional("median_alone_ns", "Median duration of instances without any overlap."),
         optional(
-            "median_beside_ns", "Median duration of instances overlapped for half of it or more."
+            "median_beside_ns", "Median duration of instances with communication beside half of it."
         ),
         column("alone_instance_count", "Number of instances without any overlap."),
         column(

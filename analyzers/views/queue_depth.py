@@ -44,7 +44,7 @@ VIEW = View(
         column("empty_ratio", "Share of the time with nothing queued."),
         column("mean_depth", "Mean number of queued launches over time.", "float64"),
         column("median_depth", "Median number of queued launches, weighted by time.", "int64"),
-        column("p95_depth", "95th percentile of it, weighted by time.", "int64"),
+        column("p95_depth", "95th percentile of the queued launches, weighted by time.", "int64"),
         column("max_depth", "Largest number of queued launches.", "int64"),
         column(
             "full_ratio",

@@ -39,19 +39,28 @@ def _rank(shape: Shape, *ranks: int) -> Shape:
 
 
 def matmul(
-    record: Record, first: int = 0, *, summed: bool = False, result_bytes: int | None = None
+    record: Record,
+    first: int = 0,
+    *,
+    ranks: Sequence[int] = (),
+    summed: bool = False,
+    result_bytes: int | None = None,
 ) -> Work:
     """[B,] M×K times [B,] K×N by torch.matmul's rules: 1-d operands are padded, the leading
     dimensions broadcast.
 
     With `first` = 1 argument 0 is an addend that broadcasts to the result and argument 3 its
-    factor. `summed`: the batch is summed, so the result has one matrix.
+    factor. `ranks`: dimensions that both must have, and nothing broadcasts. `summed`: the batch is
+    summed, so the result has one matrix.
     """
     left, right = record.shape(first), record.shape(first + 1)
     if not left or not right:
         raise Unknown("matmul of a scalar")
-    if summed:
-        _rank(right, len(_rank(left, 3)))
+    if ranks:
+        _rank(left, ranks[0])
+        _rank(right, ranks[1])
+        if left[:-2] != right[:-2]:
+            raise Unknown(f"batch sizes differ: {list(left)} and {list(right)}")
     rows = left[-2:-1] if len(left) > 1 else ()
     columns = right[-1:] if len(right) > 1 else ()
     k = _same(left[-1], right[-2] if len(right) > 1 else right[0])

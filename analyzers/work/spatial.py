@@ -54,7 +54,7 @@ def _sizes(record: Record, index: int, spatial: int, default: Shape | None) -> S
 
 @moves
 def resized(record: Record, *, indices: bool = False) -> int:
-    """(self, output_size, …); newer forms leave that out and give factors at the end."""
+    """(self, output_size, …), or factors at the end: the input is read, the result written."""
     shape = record.shape(0)
     sizes = record.integers(1)
     if sizes is None:
@@ -80,7 +80,7 @@ def _floats(text: str) -> list[float] | None:
 
 @moves
 def gradient_of_size(record: Record) -> int:
-    """(grad_output, output_size, input_size, …)."""
+    """(grad_output, output_size, input_size, …): one gradient is read, the other written."""
     sizes = record.integers(2)
     if not sizes or min(sizes) < 0:
         raise Unknown("the input's size was not recorded")

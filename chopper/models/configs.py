@@ -138,7 +138,8 @@ class Config:
         if not isinstance(listed, list) or not all(isinstance(i, int) for i in listed):
             raise self.refuse(f"mlp_only_layers is {listed!r}; expected a list of layers")
         each = self.size_or("decoder_sparse_step", 1)
-        return tuple(i for i in range(self.layers()) if i in set(listed) or (i + 1) % each)
+        plain = {*listed}
+        return tuple(i for i in range(self.layers()) if i in plain or (i + 1) % each)
 
     def first_dense(self, otherwise: int) -> dict[str, Any]:
         """DeepSeek's experts: first layers plain, shared experts beside the others."""

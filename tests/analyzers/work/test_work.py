@@ -598,6 +598,11 @@ def test_a_convolution_from_a_triton_template() -> None:
         ("aten::bmm", [[4, 5, 7], [3, 7, 3]]),
         ("aten::linear", [[5, 7], [3, 8], []]),
         ("aten::matmul", [[2, 5, 7], [3, 7, 4]]),
+        ("aten::mm", [[256, 16], [2, 8, 16, 4]]),
+        ("aten::bmm", [[1, 5, 7], [3, 7, 4]]),
+        ("aten::mv", [[63], [63]]),
+        ("aten::dot", [[4, 4], [4, 4]]),
+        ("aten::addmm", [[7], [5, 7], [7]]),
         (
             "aten::_scaled_dot_product_flash_attention",
             [[2, 3, 8, 64], [2, 2, 8, 64], [2, 2, 8, 64]],
