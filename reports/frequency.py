@@ -571,6 +571,8 @@ def _steps_at_reference(steps: list[dict[str, Any]], story: Story) -> dict[str, 
         "side": "right",
         "showgrid": False,
         "rangemode": "tozero",
+        # Else an overlaying axis has its ticks where the other one has them.
+        "tickmode": "auto",
         "nticks": 6,
         "tickformat": ".2~f",
     }

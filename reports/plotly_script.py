@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import threading
 import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,7 +56,17 @@ def prefetch() -> Future[Script]:
 
     zlib works without the interpreter's lock, so this costs nothing beside reading a trace.
     """
-    return ThreadPoolExecutor(1, thread_name_prefix="plotly").submit(_load)
+    script: Future[Script] = Future()
+
+    def load() -> None:
+        try:
+            script.set_result(_load())
+        except Exception as exc:  # noqa: BLE001 - raised again where the script is waited for
+            script.set_exception(exc)
+
+    # A daemon: a command that ends with an error does not wait for it.
+    threading.Thread(target=load, name="plotly", daemon=True).start()
+    return script
 
 
 def get() -> Script:
