@@ -111,7 +111,7 @@ class PhaseLog:
 
     def begin(self, name: str) -> OpenPhase:
         """Begin a phase of the running code."""
-        phase = OpenPhase(self, name, self._current())
+        phase = OpenPhase(self, str(name), self._current())
         self._open[phase] = None
         _innermost.set(phase)
         self._show(phase)

@@ -247,7 +247,7 @@ class Session:
         """Begin a phase of the running code; None when nothing is recorded."""
         if not self.recording:
             return None
-        return self._safely(self._steps.phases.begin, str(name))
+        return self._safely(self._steps.phases.begin, name)
 
     def end_phase(self, entered: list[OpenPhase]) -> None:
         """End the innermost of the phases that ``begin_phase`` returned to one block."""

@@ -170,7 +170,7 @@ class TraceWindows:
 
     def follow(self, number: int, length_ns: int) -> None:
         """Have the later window hold the next of the long steps that come again and again."""
-        if not self._may_follow or self._capture is not None or number >= _FOLLOW_UNTIL:
+        if not self._may_follow or self._capture is not None or self._log.number >= _FOLLOW_UNTIL:
             return
         expected = self._long_steps.ended(number, length_ns)
         if expected is None or (self._kept is not None and self._trace.left_open):

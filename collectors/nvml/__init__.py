@@ -6,11 +6,15 @@ the sampler process reads, one class a tier. This module is the collector that s
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.nvml import _library
 from chopper.collectors.nvml._library import NvmlDevice
 from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
+from chopper.collectors.sampler import SourceSpec
+
+if TYPE_CHECKING:
+    from chopper.collectors.base import CollectorContext
 
 NAME = "nvml"
 BY_DEFAULT = True
@@ -39,9 +43,16 @@ class NvmlCollector(DeviceCollector[NvmlDevice]):
         "CounterSource": 10.0,
         # GPM wants 100 ms between two snapshots: at 10 Hz a late one leaves the next too little.
         "ActivitySource": 1 / 0.11,
-        "BufferedSource": 1.0,
         "LimitSource": ONCE_HZ,
     }
+
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
+        """Return what its sampler reads, and how often."""
+        # What the driver buffers is taken where it is finer than the fast tier.
+        buffered = SourceSpec(
+            factory=f"{self.sources}:BufferedSource", hz=1.0, options={"polled_hz": self._hz}
+        )
+        return [*super().specs(context), buffered]
 
     def devices(self) -> list[NvmlDevice]:
         """Ask NVML for its devices."""

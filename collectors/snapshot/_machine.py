@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 import struct
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +50,17 @@ class _Machine(pickle._Unpickler):
     """The instructions for plain values; every other is refused."""
 
     stack: list[Any]
+    read: Callable[[int], bytes]
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(io.BytesIO(data))
         self._where = where
+
+    def _text(self, layout: str) -> None:
+        # As bytes of a file's name may be, and as no table holds them: replaced, not refused.
+        (count,) = struct.unpack(layout, self.read(struct.calcsize(layout)))
+        self.stack.append(self.read(min(count, sys.maxsize)).decode("utf-8", "replace"))
 
     def _set_items(self) -> None:
         items = self.pop_mark()
@@ -98,6 +105,8 @@ def _instructions() -> dict[int, Any]:
         if instruction.name in _PLAIN.split():
             known[code] = pickle._Unpickler.dispatch[code]
     own = {"u": _Machine._set_items, "s": _Machine._set_item, "d": _Machine._make_dict}
+    texts = {0x8C: "<B", ord("X"): "<I", 0x8D: "<Q"}
+    known |= {code: partial(_Machine._text, layout=layout) for code, layout in texts.items()}
     return known | {ord(code): method for code, method in own.items()}
 
 

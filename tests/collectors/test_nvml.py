@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from chopper.collectors.base import CollectorContext
+from chopper.collectors.nvml import NvmlCollector
 from chopper.tables import TABLES
 from tests.collectors.nvml_player import EITHER, ONE, TWO, Player, needs_native
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @EITHER
@@ -377,3 +384,10 @@ def test_newer_devices_count_link_bytes_under_other_fields(play: Player) -> None
     )
     assert found["link_tx_bytes"] == 12345
     assert found["link_rx_bytes"] is None
+
+
+def test_what_the_driver_buffers_is_compared_with_the_rate_asked_for(tmp_path: Path) -> None:
+    context = CollectorContext(directory=tmp_path, run_path=tmp_path, pid=1)
+    specs = NvmlCollector(hz=10.0).specs(context)
+    (buffered,) = (spec for spec in specs if spec.factory.endswith(":BufferedSource"))
+    assert buffered.options == {"polled_hz": 10.0}

@@ -116,6 +116,11 @@ def test_plain_values_come_back_as_pickle_gives_them(protocol: int) -> None:
     assert load(data, "here") == PLAIN == pickle.loads(data)
 
 
+@pytest.mark.parametrize("data", [b"\x80\x04\x8c\x03\xed\xa0\x80.", b"\x80\x02X\2\0\0\0\xff\xfe."])
+def test_a_text_that_is_no_utf8_is_mended(data: bytes) -> None:
+    assert set(load(data, "here")) == {"\ufffd"}
+
+
 class _Runs:
     def __init__(self, call: Callable[..., Any], *args: Any) -> None:
         self.made = call, args

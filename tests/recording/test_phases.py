@@ -142,6 +142,16 @@ def test_a_phase_outside_of_a_recording_or_after_its_failure_does_nothing(task, 
     assert [row["name"] for row in phases_of()] == ["evaluation"]
 
 
+def test_a_name_that_cannot_be_text_ends_the_recording_alone(task, capsys):
+    class Nameless:
+        def __str__(self):
+            raise RuntimeError("no name")
+
+    with chopper.profile("run", collect=TRACE_ONLY) as prof, prof.phase(Nameless()):
+        task.step()
+    assert "recording stopped: RuntimeError: no name" in capsys.readouterr().err
+
+
 def test_a_phase_inside_a_compiled_function_does_not_break_its_graph(task):
     prof = chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2))
 
