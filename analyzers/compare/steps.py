@@ -10,7 +10,6 @@ import numpy as np
 from chopper.analyzers.causes.step_time import warm_up_steps
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.groups import rows_of, sum_by
-from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, strings
 
 if TYPE_CHECKING:
@@ -65,11 +64,11 @@ def cut(run: Attributed, *, warm_up: bool) -> Steps:
         warm_up: keep leading steps that took much longer than those after them.
     """
     pieces, windows = run.pieces, run.windows
-    key = ("rank", "step_index")
     numbers, step_of_window = np.unique(ints(windows, "number", null=_WHOLE), return_inverse=True)
     counts = np.bincount(step_of_window, minlength=len(numbers))
     codes, causes = strings(pieces, "cause")
-    window = rows_of([ints(windows, k) for k in key], [ints(pieces, k) for k in key])
+    windows_by = [ints(windows, name) for name in ("rank", "step_index")]
+    window = rows_of(windows_by, [ints(pieces, name) for name in ("rank", "step_index")])
     cell = step_of_window[window] * len(causes) + codes
     time_ns = sum_by(cell, ints(pieces, "time_ns"), len(numbers) * len(causes))
     time_ns = time_ns.reshape(len(numbers), len(causes))
@@ -79,11 +78,8 @@ def cut(run: Attributed, *, warm_up: bool) -> Steps:
         numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
     first = 0 if warm_up else warm_up_steps(time_ns.sum(axis=1) / np.maximum(counts, 1))
     events = events_of(run)
-    step_of_event = np.full(len(events), -1, dtype=np.int64)
-    for rank in (rank for rank in run.joined if rank not in without_steps):
-        mine = events.rank == rank
-        traced = np.append(traced_steps(run, rank).number, _WHOLE)
-        step_of_event[mine] = rows_of([numbers[first:]], [traced])[events.step[mine]]
+    step_of_event = step_of_window[rows_of(windows_by, [events.rank, events.step])]
+    step_of_event = np.maximum(step_of_event - bool(without_steps) - first, -1)
     return Steps(
         numbers[first:],
         counts[first:],

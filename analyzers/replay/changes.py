@@ -110,7 +110,7 @@ class RankFacts:
         return self._sum(_BASES)
 
     def _sum(self, causes: Sequence[str]) -> np.ndarray:
-        return np.sum([self.of_events(cause) for cause in causes], axis=0)
+        return sum(map(self.of_events, causes), np.zeros(len(self.node.start)))
 
     @cached_property
     def at_peak_ns(self) -> np.ndarray:

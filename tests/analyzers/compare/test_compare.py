@@ -271,3 +271,19 @@ def test_an_operator_counts_its_calls_not_its_kernels(tmp_path) -> None:
     path.write_bytes(made.encode())
     found = chopper.compare(path, path)
     assert [(o.name, o.a_count, o.a_ns) for o in found.operations] == [("aten::mm", 1, 1_500)]
+
+
+def test_kernels_after_a_step_without_any_are_of_their_own_steps(tmp_path) -> None:
+    from tests.kineto_writer import Trace
+
+    made = Trace()
+    for s in range(5):
+        made.step(s, 10_000 * s, 10_000)
+        if s != 1:
+            op = made.op("aten::mm", 10_000 * s + 1_000, 2_000, shapes=[[8, 8], [8, 8]])
+            at = 10_000 * s + 3_000
+            made.launch("gemm", at - 1_900, 100, kernel_at=at, kernel_for=1_000, op=op)
+    path = tmp_path / "t.json"
+    path.write_bytes(made.encode())
+    found = chopper.compare(path, path)
+    assert [(k.name, k.a_count, k.a_ns) for k in found.kernels] == [("gemm", 1, 1_000)]
