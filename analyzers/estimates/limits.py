@@ -54,6 +54,8 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
         """Raise UsageError, which names the field, for what is no law of a model."""
         for name, least, most in (
             ("tokens_per_parameter_ratio", 1e-2, 1e6),
+            ("reference_parameters_count", 1e3, 1e18),
+            ("reference_layers_count", 1, 1e5),
             ("reference_batch_tokens_count", 1, 1e15),
             ("layers_exponent", 1e-6, 3),
             ("batch_exponent", 1e-6, 3),
