@@ -202,7 +202,7 @@ def _asked_variants(
         return workload.variants
     known = [v.name for v in workload.variants]
     kind = f"variant of {workload.name}"
-    names = {one_of(kind, part, known) for part in asked.strip(",").split(",")}
+    names = {one_of(kind, part, known) for part in asked.strip(", ").split(",")}
     return tuple(v for v in workload.variants if v.name in names)
 
 
