@@ -147,7 +147,7 @@ def test_a_name_that_cannot_be_text_ends_the_recording_alone(task, capsys):
         def __str__(self):
             raise RuntimeError("no name")
 
-    with chopper.profile("run", collect=TRACE_ONLY) as prof, prof.phase(Nameless()):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof, prof.phase(Nameless()):  # type: ignore[arg-type]
         task.step()
     assert "recording stopped: RuntimeError: no name" in capsys.readouterr().err
 
