@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("after", type=Path, nargs="?")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("traces", nargs="*", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.after is None:
         print("name two checkouts, before and after: nothing to compare")
         return
