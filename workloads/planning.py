@@ -240,7 +240,7 @@ class Planner:
         return index
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _order(seed: int, source: int, epoch: int, size: int) -> tuple[int, int]:
     """Factor, prime to the size, and offset of an affine map, which visits each index once."""
     rng = np.random.default_rng((seed, source, epoch, 1))
