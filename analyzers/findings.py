@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
-from chopper.attribution import FIRST
-from chopper.storage.manifest import Finding
+from chopper.attribution import FIRST, StepTime
+from chopper.storage.manifest import Finding, RunManifest
+from chopper.storage.run import Run
 from chopper.views import view
 from chopper.wording import duration, plural, ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.causes.attribute import RankResult
-    from chopper.analyzers.trace.match import Matched
-    from chopper.attribution import StepTime
-    from chopper.storage.manifest import RunManifest
-    from chopper.storage.run import Run
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""

@@ -14,15 +14,12 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from chopper import wording as fmt
-from chopper.analyzers.compare.result import signed, signed_duration
+from chopper.analyzers.compare.result import Change, Comparison, Total, signed, signed_duration
 from chopper.causes import CAUSES
 from chopper.errors import UsageError
-
-if TYPE_CHECKING:
-    from chopper.analyzers.compare.result import Change, Comparison, Total
 
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _TOTALS = ("step", "median", "untraced")

@@ -7,10 +7,11 @@ their differences to the difference of the step, exactly.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
 from chopper.analyzers.compare.steps import Steps, cut
@@ -20,6 +21,7 @@ from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES, parents
 from chopper.statistics import (
     MIN_STEPS,
+    Intervals,
     Sample,
     compare_means,
     compare_medians,
@@ -28,10 +30,6 @@ from chopper.statistics import (
     welch,
 )
 from chopper.wording import plural, ranges, some
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.statistics import Intervals
 
 _SLOW_STEP = 2.0
 """A step this many times the median is mentioned."""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.result import Check
-from chopper.analyzers.compare.steps import ranks_without_steps
+from chopper.analyzers.compare.steps import Steps, ranks_without_steps
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.tokens import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
+from chopper.storage.manifest import RankManifest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.compare.steps import Steps
-    from chopper.storage.manifest import RankManifest
-
-    Pair = tuple[Attributed, Attributed]
-    Sides = tuple[Steps, Steps]
-    Value = float | int | str | None
+Pair = tuple[Attributed, Attributed]
+Sides = tuple[Steps, Steps]
+Value = float | int | str | None
 
 _FLOP_PASS_RATIO = 0.02
 """FLOP per step that differ by less count as the same."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import warm_up_steps
-from chopper.analyzers.events.device import events_of
+from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, strings
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 _WHOLE = -1
 """Number of the only step of a rank without steps."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.phases import PHASES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.trace.join import Links
 
 CPU, DEVICE = 0, 1
 _SIGNS = {"alloc": 1, "free_requested": -1, "free": -1}

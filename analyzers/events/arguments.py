@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.groups import Texts
 from chopper.analyzers.trace.columns import strings
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
-    from chopper.analyzers.events.groups import Texts
 
 
 def arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> Texts:

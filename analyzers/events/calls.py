@@ -8,16 +8,13 @@ counts in full, so the sums over calls can exceed the attributed time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, Statistics, busy_of, text_rows, whole_or_null
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.events.device import Events
 
 SHARE = optional("share_ratio", "Share of the sum of times over all rows.")
 RATES = (

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.groups import time_in
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
-    from chopper.analyzers.events.groups import Texts
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.groups import Texts, time_in
 
 _ROUNDING = 1e-9
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
 from chopper.analyzers.trace.columns import ints, nullable
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 WAIT = "communication.wait"
 CAUSES = (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.groups import reals
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.groups import Texts, reals
 from chopper.analyzers.trace.columns import dictionary, ints, strings
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.groups import Texts
 
 _INTEGERS = (
     *("rank", "row", "step", "start_ns", "dur_ns", "device_id", "stream_id", "launch_row"),

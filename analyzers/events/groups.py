@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Texts = tuple[np.ndarray, list[str]]
 """Codes and the texts that they stand for; code -1 is null."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 
 def windows_of(run: Attributed, rank: int) -> pa.Table:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.steps import TracedSteps
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 _EMBEDDING = "aten::embedding"
 

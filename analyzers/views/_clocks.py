@@ -6,21 +6,16 @@ percentiles are weighted by it, over the kernels whose clock is known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
+from chopper.analyzers.events.clocked import Clocked
+from chopper.analyzers.events.groups import Groups, Texts, real_or_null, text_rows, whole_or_null
+from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.events.clocked import Clocked
-    from chopper.analyzers.events.groups import Texts
-    from chopper.analyzers.views import View
 
 NO_CLOCKS = (
     "no clock of a device that computed was sampled (the collectors `nvml` and `amdsmi` do), or at "

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
 
 from chopper.analyzers.trace.samples import socket_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from chopper.storage.run import Run
+from chopper.storage.run import Run
 
 
 def ranks_by_socket(recording: Run) -> list[tuple[int, ...]]:

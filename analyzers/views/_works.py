@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.events.groups import sum_by, text_rows, time_in
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.causes.factors import Factors
-    from chopper.tables import Table
+from chopper.tables import Table, column, optional
 
 COLUMNS = (
     column("rank", "Rank that the kernel ran on.", "int32"),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pyarrow as pa
 
+from chopper.analyzers.events.clocked import Clocked
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
 from chopper.tables import column
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.events.clocked import Clocked
 
 VIEW = View(
     "clock_by_phase",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.clocked import clocked_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.groups import Groups, rows_of
@@ -14,9 +13,6 @@ from chopper.analyzers.trace.columns import ints, nullable
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import COLUMNS, NO_CLOCKS, clock_columns
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "clock_by_step",

@@ -15,20 +15,15 @@ all-gather, all-to-all, gather and scatter, 1 for broadcast, reduce and a pair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.collectives import WAIT, details_of
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.collectives import WAIT, Members, details_of
 from chopper.analyzers.events.groups import real_or_null, reals, time_in
 from chopper.analyzers.views import View
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.collectives import Members
 
 _ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
 

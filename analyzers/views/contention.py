@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
 from chopper.analyzers.views._works import COLUMNS, works_of
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "contention",

@@ -7,12 +7,13 @@ time since the one before it, so a span is only looked into when it is as long a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
@@ -21,13 +22,8 @@ from chopper.analyzers.trace.samples import table_beside
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-
-    Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
-    """Step, phase, starts, ends."""
+Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
+"""Step, phase, starts, ends."""
 
 _COVERED_RATIO = 0.5
 """Least share of a span that samples must cover before they speak for it."""

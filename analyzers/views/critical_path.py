@@ -5,16 +5,12 @@ From a replay: its longest chain of dependencies to the end of the last step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pyarrow as pa
 
 from chopper.analyzers.replay.path import causes_of
+from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.replay.replay import Replay
 
 VIEW = View(
     "critical_path",

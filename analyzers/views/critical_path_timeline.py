@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.replay.path import lane_of
+from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.replay.replay import Replay
 
 VIEW = View(
     "critical_path_timeline",

@@ -10,12 +10,15 @@ counter, its power is integrated over the same spans.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import reals
-from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, meter_of, meter_of_power
+from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, meter_of_power
 from chopper.analyzers.events.steps import step_table, steps_of
 from chopper.analyzers.events.tokens import tokens_of
 from chopper.analyzers.trace.columns import ints, strings
@@ -25,14 +28,7 @@ from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
 from chopper.tables import TABLES, column, optional
 from chopper.wording import ranges, some
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
-    from chopper.analyzers.events.meter import Meter
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 MIN_SPAN_NS = 5_000_000_000
 """Over less than this a difference of energy counters says nothing."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import CAUSES, details_of
 from chopper.analyzers.events.groups import Groups, text_rows, time_in
 from chopper.analyzers.events.steps import windows_of
@@ -14,9 +13,6 @@ from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "exposed_communication",

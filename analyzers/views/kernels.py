@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.events.calls import SHARE, SPREAD, time_columns
+from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.events.device import Events
 
 VIEW = View(
     "kernels",

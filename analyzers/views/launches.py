@@ -16,20 +16,15 @@ which is why the run's idle causes are smaller.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, running_max, text_rows
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "launches",

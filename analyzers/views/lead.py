@@ -7,23 +7,16 @@ order, where all ranks ran equally many of that name in that step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
-from chopper.analyzers.events.collectives import details_of
-from chopper.analyzers.events.device import of_class
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.collectives import Members, details_of
+from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import distinct_rows, ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.collectives import Members
-    from chopper.analyzers.events.device import Events
 
 VIEW = View(
     "lead",

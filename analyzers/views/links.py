@@ -7,13 +7,15 @@ end of its 32 bits tells nothing of that time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter, counter_of
 from chopper.analyzers.events.steps import windows_of
@@ -21,14 +23,9 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import of_rank, table_beside
 from chopper.analyzers.views import View
 from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
+from chopper.storage.run import Run
 from chopper.tables import column, optional
 from chopper.wording import ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.storage.run import Run
 
 _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""

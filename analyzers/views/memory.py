@@ -7,11 +7,12 @@ and the phase in which the host was when it came.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import (
     CPU,
     DEVICE,
@@ -26,9 +27,6 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 ALL = "all"
 """The phase of rows that hold whole steps."""

@@ -6,18 +6,15 @@ runs at higher and steadier clocks than FSDP1, whose frees wait for recorded str
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views import View
 from chopper.analyzers.views.memory_steps import rows_of_steps
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 _LEAST_STEPS = 3
 """Steps with a similarity and a clock that a correlation needs."""

@@ -5,20 +5,17 @@ A block's line is the innermost Python line of the stack that allocated it, else
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "memory_holders",

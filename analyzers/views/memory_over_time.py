@@ -6,23 +6,20 @@ With more steps than fit a page, and without steps, a row is one of equal spans 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import CPU
 from chopper.analyzers.events.steps import step_table, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-
-    Series = dict[str, tuple[np.ndarray, np.ndarray]]
+Series = dict[str, tuple[np.ndarray, np.ndarray]]
 
 _MOST_SPANS = 100
 _ALLOCATOR = {"allocated_bytes": "allocated_bytes", "reserved_bytes": "reserved_bytes"}

@@ -5,20 +5,17 @@ A gap is unusable for a request that is larger than it: the largest gap says wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "memory_segments",

@@ -9,21 +9,18 @@ which is linear where an edit distance is quadratic.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import CPU, MemoryEvents, known_bytes, memory_events
 from chopper.analyzers.events.steps import TracedSteps, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.samples import of_rank
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 VIEW = View(
     "memory_steps",

@@ -5,30 +5,24 @@ Calls of operators with the same arguments in the same phase; see ``_calls`` for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.arguments import arguments
 from chopper.analyzers.events.calls import (
     RATES,
     SHARE,
     SPREAD,
+    Calls,
     time_columns,
     work_columns,
 )
-from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.groups import Groups, Texts, statistics_of, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.calls import Calls
-    from chopper.analyzers.events.device import Events
-    from chopper.analyzers.events.groups import Texts
 
 _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
 

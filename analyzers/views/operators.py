@@ -5,26 +5,21 @@ All calls of an operator together, whatever their arguments and phase; see ``_ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.events.calls import (
     RATES,
     SHARE,
     SPREAD,
+    Calls,
     time_columns,
     work_columns,
 )
+from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.events.calls import Calls
-    from chopper.analyzers.events.device import Events
 
 VIEW = View(
     "operators",

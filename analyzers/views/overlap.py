@@ -5,23 +5,17 @@ The ratio of an instance is the part of its time in which communication ran on t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.arguments import arguments
-from chopper.analyzers.events.device import of_class
+from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 _FEWEST = 5
 """Instances below which no correlation is told."""

@@ -9,21 +9,17 @@ is done (Holistic Trace Analysis counts the same).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
 from chopper.analyzers.views import View
 from chopper.tables import column
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""

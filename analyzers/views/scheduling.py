@@ -6,11 +6,13 @@ edges does not matter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import counter_of
 from chopper.analyzers.events.steps import steps_of
@@ -18,11 +20,6 @@ from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.samples import table_beside
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.attributed import Attributed
 
 _LEAST_SPAN_NS = 1_000_000_000
 """Threads are read twice a second."""

@@ -13,23 +13,20 @@ An event that lies across the border of a window counts by the share of it that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.events.collectives import WAIT
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.collectives import WAIT, Members
 from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.collectives import Members
 
 VIEW = View(
     "stragglers",

@@ -8,24 +8,21 @@ there are samples, traced or not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.clock import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
 from chopper.analyzers.causes.factors import set_clock_hz
+from chopper.analyzers.events.clocked import Clocked
 from chopper.analyzers.events.groups import Groups, real_or_null, reals, sum_by, whole_or_null
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.samples import of_rank, per_device
 from chopper.analyzers.views import View
 from chopper.tables import TABLES, column, optional
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.clocked import Clocked
 
 _HELD = ["power_cap", "thermal", "application"]
 _COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]

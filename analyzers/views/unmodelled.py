@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.event_work import operator_work, refined
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views import View
-from chopper.analyzers.work import MATH_FAMILIES, matmul_dtype
+from chopper.analyzers.work import MATH_FAMILIES, Work, matmul_dtype
+from chopper.hardware.ceilings import Ceiling
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.work import Work
-    from chopper.hardware.ceilings import Ceiling
 
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
 _STRUCTURAL = (

@@ -14,24 +14,20 @@ count nothing: the value is a lower bound then, and says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.tokens import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
-from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.hardware.ceilings import MOST_OF_A_PEAK, Ceiling
 from chopper.tables import column, optional
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.hardware.ceilings import Ceiling
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 CEILINGS = ("theoretical", "achievable")
 _NOT_THE_MODELS = ("recompute", "optimizer")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.events.groups import real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
 from chopper.analyzers.views._works import COLUMNS, works_of
+from chopper.hardware.ceilings import Ceiling
 from chopper.tables import column, optional
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.hardware.ceilings import Ceiling
 
 _CAUSE = "compute.efficiency.wave_quantization"
 
