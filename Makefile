@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 # Options for every pip install, for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # on a machine without GPUs, which saves gigabytes of CUDA libraries.
 PIP_ARGS ?=
-# Options for pytest, for example PYTEST_ARGS="-k closure". One worker a core by default.
-PYTEST_ARGS ?= -n auto --dist worksteal
+# Options for pytest, for example PYTEST_ARGS="-k closure". Three workers for two cores by default:
+# tests wait for the processes that they start.
+PYTEST_ARGS ?= -n $(shell expr \( 3 \* $$(getconf _NPROCESSORS_ONLN) + 1 \) / 2) --dist worksteal
 # Percent of lines and branches that `make coverage` must reach, children included.
 COVERAGE_MIN ?= 80
 # Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py"; all if none.
