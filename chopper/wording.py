@@ -69,6 +69,11 @@ def duration(time_ns: float) -> str:
     return f"{_three(time_ns / 1e9)} s"
 
 
+def interval(bounds_ns: Sequence[float] | None) -> str:
+    """Return the bounds of a time: ``1.21 ms – 1.34 ms``."""
+    return UNKNOWN if bounds_ns is None else " – ".join(map(duration, bounds_ns))
+
+
 @_known
 def ratio(value: float) -> str:
     """A ratio as a percentage: ``23.8 %``, ``100 %``; what rounds to nothing is ``<0.1 %``."""

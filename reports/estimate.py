@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chopper import wording as fmt
-from chopper.reports.figures import LINES, layout, legend, limit, significant
+from chopper.reports.figures import LINES, layout, mark, significant
 from chopper.reports.page import Column, Figure, Items, Page, Section, Table
 
 if TYPE_CHECKING:
@@ -85,14 +85,13 @@ def stacked_figure(
         190 + 44 * len(rows),
         8,
         24,
-        showlegend=True,
-        legend=legend(),
+        legend=True,
         barmode="stack",
         xaxis={"title": {"text": x}, "rangemode": "tozero"},
         yaxis={"type": "category", "automargin": True, "autorange": "reversed"},
     )
     if wall is not None:
-        limit(shown, *wall, shown_at=wall[1])
+        mark(shown, "x", wall[1], wall[0])
     data = [
         {
             "type": "bar",

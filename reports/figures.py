@@ -8,16 +8,17 @@ draws a subset of HTML in its labels.
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
+from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import LEAVES
 from chopper.reports.labels import color, full_label
-from chopper.reports.lanes import dictionary
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
 
 if TYPE_CHECKING:
@@ -52,10 +53,18 @@ def significant(values: Iterable[float]) -> list[float]:
     return [float(f"{v:.6g}") for v in values]
 
 
-def layout(height: int, left: int, right: int, **more: Any) -> Figure:
-    """Return a layout; one with a legend has room for it below."""
-    margin = {"l": left, "r": right, "t": 24, "b": 84 if "legend" in more else 46}
-    return {"height": height, "margin": margin, "showlegend": False, "hovermode": "closest"} | more
+def layout(height: int, left: int, right: int, *, legend: bool = False, **more: Any) -> Figure:
+    """Return a layout, with a legend below the figure where one is wanted."""
+    shown: Figure = {
+        "height": height,
+        "margin": {"l": left, "r": right, "t": 24, "b": 84 if legend else 46},
+        "showlegend": legend,
+        "hovermode": "closest",
+    }
+    if legend:
+        place = {"yref": "container", "y": 0, "yanchor": "bottom"}
+        shown["legend"] = {"orientation": "h", "traceorder": "normal"} | place
+    return shown | more
 
 
 def note(text: str, **place: Any) -> Figure:
@@ -97,14 +106,14 @@ def lines(
         380,
         8,
         24,
-        **({"showlegend": True, "legend": legend()} if len(curves) > 1 else {}),
+        legend=len(curves) > 1,
         xaxis=_axis(x, log=log_x, ticks=x_ticks, unit=""),
         yaxis=_axis(y, log=log_y, ticks=None, unit=unit)
         | {"automargin": True}
         | ({} if log_y else {"rangemode": "tozero"}),
     )
     for name, at in (marks or {}).items():
-        limit(shown, name, at, shown_at=float(np.log10(at)) if log_x else at)
+        mark(shown, "x", at, name, log=log_x)
     return {
         "data": [
             {
@@ -122,19 +131,20 @@ def lines(
     }
 
 
-def legend() -> Figure:
-    """Return a legend below the figure."""
-    place = {"yref": "container", "y": 0, "yanchor": "bottom"}
-    return {"orientation": "h", "traceorder": "normal"} | place
-
-
-def limit(shown: Figure, name: str, at: float, *, shown_at: float) -> None:
-    """Add a vertical line with a name above it to a layout."""
+def mark(
+    shown: Figure, axis: Literal["x", "y"], at: float, words: str, *, log: bool = False
+) -> None:
+    """Add a dotted line across an axis, with words at its end, to a layout."""
+    along = "y" if axis == "x" else "x"
+    refs = {f"{axis}ref": axis, f"{along}ref": "paper"}
+    ends = {f"{axis}0": at, f"{axis}1": at, f"{along}0": 0, f"{along}1": 1}
     line = {"dash": "dot", "width": 1.5, "color": "#8a8f98"}
-    shape = {"type": "line", "name": "mark", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper"}
-    shown.setdefault("shapes", []).append(shape | {"line": line})
-    words = note(name, x=shown_at, y=1, yref="paper", yanchor="bottom")
-    shown.setdefault("annotations", []).append(words)
+    shown.setdefault("shapes", []).append(
+        {"type": "line", "name": "mark", "line": line} | refs | ends
+    )
+    place = {axis: math.log10(at) if log else at, along: int(axis == "x")}
+    side = {"xanchor": "right" if axis == "x" else "left", "yanchor": "bottom"}
+    shown.setdefault("annotations", []).append(note(words, **place, **side, **refs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,17 +215,15 @@ def _ms(times_ns: Iterable[float]) -> list[float]:
     return significant(t / 1e6 for t in times_ns)
 
 
-def waterfall(attribution: Attributed, story: Story) -> Figure:
+def waterfall(story: Story) -> Figure:
     """Return a figure from ideal to observed: a bar per leaf cause, in the order of the tree.
 
     When the ideal is unknown the waterfall starts at 0.
     """
-    windows = story.windows
-    per_window = {row.id: row.time_ns / windows for row in attribution.leaves()}
-    ideal = per_window.pop("compute.ideal", 0.0)
-    observed = story.observed_per_window_ns
+    windows, observed = story.windows, story.observed_per_window_ns
+    per_window = {row.id: row.time_ns / windows for row in story.run.leaves() if row.time_ns > 0}
+    start = per_window.pop("compute.ideal", 0.0)
     drawn: list[Bar] = []
-    start = ideal
 
     def add(label: str, start_ns: float, length_ns: float, hue: str, about: str) -> None:
         time, share = fmt.duration(length_ns), fmt.ratio(length_ns / observed if observed else 0.0)
@@ -223,52 +231,44 @@ def waterfall(attribution: Attributed, story: Story) -> Figure:
         drawn.append(Bar(label, start_ns, length_ns, hue, f"{time} · {share}", hover))
 
     if story.ideal_per_window_ns is not None:
-        add("Ideal: model math at peak", 0.0, ideal, color("compute.ideal"), "ideal")
-    small: list[str] = []
-    for cause in LEAVES:
-        time_ns = per_window.get(cause, 0.0)
-        if time_ns <= 0:
-            continue
-        if observed and time_ns / observed < _SMALL_RATIO:
-            small.append(cause)
-            continue
-        add(full_label(cause), start, time_ns, color(cause), cause)
-        start += time_ns
+        add("Ideal: model math at peak", 0.0, start, color("compute.ideal"), "ideal")
+    small = [c for c, time_ns in per_window.items() if time_ns < _SMALL_RATIO * observed]
+    for cause in sorted(per_window.keys() - small, key=LEAVES.index):
+        add(full_label(cause), start, per_window[cause], color(cause), cause)
+        start += per_window[cause]
     if small:
-        rest = sum(per_window[c] for c in small)
-        label = full_label(small[0]) if len(small) == 1 else f"{len(small)} smaller causes"
-        add(label, start, rest, GREY, ", ".join(full_label(c) for c in small))
+        names = [full_label(c) for c in sorted(small, key=LEAVES.index)]
+        label = names[0] if len(names) == 1 else f"{len(names)} smaller causes"
+        add(label, start, sum(per_window[c] for c in small), GREY, ", ".join(names))
     add("Observed", 0.0, observed, "", "observed")
     axis = f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"
     return bars(drawn, axis=axis, span_ns=(0, observed * 1.02 or 1e6))
 
 
-def steps(attribution: Attributed, story: Story) -> Figure:
+def steps(story: Story) -> Figure:
     """Return the causes of each step, stacked, in seconds.
 
     Returns:
         A figure with one bar trace per leaf cause (mean over ranks), and ``views``: rank label →
         heights per trace, to be swapped in.
     """
-    pieces, windows = attribution.pieces, attribution.windows
-    leaves = [row.id for row in sorted(attribution.leaves(), key=lambda r: LEAVES.index(r.id))]
-    index = windows["step_index"].to_numpy()
+    pieces, windows = story.run.pieces, story.run.windows
+    leaves = sorted((row.id for row in story.run.leaves()), key=LEAVES.index)
+    index = ints(windows, "step_index")
     number = dict(zip(index.tolist(), windows["number"].to_pylist(), strict=True))
     step = np.unique(index)
     if not leaves or not len(step):
         return {"data": [], "layout": {}, "views": {}}
-    names, codes = dictionary(pieces["cause"])
+    codes, names = strings(pieces, "cause")
     leaf = np.array([leaves.index(n) if n in leaves else -1 for n in names])[codes]
-    ranks, rank = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
-    at = np.searchsorted(step, pieces["step_index"].to_numpy())
+    ranks, rank = np.unique(ints(pieces, "rank"), return_inverse=True)
+    at = np.searchsorted(step, ints(pieces, "step_index"))
     cube = np.zeros((len(ranks), len(leaves), len(step)))
     known = leaf >= 0
-    np.add.at(cube, (rank[known], leaf[known], at[known]), pieces["time_ns"].to_numpy()[known])
-    pairs = np.unique(np.stack([windows["rank"].to_numpy(), index]), axis=1)
+    np.add.at(cube, (rank[known], leaf[known], at[known]), ints(pieces, "time_ns")[known])
+    pairs = np.unique(np.stack([ints(windows, "rank"), index]), axis=1)
     with_pieces = np.isin(pairs[0], ranks)
     present = np.bincount(np.searchsorted(step, pairs[1, with_pieces]), minlength=len(step))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.nan_to_num(cube.sum(axis=0) / present)
     edges = bins(len(step))
     words = ["whole trace" if number[s] is None else str(number[s]) for s in step.tolist()]
     labels = bin_labels(words, edges)
@@ -277,16 +277,16 @@ def steps(attribution: Attributed, story: Story) -> Figure:
             "type": "bar",
             "name": full_label(cause),
             "x": labels,
-            "y": _binned(mean[i], edges),
+            "y": _binned(heights, edges),
             "marker": {"color": color(cause), "line": {"width": 0}},
             "meta": cause,
             "hovertemplate": f"{full_label(cause)}: %{{y:.3~s}}s<extra></extra>",
         }
-        for i, cause in enumerate(leaves)
+        for cause, heights in zip(leaves, cube.sum(axis=0) / np.maximum(present, 1), strict=True)
     ]
     views = {
-        str(int(number)): [_binned(heights, edges) for heights in cube[r]]
-        for r, number in enumerate(ranks)
+        str(int(number)): [_binned(heights, edges) for heights in of_rank]
+        for number, of_rank in zip(ranks, cube, strict=True)
         if 1 < len(ranks) <= _MAX_RANKS
     }
     return {

@@ -7,7 +7,7 @@ here that they do not hold.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from chopper.reports.figures import (
     bin_labels,
     bins,
     layout,
+    mark,
     note,
     plain,
     significant,
@@ -30,12 +31,13 @@ from chopper.reports.labels import PHASES, color
 from chopper.reports.page import BROWSER, Cell, Column, Fact, Facts, Figure, Section, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.clocked import Clocked
     from chopper.reports.page import Block
-    from chopper.reports.story import Groupings, Story
+    from chopper.reports.series import Series
+    from chopper.reports.story import Story
 
 _KERNELS = 12
 _BINS = 56
@@ -50,189 +52,176 @@ _BLUE, _ORANGE = "#3b7dd8", "#e07b1a"
 _HEAT = [[0.0, _BLUE], [0.5, "#e3b71b"], [1.0, "#d1491b"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Readings of one rank's device with a clock; NaN where something was not read."""
+class _Readings(NamedTuple):
+    """Readings of one device with a clock; NaN where something was not read."""
 
     name: str
     time_ns: np.ndarray
     clock_hz: np.ndarray
     power_w: np.ndarray
     temperature_c: np.ndarray
-    power_limit_w: float | None
-    power_basis: str | None
 
 
-def readings_of(run: Attributed) -> list[Readings]:
-    """Return the readings of each rank's device, or of each in a log; two with a clock at least."""
-    readings = []
-    recording = run.recording
-    labels = {r.rank: r.label for r in run.ranks}
-    for rank in recording.ranks:
-        counters = dict(per_device(recording, rank, "device_counter"))
-        limits = dict(per_device(recording, rank, "device_limit"))
-        for number, clock in per_device(recording, rank, "device_clock"):
-            clock_hz = _numbers(clock, "sm_clock_hz")
-            good = clock_hz > 0
-            if good.sum() < 2:
-                continue
-            time_ns = clock["time_ns"].to_numpy()[good]
-            heat_c = np.full(len(time_ns), np.nan)
-            if number in counters:
-                heat_c = _latest(counters[number], "temperature_c", time_ns)
-            limit, basis = (
-                limits[number][name][0].as_py() if number in limits else None
-                for name in ("power_limit_w", "power_basis")
-            )
-            name = labels.get(rank, f"rank {rank}") if number is None else f"device {number}"
-            power_w = _numbers(clock, "power_w")[good]
-            readings.append(Readings(name, time_ns, clock_hz[good], power_w, heat_c, limit, basis))
-    return readings
+@dataclass(frozen=True, slots=True)
+class _Clocks:
+    """What is known of the clocks of a run.
+
+    Attributes:
+        story: of the run.
+        clocked: its computing events with a clock; None where no clock of any is known.
+        readings: of each rank's device, or of each in a log; with a clock at two times at least.
+        limits: rows of the table of the devices' limits.
+        steps, judged: rows of the view of steps, and those whose clock is known.
+        reference_hz: the clock that most of the computing time is measured against.
+    """
+
+    story: Story
+    clocked: Clocked | None
+    readings: list[_Readings]
+    limits: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    judged: list[dict[str, Any]]
+    reference_hz: float | None
+
+    def step_ns(self, name: str) -> float:
+        """Return the mean of a time of the steps that are judged."""
+        return float(np.mean([step[name] for step in self.judged]))
+
+    def lost(self) -> dict[str, int]:
+        """Return what each reason took by the clock, the most first."""
+        rows = self.story.run.leaves()
+        return {
+            r.id: r.time_ns for r in rows if r.id.startswith("compute.clock.") and r.time_ns > 0
+        }
 
 
-def _numbers(table: Any, name: str) -> np.ndarray:
-    values: np.ndarray = table[name].to_numpy().astype(np.float64)
-    return values
+def _readings(telemetry: Sequence[Series]) -> Iterator[_Readings]:
+    panels = {(one.panel, one.label): one for one in telemetry}
+    for clock in telemetry:
+        good = clock.value > 0
+        if clock.panel != "SM clock" or good.sum() < 2:
+            continue
+        time_ns, unknown = clock.time_ns[good], np.full(good.sum(), np.nan)
+        power = panels.get(("Board power", clock.label))
+        heat = panels.get(("Temperature", clock.label))
+        heat_c = unknown
+        if heat is not None:
+            read = np.isfinite(heat.value)
+            outside = {"left": np.nan, "right": np.nan}
+            heat_c = np.interp(time_ns, heat.time_ns[read], heat.value[read], **outside)
+        # Clock and power are columns of one table.
+        power_w = unknown if power is None else power.value[good]
+        yield _Readings(clock.label, time_ns, clock.value[good], power_w, heat_c)
 
 
-def _latest(table: Any, name: str, wanted_ns: np.ndarray) -> np.ndarray:
-    """Return the last known value at each time; NaN before the first and long after the last."""
-    value = _numbers(table, name)
-    good = np.isfinite(value)
-    time_ns, value = table["time_ns"].to_numpy()[good], value[good]
-    if len(time_ns) < 2:
-        return np.full(len(wanted_ns), np.nan)
-    at = np.searchsorted(time_ns, wanted_ns, side="right") - 1
-    old = wanted_ns - time_ns[np.maximum(at, 0)] > 4 * np.median(np.diff(time_ns))
-    return np.where((at < 0) | old, np.nan, value[np.maximum(at, 0)])
-
-
-def section(groupings: Groupings, story: Story) -> Section | None:
+def section(story: Story, telemetry: Sequence[Series]) -> Section | None:
     """Return the section about the clocks of a run; None where none of a device was sampled."""
-    run = groupings.run
-    readings = readings_of(run)
-    clocks = clocked_of(run, events_of(run))
-    if clocks is not None and np.isnan(clocks.clock_hz).all():
-        clocks = None
-    if clocks is None and not readings:
+    run = story.run
+    clocked = clocked_of(run, events_of(run))
+    if clocked is not None and np.isnan(clocked.clock_hz).all():
+        clocked = None
+    readings = [*_readings(telemetry)]
+    if clocked is None and not readings:
         return None
-    steps = groupings.table("clock_by_step").to_pylist() if clocks is not None else []
-    judged = [s for s in steps if s["at_reference_ns"] is not None]
-    reference_hz = _reference_hz(run, clocks)
-    energy = [r for r in groupings.table("energy").to_pylist() if r["scope"] == "run"]
+    steps = story.table("clock_by_step").to_pylist() if clocked is not None else []
+    clocks = _Clocks(
+        story=story,
+        clocked=clocked,
+        readings=readings,
+        limits=[
+            row
+            for rank in run.recording.ranks
+            for _, table in per_device(run.recording, rank, "device_limit")
+            for row in table.slice(0, 1).to_pylist()
+        ],
+        steps=steps,
+        judged=[s for s in steps if s["at_reference_ns"] is not None],
+        reference_hz=None if clocked is None else _reference_hz(run, clocked),
+    )
+    energy = [r for r in story.table("energy").to_pylist() if r["scope"] == "run"]
     facts = [
-        *_clock_facts(run, story, clocks, judged, reference_hz),
-        *_reading_facts(readings),
+        *_clock_facts(clocks),
+        *_reading_facts(clocks),
         *(_energy_fact(row, story) for row in energy[:1]),
     ]
-    kernels = _kernels(groupings, story)
     return Section(
         title="Frequency",
         id="frequency",
-        intro=_lead(run, story, clocks, judged, len(steps), reference_hz),
-        blocks=(
-            Facts(facts=facts, style="tiles"),
-            *_figures(story, clocks, judged, readings, reference_hz),
-            *([kernels] if kernels.rows else []),
-        ),
+        intro=_lead(clocks),
+        blocks=(Facts(facts=facts, style="tiles"), *_figures(clocks), *_kernels(story)),
         formats=BROWSER,
     )
 
 
-def _reference_hz(run: Attributed, clocks: Clocked | None) -> float | None:
-    """Return the clock that most of the computing time is measured against."""
-    if clocks is None:
-        return None
-    time_by_hz: dict[float, int] = {}
-    events = clocks.events
+def _reference_hz(run: Attributed, clocked: Clocked) -> float | None:
+    events = clocked.events
+    reference_hz = np.full(len(clocked.rows), np.nan)
     for rank, factors in run.factors.items():
-        mine = np.flatnonzero(events.rank[clocks.rows] == rank)
-        hz = factors.reference_hz[events.row[clocks.rows[mine]]]
-        for value in np.unique(hz[np.isfinite(hz)]).tolist():
-            time_ns = int(clocks.time_ns[mine][hz == value].sum())
-            time_by_hz[value] = time_by_hz.get(value, 0) + time_ns
-    return max(time_by_hz, key=time_by_hz.__getitem__) if time_by_hz else None
+        mine = np.flatnonzero(events.rank[clocked.rows] == rank)
+        reference_hz[mine] = factors.reference_hz[events.row[clocked.rows[mine]]]
+    known = np.isfinite(reference_hz)
+    values, of = np.unique(reference_hz[known], return_inverse=True)
+    time_ns = np.bincount(of, clocked.time_ns[known])
+    return float(values[time_ns.argmax()]) if len(values) else None
 
 
-def _lead(
-    run: Attributed,
-    story: Story,
-    clocks: Clocked | None,
-    judged: list[dict[str, Any]],
-    steps_count: int,
-    reference_hz: float | None,
-) -> str:
-    if clocks is None:
+def _lead(clocks: _Clocks) -> str:
+    if clocks.clocked is None:
         return "Clocks were sampled, but no kernel of a step lies within the readings."
-    if reference_hz is None:
+    if clocks.reference_hz is None:
         return (
             "The clock that the device's peak is quoted at is not known, so what the clock cost is "
             "not claimed; at which clock the time was spent is."
         )
-    loss = sum(row.time_ns for row in run.leaves() if row.id.startswith("compute.clock."))
-    if not loss or not judged:
-        return f"No time was lost to a clock below the reference of {fmt.hertz(reference_hz)}."
-    observed = sum(s["observed_ns"] for s in judged) / len(judged)
-    at_reference = sum(s["at_reference_ns"] for s in judged) / len(judged)
-    few = f", of {len(judged)} of {steps_count} whose clock is known"
-    of = few if len(judged) < steps_count else ""
+    reference = fmt.hertz(clocks.reference_hz)
+    lost_ns = sum(clocks.lost().values())
+    if not lost_ns or not clocks.judged:
+        return f"No time was lost to a clock below the reference of {reference}."
+    few = f", of {len(clocks.judged)} of {len(clocks.steps)} whose clock is known"
     return (
-        f"With its kernels at the reference clock of {fmt.hertz(reference_hz)} and all else as it "
-        f"was, a {story.unit} would take {fmt.duration(at_reference)} instead of "
-        f"{fmt.duration(observed)}{of}. The clock's share beside the other causes is "
-        f"{fmt.duration(loss / story.windows)}."
+        f"With its kernels at the reference clock of {reference} and all else as it was, a "
+        f"{clocks.story.unit} would take {fmt.duration(clocks.step_ns('at_reference_ns'))} instead "
+        f"of {fmt.duration(clocks.step_ns('observed_ns'))}"
+        f"{few if len(clocks.judged) < len(clocks.steps) else ''}. The clock's share beside the "
+        f"other causes is {fmt.duration(lost_ns / clocks.story.windows)}."
     )
 
 
-def _clock_facts(
-    run: Attributed,
-    story: Story,
-    clocks: Clocked | None,
-    judged: list[dict[str, Any]],
-    reference_hz: float | None,
-) -> Iterator[Fact]:
-    if clocks is not None:
-        known = ~np.isnan(clocks.clock_hz)
-        mean_hz = float(np.average(clocks.clock_hz[known], weights=clocks.time_ns[known]))
-        covered = float(clocks.time_ns[known].sum() / max(clocks.time_ns.sum(), 1))
+def _clock_facts(clocks: _Clocks) -> Iterator[Fact]:
+    clocked = clocks.clocked
+    if clocked is not None:
+        known = ~np.isnan(clocked.clock_hz)
+        mean_hz = float(np.average(clocked.clock_hz[known], weights=clocked.time_ns[known]))
+        covered = float(clocked.time_ns[known].sum() / max(clocked.time_ns.sum(), 1))
         of = "reference unknown"
-        if reference_hz:
-            of = f"{fmt.ratio(mean_hz / reference_hz)} of the reference"
-        note = f"{of}; known for {fmt.ratio(covered)} of the time"
-        yield Fact(label="Clock while computing", value=fmt.hertz(mean_hz), note=note)
-    if judged and reference_hz:
-        observed = sum(s["observed_ns"] for s in judged)
-        at_reference = sum(s["at_reference_ns"] for s in judged)
-        note = f"{fmt.ratio(1 - at_reference / observed)} less than observed"
-        yield Fact(
-            label=f"{story.unit.capitalize()} at the reference clock",
-            value=fmt.duration(at_reference / len(judged)),
-            note=note if observed >= at_reference else "more: some ran above it",
-        )
-    held = [r for r in run.leaves() if r.id.startswith("compute.clock.") and r.time_ns > 0]
-    if [row.id for row in held] == ["compute.clock.unlabelled"]:
+        if clocks.reference_hz:
+            of = f"{fmt.ratio(mean_hz / clocks.reference_hz)} of the reference"
+        words = f"{of}; known for {fmt.ratio(covered)} of the time"
+        yield Fact(label="Clock while computing", value=fmt.hertz(mean_hz), note=words)
+    lost = clocks.lost()
+    if [*lost] == ["compute.clock.unlabelled"]:
         yield Fact(label="Held down by", value=fmt.UNKNOWN, note="no reasons were recorded")
-    elif held:
-        whole = sum(row.time_ns for row in held)
-        words = "; ".join(f"{row.label} {fmt.ratio(row.time_ns / whole)}" for row in held)
-        yield Fact(label="Held down by", value=held[0].label, note=words)
+    elif lost:
+        label = {cause: CAUSES[cause].label for cause in lost}
+        whole_ns = sum(lost.values())
+        words = "; ".join(f"{label[c]} {fmt.ratio(ns / whole_ns)}" for c, ns in lost.items())
+        yield Fact(label="Held down by", value=next(iter(label.values())), note=words)
 
 
-def _reading_facts(readings: list[Readings]) -> Iterator[Fact]:
+def _reading_facts(clocks: _Clocks) -> Iterator[Fact]:
     """Yield what was read beside the clocks: power and temperature."""
-    power_w = np.concatenate([np.zeros(0), *(r.power_w for r in readings)])
+    power_w = np.concatenate([np.zeros(0), *(r.power_w for r in clocks.readings)])
     if np.isfinite(power_w).any():
-        note = f"highest {_watts(float(np.nanmax(power_w)))}"
-        limits = sorted({r.power_limit_w for r in readings if r.power_limit_w})
-        if limits:
-            note += f", limit {' / '.join(map(_watts, limits))}"
-        bases = sorted({r.power_basis for r in readings if r.power_basis})
-        note += f"; readings: {' / '.join(bases) or 'instant or averaged, not recorded which'}"
-        yield Fact(label="Board power, mean", value=_watts(float(np.nanmean(power_w))), note=note)
-    heat_c = np.concatenate([np.zeros(0), *(r.temperature_c for r in readings)])
+        limits = sorted({r["power_limit_w"] for r in clocks.limits if r["power_limit_w"]})
+        limit = f", limit {' / '.join(map(_watts, limits))}" if limits else ""
+        bases = sorted({r["power_basis"] for r in clocks.limits if r["power_basis"]})
+        basis = " / ".join(bases) or "instant or averaged, not recorded which"
+        words = f"highest {_watts(np.nanmax(power_w))}{limit}; readings: {basis}"
+        yield Fact(label="Board power, mean", value=_watts(np.nanmean(power_w)), note=words)
+    heat_c = np.concatenate([np.zeros(0), *(r.temperature_c for r in clocks.readings)])
     if np.isfinite(heat_c).any():
-        note = f"lowest {np.nanmin(heat_c):.0f} °C, mean {np.nanmean(heat_c):.0f} °C"
-        yield Fact(label="Temperature, highest", value=f"{np.nanmax(heat_c):.0f} °C", note=note)
+        words = f"lowest {np.nanmin(heat_c):.0f} °C, mean {np.nanmean(heat_c):.0f} °C"
+        yield Fact(label="Temperature, highest", value=f"{np.nanmax(heat_c):.0f} °C", note=words)
 
 
 def _watts(power_w: float) -> str:
@@ -249,11 +238,11 @@ def _energy_fact(row: dict[str, Any], story: Story) -> Fact:
     return Fact(label=label, value=fmt.joules(row["energy_per_step_j"]), note=words)
 
 
-def _kernels(groupings: Groupings, story: Story) -> Table:
+def _kernels(story: Story) -> list[Block]:
     """Show the kernels that lost most to the clock."""
-    rows = [r for r in groupings.table("clock_by_kernel").to_pylist() if r["loss_ns"]]
+    rows = [r for r in story.table("clock_by_kernel").to_pylist() if r["loss_ns"]]
     rows.sort(key=lambda r: -r["loss_ns"])
-    return Table(
+    table = Table(
         title="Kernels that pull the clock down",
         columns=(
             *("Kernel", f"Lost per {story.unit}", "Clock"),
@@ -282,6 +271,7 @@ def _kernels(groupings: Groupings, story: Story) -> Table:
             for r in rows[:_KERNELS]
         ],
     )
+    return [table] if rows else []
 
 
 def _held_words(row: dict[str, Any]) -> list[str]:
@@ -296,51 +286,45 @@ def _held_words(row: dict[str, Any]) -> list[str]:
     return [f"{words[n]} {fmt.ratio(share[n])}" for n in most if share[n] >= _LEAST_RATIO]
 
 
-def _figures(
-    story: Story,
-    clocks: Clocked | None,
-    judged: list[dict[str, Any]],
-    readings: list[Readings],
-    reference_hz: float | None,
-) -> Iterator[Block]:
+def _figures(clocks: _Clocks) -> Iterator[Block]:
     """Yield the figures; one that cannot be drawn says why."""
-    ridges = list(_ridges(clocks, readings))
-    rows = "by phase, then by operator" if judged else "over all readings"
+    ridges = [*_ridges(clocks)]
+    rows = "by phase, then by operator" if clocks.judged else "over all readings"
     if ridges:
         yield Figure(
             name="frequency_clocks",
             title="At which clock the time was spent",
-            figure=_distribution(ridges, reference_hz),
+            figure=_distribution(ridges, clocks.reference_hz),
             note=f"Share of the computing time at each clock, {rows}; each ridge to its own "
             "height.",
             label="Distribution of the SM clock by phase and by operator",
         )
-    note = "Green: at the reference clock. Blue: lost to the clock. Orange: mean clock."
-    if not judged and clocks is not None and reference_hz is None:
-        note = "The clock at which the device's peak is quoted is not known."
-    elif not judged:
-        note = "No kernel of a step lies within the readings."
+    words = "No kernel of a step lies within the readings."
+    if clocks.judged:
+        words = "Green: at the reference clock. Blue: lost to the clock. Orange: mean clock."
+    elif clocks.clocked is not None and clocks.reference_hz is None:
+        words = "The clock at which the device's peak is quoted is not known."
     yield Figure(
         name="frequency_steps",
-        title=f"What each {story.unit} would take at the reference clock",
-        figure=_steps_at_reference(judged, story) if judged else {},
-        note=note,
+        title=f"What each {clocks.story.unit} would take at the reference clock",
+        figure=_steps_at_reference(clocks) if clocks.judged else {},
+        note=words,
         half=True,
     )
-    powered = [r for r in readings if np.isfinite(r.power_w).any()]
-    note = "Power was not read beside the clocks."
+    powered = [r for r in clocks.readings if np.isfinite(r.power_w).any()]
+    words = "Power was not read beside the clocks."
     if powered:
-        note = (
+        words = (
             "A dot is one reading. A wall at the power limit is a power cap; a slope with heat is "
             "thermal. "
         )
-        if not any(np.isfinite(r.temperature_c).any() for r in readings):
-            note += "Temperature was not read."
+        if not any(np.isfinite(r.temperature_c).any() for r in clocks.readings):
+            words += "Temperature was not read."
     yield Figure(
         name="frequency_power",
         title="Clock, power, temperature",
-        figure=_power_and_heat(powered, reference_hz) if powered else {},
-        note=note,
+        figure=_power_and_heat(clocks, powered) if powered else {},
+        note=words,
         label="SM clock against board power, coloured by temperature",
         half=True,
     )
@@ -357,25 +341,26 @@ class _Ridge:
     words: str = ""
 
 
-def _ridges(clocks: Clocked | None, readings: list[Readings]) -> Iterator[_Ridge]:
-    if clocks is None:
-        for one in readings[:_MAX_LOGGED]:
+def _ridges(clocks: _Clocks) -> Iterator[_Ridge]:
+    clocked = clocks.clocked
+    if clocked is None:
+        for one in clocks.readings[:_MAX_LOGGED]:
             weight = np.diff(one.time_ns, append=one.time_ns[-1]).astype(np.float64)
             yield _Ridge(f"{one.name}, all readings", _BLUE, one.clock_hz, weight)
         return
-    known = np.flatnonzero(~np.isnan(clocks.clock_hz))
-    events, time_ns = clocks.events, clocks.time_ns[known]
+    known = np.flatnonzero(~np.isnan(clocked.clock_hz))
+    time_ns, clock_hz = clocked.time_ns[known], clocked.clock_hz[known]
     whole = max(int(time_ns.sum()), 1)
-    for kind, (codes, names) in {"phase": events.phase, "operator": events.op}.items():
-        of = codes[clocks.rows[known]]
+    for kind, column in {"phase": "phase", "operator": "op"}.items():
+        codes, names = clocked.texts(column)
+        of = codes[known]
         spent = np.bincount(of[of >= 0], weights=time_ns[of >= 0], minlength=len(names))
         for code in np.argsort(-spent)[: _RIDGES[kind]].tolist():
             if spent[code] >= _LEAST_RATIO * whole:
-                mine = of == code
                 words = f"{fmt.ratio(spent[code] / whole)} of the computing time<br>"
                 tone = PHASES.get(names[code], "#98917f") if kind == "phase" else "#7d8aa5"
-                clock_hz = clocks.clock_hz[known][mine]
-                yield _Ridge(names[code], tone, clock_hz, time_ns[mine], words)
+                mine = of == code
+                yield _Ridge(names[code], tone, clock_hz[mine], time_ns[mine], words)
 
 
 def _distribution(ridges: list[_Ridge], reference_hz: float | None) -> dict[str, Any]:
@@ -384,35 +369,38 @@ def _distribution(ridges: list[_Ridge], reference_hz: float | None) -> dict[str,
     high = max(*(float(r.clock_hz.max()) for r in ridges), reference_hz or 0.0)
     room = max((high - low) * 0.03, 15e6)
     edges = np.linspace(low - room, high + room, _BINS + 1)
-    places = range(len(ridges) - 1, -1, -1)
-    drawn = [_drawn(ridge, at, edges) for ridge, at in zip(ridges, places, strict=True)]
+    base = range(len(ridges) - 1, -1, -1)
     shown = layout(
         74 + 40 * len(ridges),
         8,
         78,
-        annotations=[note for _, note in drawn],
         xaxis={
             "range": [float(edges[0] / 1e9), float(edges[-1] / 1e9)],
             "title": {"text": "SM clock, GHz; ◆ mean by time"},
         },
         yaxis={
             "range": [-0.25, len(ridges)],
-            "tickvals": list(places),
+            "tickvals": list(base),
             "ticktext": [plain(fmt.ellipsize(r.name, 40)) for r in ridges],
             "automargin": True,
             "zeroline": False,
             "ticks": "",
         },
+        annotations=[],
     )
+    data: list[dict[str, Any]] = []
+    for ridge, at in zip(ridges, base, strict=True):
+        data += _drawn(ridge, at, edges)
+        mean = fmt.hertz(float(np.average(ridge.clock_hz, weights=ridge.weight)))
+        right = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 10}
+        shown["annotations"].append(note(mean, y=at + 0.28, yref="y", **right))
     if reference_hz is not None:
-        _mark(shown, "x", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
-    return {"data": [trace for traces, _ in drawn for trace in traces], "layout": shown}
+        mark(shown, "x", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
+    return {"data": data, "layout": shown}
 
 
-def _drawn(
-    ridge: _Ridge, base: int, edges: np.ndarray
-) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
-    """Return the outline and the mean of a ridge, and the mean in words."""
+def _drawn(ridge: _Ridge, base: int, edges: np.ndarray) -> list[dict[str, Any]]:
+    """Return the outline of a ridge, and its mean."""
     share, _ = np.histogram(ridge.clock_hz, edges, weights=ridge.weight)
     height = np.repeat(share / max(share.max(), 1e-12), 2)
     mean_hz = float(np.average(ridge.clock_hz, weights=ridge.weight))
@@ -442,35 +430,10 @@ def _drawn(
         "marker": {"size": 8, "symbol": "diamond", "color": ridge.color},
         "hovertemplate": hover,
     }
-    words = note(
-        fmt.hertz(mean_hz), x=1, xref="paper", xanchor="left", xshift=10, y=base + 0.28, yref="y"
-    )
-    return (outline, diamond), words
+    return [outline, diamond]
 
 
-def _mark(shown: dict[str, Any], axis: str, at: float, words: str) -> None:
-    """Add a dashed line with words at its end to a layout."""
-    along = "y" if axis == "x" else "x"
-    refs = {f"{axis}ref": axis, f"{along}ref": "paper"}
-    shown.setdefault("shapes", []).append(
-        {
-            "type": "line",
-            "name": "mark",
-            **refs,
-            f"{axis}0": at,
-            f"{axis}1": at,
-            f"{along}0": 0,
-            f"{along}1": 1,
-            "line": {"width": 1.2, "dash": "dash", "color": "#8a8f98"},
-        }
-    )
-    place = {axis: at, along: 1 if axis == "x" else 0}
-    side = "right" if axis == "x" else "left"
-    notes = shown.setdefault("annotations", [])
-    notes.append(note(words, xanchor=side, yanchor="bottom", **refs, **place))
-
-
-def _power_and_heat(readings: list[Readings], reference_hz: float | None) -> dict[str, Any]:
+def _power_and_heat(clocks: _Clocks, readings: list[_Readings]) -> dict[str, Any]:
     """Return clock against power, coloured by temperature: a dot per reading, thinned evenly."""
     x: list[float] = []
     y: list[float] = []
@@ -507,18 +470,18 @@ def _power_and_heat(readings: list[Readings], reference_hz: float | None) -> dic
         xaxis={"title": {"text": "board power, W"}},
         yaxis={"title": {"text": "SM clock, GHz"}},
     )
-    if reference_hz is not None:
-        _mark(shown, "y", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
-    limits = {r.power_limit_w for r in readings if r.power_limit_w}
+    if clocks.reference_hz is not None:
+        mark(shown, "y", clocks.reference_hz / 1e9, f"reference {fmt.hertz(clocks.reference_hz)}")
+    limits = {r["power_limit_w"] for r in clocks.limits if r["power_limit_w"]}
     if len(limits) == 1 and max(limits) < 1.5 * max(x):
-        _mark(shown, "x", max(limits), f"limit {_watts(max(limits))}")
+        mark(shown, "x", max(limits), f"limit {_watts(max(limits))}")
     return {"data": [trace], "layout": shown}
 
 
-def _steps_at_reference(steps: list[dict[str, Any]], story: Story) -> dict[str, Any]:
+def _steps_at_reference(clocks: _Clocks) -> dict[str, Any]:
     """Return each step at the reference clock, what the clock adds to it, and the clock."""
     by_number: dict[int | None, list[dict[str, Any]]] = {}
-    for step in steps:
+    for step in clocks.judged:
         by_number.setdefault(step["number"], []).append(step)
     columns = ("observed_ns", "at_reference_ns", "clock_mean_hz")
     # A mean over the ranks of each step, then over the steps of each bin; NaN for no clock.
@@ -564,7 +527,7 @@ def _steps_at_reference(steps: list[dict[str, Any]], story: Story) -> dict[str, 
         },
         clock_line,
     ]
-    shown = stacked_steps(story.unit, len(x), right=64)
+    shown = stacked_steps(clocks.story.unit, len(x), right=64)
     shown["yaxis2"] = {
         "title": {"text": "GHz"},
         "overlaying": "y",

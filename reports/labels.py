@@ -1,4 +1,4 @@
-"""Names, colours and advice of causes, and findings, as parts of a page."""
+"""Names, colours and advice of causes, findings and methods, as parts of a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports.page import Cell, Column, Table
+from chopper.reports.page import Cards, Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Parents without which their leaves' labels say too little.
 _CONTEXT = frozenset({"compute.vector", "communication.transfer"})
-_SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 class _Cause(msgspec.Struct):
@@ -34,20 +33,21 @@ class _Looks(msgspec.Struct):
 _LOOKS = msgspec.toml.decode(Path(__file__).with_name("causes.toml").read_bytes(), type=_Looks)
 PHASES = _LOOKS.phases
 """Colours of the phases; those that only one program has take that of ``other``."""
+_UNKNOWN_CAUSE = _Cause("#8a8f98")
 
 
 def color(cause: str) -> str:
     """Return the colour of a cause; one that has none takes its parent's."""
-    while cause not in _LOOKS.causes and cause:
+    while cause and cause not in _LOOKS.causes:
         cause = cause.rpartition(".")[0]
-    return _LOOKS.causes[cause].color if cause else "#8a8f98"
+    return _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).color
 
 
 def advice(cause: str) -> str:
-    """Return what to do about a cause, in a sentence or two; empty when nothing is known."""
-    while cause and (cause not in _LOOKS.causes or not _LOOKS.causes[cause].advice):
+    """Return what to do about a cause or its nearest parent; empty when nothing is known."""
+    while cause and not _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).advice:
         cause = cause.rpartition(".")[0]
-    return _LOOKS.causes[cause].advice if cause else ""
+    return _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).advice
 
 
 def ink(background: str) -> str:
@@ -87,9 +87,16 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the most severe first."""
-    return sorted(findings, key=lambda f: _SEVERITY[f.severity])
+def method(report: str, **values: str) -> Cards:
+    """Return how the numbers of a report are made: its part of ``method.toml``, with values."""
+    text = Path(__file__).with_name("method.toml").read_bytes()
+    cards = msgspec.toml.decode(text, type=dict[str, dict[str, list[str]]])[report]
+    return Cards(
+        cards=[
+            (title, [said for part in parts if (said := part.format_map(values))])
+            for title, parts in cards.items()
+        ]
+    )
 
 
 def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -> Table:
@@ -118,6 +125,6 @@ def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -
                 fmt.UNKNOWN if f.count is None else fmt.count(f.count),
                 " ".join(f"`{w}`" for w in f.withholds) or fmt.UNKNOWN,
             )
-            for f in by_severity(findings)
+            for f in findings
         ],
     )

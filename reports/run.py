@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
 from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports import breakdown
-from chopper.reports.labels import cause_cell, color, finding_table, sentence
+from chopper.reports.labels import (
+    advice,
+    cause_cell,
+    color,
+    finding_table,
+    full_label,
+    method,
+    sentence,
+)
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
     PLAIN,
     TERMINAL,
-    Cards,
     Cell,
     Column,
     Fact,
@@ -29,30 +37,25 @@ from chopper.reports.page import (
     Table,
     Widget,
 )
-from chopper.reports.story import (
-    KIND_HEADER,
-    Groupings,
-    Story,
-    coverage_label,
-    kind_rows,
-    tell,
-    tracing_rows,
-)
+from chopper.reports.story import Story, facts, verdict, withheld
 from chopper.views import VIEWS, views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow, Recoverable
+    from chopper.attribution import CauseRow, Recoverable, StepKind
     from chopper.causes import Level
     from chopper.reports.page import Block, Format
+    from chopper.storage.manifest import Finding
 
 _ROWS = 15
 """Groups of one level in Markdown."""
 _TERMINAL_ROWS = 20
 _ALERTS = 4
-_MODEL, _WITHHELD = "~", "?"
+_SHOWN_FIRST_RATIO = 0.2
+"""Leading steps that were slow are shown from this share of the time on."""
+_MARKS = {"measured": "", "model": " ~", "not supported": " ?"}
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")
 
@@ -67,22 +70,22 @@ def page(run: Attributed, format: Format) -> Page:
     """
     if format == "html":
         return _browser_page(run)
-    groupings = Groupings(run)
-    story = tell(groupings)
+    story = Story(run)
     causes = Section(
         title="Where the time went",
-        intro=f"Times are means per {story.traced_unit} over {windows_text(run, story)}; the "
-        "causes sum to the observed time exactly.",
-        blocks=_causes(run, story, recoverable(run, replay_or_reason(run)), format),
+        intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
+        "the observed time exactly.",
+        blocks=_causes(story, recoverable(run, replay_or_reason(run)), format),
     )
     if format == "txt":
-        sections = [causes, *_spread(groupings, story)]
-    else:
-        sections = [*_top_list(story), causes]
-        levels = [level for level, _ in breakdown.LEVELS if level != "step"]
-        sections += [_level(groupings, story, level, rows=_ROWS) for level in levels]
-        sections += _coverage(run)
-    return _page(story, _head(run, story), [s for s in sections if s.blocks])
+        return _page(story, [causes, *_spread(story)])
+    levels = [
+        _level(story, level, _ROWS)
+        for level, _ in breakdown.LEVELS
+        if level != "step" and len(story.by(level)) > 1
+    ]
+    coverage = Section(title="Coverage", blocks=_coverage(run))
+    return _page(story, [_top_list(story), causes, *levels, coverage])
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -93,134 +96,115 @@ def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
         by: the level.
         top: groups to list; None for 20, and for all steps or ranks.
     """
-    groupings = Groupings(run)
-    story = tell(groupings)
+    story = Story(run)
     rows = top or (None if by in ("step", "rank") else _TERMINAL_ROWS)
-    section = Section(
-        title=f"By {dict(breakdown.LEVELS)[by].lower()}",
-        blocks=(breakdown.table(groupings, story, by, rows=rows),),
-    )
-    return _page(story, _head(run, story), [section, *_spread(groupings, story)])
+    return _page(story, [_level(story, by, rows), *_spread(story)])
 
 
-def _page(story: Story, summary: list[Block], sections: list[Section], **more: Any) -> Page:
+def _page(story: Story, sections: list[Section], more: tuple[Block, ...] = (), **of: Any) -> Page:
+    headline, detail = verdict(story)
     return Page(
-        title=story.title,
-        headline=story.verdict,
-        facts=story.facts,
-        summary=summary,
-        sections=sections,
-        **more,
+        title=story.run.recording.manifest.name,
+        headline=headline,
+        facts=facts(story),
+        summary=(*_head(story, detail), *more),
+        sections=[s for s in sections if s.blocks or s.id],
+        **of,
     )
 
 
-def _head(run: Attributed, story: Story) -> list[Block]:
+def _head(story: Story, detail: str) -> list[Block]:
     """Return what stands below the verdict."""
-    blocks: list[Block] = []
-    # Why no ideal is known is the whole detail then, and is said among the findings.
-    if story.detail and all(f.message != story.ideal_reason for f in story.findings):
-        blocks.append(Paragraph(story.detail))
-    if story.tracing:
-        blocks.append(Paragraph(story.tracing))
-    lines = [line for line in (story.utilization, *story.ceiling, story.withheld) if line]
-    blocks += [Paragraph(line, "dim", formats=TERMINAL) for line in lines]
-    blocks += [Items(items=lines, formats=DOCUMENT)] if lines else []
-    findings = [
-        Item(f"{f'rank {f.rank}: ' if several else ''}{f.message}", f.severity, f.code)
-        for f in story.findings
-        for several in [f.rank is not None and len(run.ranks) > 1]
+    run = story.run
+    # Why no ideal is known may be the whole detail, and is not said again among the findings.
+    other = [f for f in run.findings if f.message != story.ideal_reason]
+    told = len(other) < len(run.findings)
+    ceilings, used = story.ceilings
+    lines = [line for line in (used, *ceilings, withheld(run)) if line]
+    items = [Item(_of_rank(story, f, "rank", f.message), f.severity, f.code) for f in run.findings]
+    alerts = [
+        Item(_of_rank(story, f, "Rank", sentence(f.message)), f.severity)
+        for f in other
+        if f.severity != "info"
+    ][:_ALERTS]
+    blocks: list[Block] = [
+        *(Paragraph(text) for text in ("" if told else detail, story.tracing) if text),
+        *(Paragraph(line, "dim", formats=TERMINAL) for line in lines),
     ]
-    blocks += [Items(items=findings, formats=PLAIN)] if findings else []
-    blocks += _alerts(run, story)
-    rows = kind_rows(story.step)
-    if rows:
-        kind, *numbers, traced = KIND_HEADER
-        columns: list[str | Column] = [kind, *numbers, Column(traced, kind="prose")]
-        blocks.append(Table(columns=columns, rows=rows))
-    return blocks
-
-
-def _alerts(run: Attributed, story: Story) -> list[Block]:
-    """Return the gravest findings for the first screen, and how many more there are."""
-    # What the sentence under the verdict says already is not said again below it.
-    other = [f for f in story.findings if f.message != story.ideal_reason]
-    alerts = [f for f in other if f.severity != "info"][:_ALERTS]
-    ranks = len(run.ranks) > 1
-    items = [
-        Item(
-            (f"Rank {f.rank}: " if f.rank is not None and ranks else "") + sentence(f.message),
-            f.severity,
-        )
-        for f in alerts
-    ]
-    blocks: list[Block] = []
-    if items:
-        title = "What the data cannot support"
-        blocks.append(Items(items=items, title=title, formats=BROWSER))
-    hidden = len(other) - len(alerts)
-    if hidden:
-        words = fmt.plural(hidden, "more finding" if alerts else "finding")
+    for entries, title, formats in (
+        (lines, "", DOCUMENT),
+        (items, "", PLAIN),
+        (alerts, "What the data cannot support", BROWSER),
+    ):
+        blocks += [Items(items=entries, title=title, formats=formats)] if entries else []
+    if len(other) > len(alerts):
+        words = fmt.plural(len(other) - len(alerts), "more finding" if alerts else "finding")
         blocks.append(Widget("more.html.j2", {"words": f"{words} about the trace"}))
-    return blocks
+    return [*blocks, *_kinds(story)]
 
 
-def _top_list(story: Story) -> list[Section]:
-    items = []
-    for cause in story.top:
-        evidence = f" ({'; '.join(map(str, cause.evidence))})" if cause.evidence else ""
-        items.append(
-            f"{cause.title}: {fmt.duration(cause.per_window_ns)} per {story.traced_unit}, "
-            f"{fmt.ratio(cause.row.share_ratio)}. {cause.meaning} {cause.advice}{evidence}"
-        )
-    return [Section(title="The largest causes", blocks=(Items(items=items),))]
+def _of_rank(story: Story, finding: Finding, word: str, message: str) -> str:
+    several = finding.rank is not None and len(story.run.ranks) > 1
+    return f"{word} {finding.rank}: {message}" if several else message
 
 
-def _causes(
-    run: Attributed, story: Story, saving: Mapping[str, Recoverable], format: Format
-) -> list[Block]:
-    """Return the tree of causes, and what its marks and columns mean."""
-    rows = [r for r in run.causes() if r.time_ns > 0]
-    if not rows:
+def _kinds(story: Story) -> list[Table]:
+    """Return the kinds of steps; none where all are of one, leading ones that were slow aside."""
+    kinds = [k for k in story.step.kinds if k.name != FIRST or k.share_ratio >= _SHOWN_FIRST_RATIO]
+    if len(kinds) < 2:
         return []
-    notes = []
-    if format == "txt":
-        if any(not r.measured and r.withheld is None for r in rows):
-            notes.append(f"{_MODEL} a model has a part in it; the others are recorded times")
-        if any(r.withheld is not None for r in rows):
-            notes.append(f"{_WITHHELD} the data does not support it (see findings)")
-    notes.append(_recoverable_note(saving))
-    table = _cause_table(story, rows, saving, format)
-    return [table, *(Paragraph(note, "dim") for note in notes)]
-
-
-def windows_text(run: Attributed, story: Story) -> str:
-    """Return how many step windows there are: ``8 step windows of 2 ranks``."""
-    if story.unit == "window":
-        return fmt.plural(story.windows, "window")
-    text = fmt.plural(story.windows, "step window")
-    return f"{text} of {fmt.plural(len(run.ranks), 'rank')}" if len(run.ranks) > 1 else text
-
-
-def _recoverable_note(saving: Mapping[str, Recoverable]) -> str:
-    if any(one.time_ns is not None for one in saving.values()):
-        return (
-            "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
-            "Savings overlap, so they do not add up."
+    columns = ("kind of step", "steps", "untraced", "of time", Column("traced", kind="prose"))
+    rows = [
+        (
+            k.name,
+            str(len(k.numbers)),
+            fmt.duration(None if k.untraced is None else k.untraced.value_ns),
+            fmt.ratio(k.share_ratio),
+            f"{len(k.traced)}, {fmt.duration(k.traced_ns)}, mostly {_mostly(k)}"
+            if k.traced
+            else "none",
         )
-    return f"Recoverable: unknown, {next((s.reason for s in saving.values() if s.reason), '')}"
+        for k in kinds
+    ]
+    return [Table(columns=columns, rows=rows)]
 
 
-def _cause_table(
-    story: Story, causes: list[CauseRow], saving: Mapping[str, Recoverable], format: Format
-) -> Table:
-    """Return the tree of causes with its sum.
+def _mostly(kind: StepKind) -> str:
+    cause, time_ns = max(kind.causes_ns.items(), key=lambda kv: kv[1])
+    return f"{full_label(cause)} ({fmt.ratio(time_ns / sum(kind.causes_ns.values()))})"
+
+
+def _top_list(story: Story) -> Section:
+    items = []
+    for row, evidence in story.top:
+        of = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in evidence)
+        items.append(
+            f"{full_label(row.id)}: {fmt.duration(row.time_ns / story.windows)} per "
+            f"{story.traced_unit}, {fmt.ratio(row.share_ratio)}. {CAUSES[row.id].doc} "
+            f"{advice(row.id)}{of and f' ({of})'}"
+        )
+    return Section(title="The largest causes", blocks=(Items(items=items),))
+
+
+def _windows(story: Story) -> str:
+    """Return how many step windows there are: ``8 step windows of 2 ranks``."""
+    text = fmt.plural(story.windows, "window" if story.unit == "window" else "step window")
+    ranks = len(story.run.ranks)
+    several = ranks > 1 and story.unit == "step"
+    return f"{text} of {fmt.plural(ranks, 'rank')}" if several else text
+
+
+def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> list[Block]:
+    """Return the tree of causes with its sum, and what its marks and columns mean.
 
     Args:
-        story: names the unit of the times.
-        causes: rows, in the order of the tree.
+        story: of the run.
         saving: recoverable time of each cause.
         format: text marks what a cause rests on; the others have columns for it.
     """
+    causes = [r for r in story.run.causes() if r.time_ns > 0]
+    if not causes:
+        return []
     columns: list[str | Column] = [
         *("Cause", f"Per {story.traced_unit}", "Share"),
         Column("Recoverable", wide=True, hint=_RECOVERABLE),
@@ -228,79 +212,112 @@ def _cause_table(
         *([Column("Meaning", kind="prose", wide=True)] if format == "html" else []),
         *([Column("Basis", kind="id")] if format != "txt" else []),
     ]
-    rows = [_cause_cells(c, story, saving[c.id], format) for c in causes]
-    total = ["Observed", fmt.duration(story.observed_per_window_ns), "100 %", "", ""]
-    tracing = [[s[:1].upper() + s[1:], t, r, "", i] for s, t, r, i in tracing_rows(story)]
-    rest = [""] * (len(columns) - len(total))
-    return Table(
+    sums = [
+        ("Observed", fmt.duration(story.observed_per_window_ns), "100 %", "", ""),
+        *_tracing_rows(story),
+    ]
+    rest = [""] * (len(columns) - 5)
+    table = Table(
         columns=columns,
-        rows=[*rows, *([*row, *rest] for row in (total, *tracing))],
-        strong=frozenset((len(rows),)),
+        rows=[
+            *(_cause_cells(c, story, saving[c.id], format) for c in causes),
+            *([*row, *rest] for row in sums),
+        ],
+        strong=frozenset((len(causes),)),
     )
+    kinds = {_kind(c) for c in causes} if format == "txt" else set()
+    notes = []
+    if "model" in kinds:
+        notes.append("~ a model has a part in it; the others are recorded times")
+    if "not supported" in kinds:
+        notes.append("? the data does not support it (see findings)")
+    if any(one.time_ns is not None for one in saving.values()):
+        notes.append(
+            "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
+            "Savings overlap, so they do not add up."
+        )
+    else:
+        reason = next((one.reason for one in saving.values() if one.reason), "")
+        notes.append(f"Recoverable: unknown, {reason}")
+    return [table, *(Paragraph(note, "dim") for note in notes)]
+
+
+def _kind(cause: CauseRow) -> str:
+    if cause.withheld is not None:
+        return "not supported"
+    return "measured" if cause.measured else "model"
 
 
 def _cause_cells(
     cause: CauseRow, story: Story, saving: Recoverable, format: Format
 ) -> list[str | Cell]:
-    mark = "" if cause.measured else f" {_MODEL}"
-    kind = "measured" if cause.measured else "model"
-    if cause.withheld is not None:
-        mark, kind = f" {_WITHHELD}", "not supported"
-    share = cause.share_ratio or 0.0
-    saved = None if saving.time_ns is None else saving.time_ns / story.windows
-    doc = CAUSES[cause.id].doc
+    kind, windows, doc = _kind(cause), story.windows, CAUSES[cause.id].doc
+    saved_ns = None if saving.time_ns is None else saving.time_ns / windows
+    low_high_ns = cause.ci95_ns and [v / windows for v in cause.ci95_ns]
     return [
-        cause_cell(cause.id, cause.label + (mark if format == "txt" else "")),
-        fmt.duration(cause.time_ns / story.windows),
-        Cell(text=fmt.ratio(cause.share_ratio), share_ratio=share, color=color(cause.id)),
-        Cell(text=fmt.duration(saved), hint=saving.reason or _RECOVERABLE),
-        Cell(text=_interval(cause.ci95_ns, story.windows), dim=True),
+        cause_cell(cause.id, cause.label + (_MARKS[kind] if format == "txt" else "")),
+        fmt.duration(cause.time_ns / windows),
+        Cell(
+            text=fmt.ratio(cause.share_ratio),
+            share_ratio=cause.share_ratio or 0.0,
+            color=color(cause.id),
+        ),
+        Cell(text=fmt.duration(saved_ns), hint=saving.reason or _RECOVERABLE),
+        Cell(text=fmt.interval(low_high_ns), dim=True),
         *([Cell(text=doc, hint=doc)] if format == "html" else []),
         *([Cell(text=kind, hint=cause.basis)] if format != "txt" else []),
     ]
 
 
-def _interval(ci95_ns: tuple[float, float] | None, windows: int) -> str:
-    if ci95_ns is None:
-        return fmt.UNKNOWN
-    return " – ".join(fmt.duration(v / windows) for v in ci95_ns)
-
-
-def _level(groupings: Groupings, story: Story, level: Level, *, rows: int) -> Section:
-    table = breakdown.table(groupings, story, level, rows=rows)
-    blocks = (table,) if len(groupings.by(level)) > 1 else ()
-    return Section(title=f"By {dict(breakdown.LEVELS)[level].lower()}", blocks=blocks)
-
-
-def _spread(groupings: Groupings, story: Story) -> list[Section]:
-    """Return one line over the ranks: the spread of the step time, and which is slowest."""
-    ranks = groupings.run.ranks
-    if len(ranks) < 2:
+def _tracing_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
+    """Return the rows below the sum of the causes: the tracing overhead, the untraced step."""
+    step = story.step
+    if not story.tracing or step.untraced is None or step.tracing_ns is None:
         return []
-    per_step = {r.label: r.observed_ns / max(r.steps, 1) for r in ranks}
-    slowest = max(per_step, key=per_step.__getitem__)
-    fastest = min(per_step, key=per_step.__getitem__)
-    line = (
-        f"{len(ranks)} ranks, per {story.traced_unit}: fastest {fastest} "
-        f"{fmt.duration(per_step[fastest])}, slowest {slowest} {fmt.duration(per_step[slowest])}"
-    )
-    if len(ranks) <= 4:
-        parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
-        line = f"per {story.traced_unit}: " + " · ".join(parts)
-    return [Section(title="", blocks=(Paragraph(line, "dim"),), formats=TERMINAL)]
+    observed = max(story.observed_per_window_ns, 1)
+    label = "Tracing, at slower steps" if step.is_slow_nearby else "Tracing itself (profiler)"
+    quartiles = step.untraced.low_ns, step.untraced.high_ns
+    return [
+        (text, fmt.duration(time_ns), fmt.ratio(time_ns / observed), "", fmt.interval(low_high_ns))
+        for text, time_ns, low_high_ns in (
+            (label, step.tracing_ns, step.tracing_ci95_ns),
+            (f"{story.unit.capitalize()} without a trace", step.untraced.value_ns, quartiles),
+        )
+    ]
 
 
-def _coverage(run: Attributed) -> list[Section]:
+def _level(story: Story, level: Level, rows: int | None) -> Section:
+    title = f"By {dict(breakdown.LEVELS)[level].lower()}"
+    return Section(title=title, blocks=(breakdown.table(story, level, rows=rows),))
+
+
+def _spread(story: Story) -> list[Section]:
+    """Return one line over the ranks: the spread of the step time, and which is slowest."""
+    per_step = {r.label: r.observed_ns / max(r.steps, 1) for r in story.run.ranks}
+    if len(per_step) < 2:
+        return []
+    parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
+    line = f"per {story.traced_unit}: {' · '.join(parts)}"
+    if len(per_step) > 4:
+        fastest, *_, slowest = sorted(per_step, key=per_step.__getitem__)
+        line = (
+            f"{len(per_step)} ranks, per {story.traced_unit}: fastest {fastest} "
+            f"{fmt.duration(per_step[fastest])}, slowest {slowest} "
+            f"{fmt.duration(per_step[slowest])}"
+        )
+    return [Section(title="", blocks=(Paragraph(line, "dim"),))]
+
+
+def _coverage(run: Attributed) -> list[Block]:
     facts = [
         Fact(
-            label=coverage_label(name),
+            label=name.removesuffix("_ratio").replace("_", " ").replace(".", " ").capitalize(),
             value="unknown" if value is None else fmt.ratio(value),
             share_ratio=None if value is None else min(max(value, 0.0), 1.0),
         )
         for name, value in run.coverage.items()
     ]
-    blocks = (Facts(facts=facts, style="bars"),) if facts else ()
-    return [Section(title="Coverage", blocks=blocks)]
+    return [Facts(facts=facts, style="bars")] if facts else []
 
 
 def _browser_page(run: Attributed) -> Page:
@@ -311,16 +328,14 @@ def _browser_page(run: Attributed) -> Page:
 
     replay = replay_or_reason(run)
     tables = views(run, VIEWS, replay=replay)
-    groupings = Groupings(run, tables)
-    story = tell(groupings)
+    story = Story(run, tables)
     telemetry = [*series.collect(run.recording), *series.queues(run)]
     path = timeline.critical_lanes(run, replay)
     lanes = timeline.build(run.whole, telemetry, path=path)
-    detailed = details.tables(run, tables)
-    clocks = frequency.section(groupings, story)
+    clocks = frequency.section(story, telemetry)
     sections = [
-        _gap(run, story, recoverable(run, replay)),
-        _steps(run, story),
+        _gap(story, recoverable(run, replay)),
+        _steps(story),
         Section(
             title="Breakdown",
             id="breakdown",
@@ -343,12 +358,12 @@ def _browser_page(run: Attributed) -> Page:
             blocks=(Widget("timeline.html.j2", {"unit": story.unit}),),
         ),
         *([clocks] if clocks is not None else []),
-        _telemetry(run, story, figures.telemetry(telemetry, run) if telemetry else {}),
-        _quality(run, story),
+        _telemetry(story, figures.telemetry(telemetry, run) if telemetry else {}),
+        _quality(run),
         environment.section(run),
-        _method(run, story),
+        _method(story),
     ]
-    data = breakdown.data(groupings, story) | {
+    data = breakdown.data(story) | {
         "line_colors": figures.LINES,
         "timeline": lanes.windows,
         "timeline_path": lanes.path,
@@ -356,46 +371,44 @@ def _browser_page(run: Attributed) -> Page:
     blobs = {
         "names": lanes.names,
         "series": lanes.telemetry,
-        "details-data": deflate_text(to_script_json(detailed).encode()),
+        "details-data": deflate_text(to_script_json(details.tables(run, tables)).encode()),
         **lanes.packs,
     }
-    summary = [*_head(run, story), *_composition(run, story), *_top_cards(run, story)]
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
-    return _page(story, summary, sections, source=run.recording.source, program=program)
+    more = (*_composition(story), *_top_cards(story))
+    return _page(story, sections, more, source=run.recording.source, program=program)
 
 
-def _composition(run: Attributed, story: Story) -> list[Block]:
+def _composition(story: Story) -> list[Block]:
     """Return the observed time as a strip of its causes, and the causes by family."""
-    leaves = [r for r in run.leaves() if r.time_ns > 0]
-    if not leaves:
-        return []
-    parts = sorted(leaves, key=lambda r: LEAVES.index(r.id))
+    leaves = [r for r in story.run.leaves() if r.time_ns > 0]
     families = [
         (row, [r for r in leaves if r.id == row.id or r.id.startswith(row.id + ".")])
-        for row in run.causes()
+        for row in story.run.causes()
         if row.parent is None and row.time_ns > 0
     ]
+    parts = sorted(leaves, key=lambda r: LEAVES.index(r.id))
     context = {"parts": parts, "families": families, "windows": story.windows}
-    return [Widget("composition.html.j2", context)]
+    return [Widget("composition.html.j2", context)] if leaves else []
 
 
-def _top_cards(run: Attributed, story: Story) -> list[Block]:
+def _top_cards(story: Story) -> list[Block]:
     if not story.top:
         return []
     noun = "cause" if len(story.top) == 1 else "causes"
     title = f"The largest {noun} of the gap"
     if story.ideal_per_window_ns is None:
         # What a model could not split may be larger, but is no cause.
-        known = run.leaves()[0].id == story.top[0].row.id
+        known = story.run.leaves()[0].id == story.top[0][0].id
         title = f"The largest {'' if known else 'known '}{noun}"
     return [Widget("top.html.j2", {"title": title, "story": story})]
 
 
-def _gap(run: Attributed, story: Story, saving: Mapping[str, Recoverable]) -> Section:
+def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
     from chopper.reports import figures
 
     known = story.ideal_per_window_ns is not None
-    begins = f"The ideal is unknown, so this starts at 0. {sentence(story.ideal_reason or '')}"
+    begins = f"The ideal is unknown, so this starts at 0. {sentence(story.ideal_reason)}"
     if known:
         begins = (
             "Starts at what the hardware needs at its peak, adds every cause, ends at what was "
@@ -404,107 +417,81 @@ def _gap(run: Attributed, story: Story, saving: Mapping[str, Recoverable]) -> Se
     waterfall = Figure(
         name="waterfall",
         title="",
-        figure=figures.waterfall(run, story),
+        figure=figures.waterfall(story),
         label="Waterfall from ideal to observed time; the table below holds the same figures",
     )
     return Section(
         title="From ideal to observed" if known else "Where the time went",
         short="Causes",
         id="gap",
-        intro=f"{begins} Mean per {story.traced_unit} over {windows_text(run, story)}. Every "
-        "nanosecond is in exactly one bar.",
-        blocks=(waterfall, *_causes(run, story, saving, "html")),
+        intro=f"{begins} Mean per {story.traced_unit} over {_windows(story)}. Every nanosecond is "
+        "in exactly one bar.",
+        blocks=(waterfall, *_causes(story, saving, "html")),
     )
 
 
-def _steps(run: Attributed, story: Story) -> Section:
+def _steps(story: Story) -> Section:
     from chopper.reports import figures
 
-    count = len({int(i) for i in run.windows["step_index"].to_pylist()})
-    binned = f"{fmt.count(count)} steps, averaged in bins. " if count > figures.MAX_BARS else ""
+    figure = figures.steps(story)
+    binned = figure.get("binned")
+    note = f"{fmt.count(binned)} steps, averaged in bins. " if binned else ""
+    label = "Causes of each step, stacked"
     return Section(
         title="Step by step" if story.unit == "step" else "The window",
         short="Steps",
         id="steps",
-        intro=f"{binned}Causes of each {story.unit}, stacked. Select a bar to open that "
+        intro=f"{note}Causes of each {story.unit}, stacked. Select a bar to open that "
         f"{story.unit} in the timeline.",
         blocks=(
             Widget("steps.html.j2"),
-            Figure(
-                name="steps",
-                title="",
-                figure=figures.steps(run, story),
-                label="Causes of each step, stacked",
-            ),
+            Figure(name="steps", title="", figure=figure, label=label),
         ),
     )
 
 
-def _telemetry(run: Attributed, story: Story, figure: dict[str, Any]) -> Section:
+def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
     intro = (
         f"Sampled over the whole run; shaded bands are traced {story.unit}s. At most 1 500 points "
         "per line, the extremes kept."
     )
     if not figure:
-        why = "no telemetry collector ran; the collectors below say why."
-        if run.recording.manifest.kind == "imported":
-            why = (
-                "imported traces hold none. Record with chopper to see CPU, memory and network "
-                "here."
+        intro = "Nothing was sampled: no telemetry collector ran; the collectors below say why."
+        if story.run.recording.manifest.kind == "imported":
+            intro = (
+                "Nothing was sampled: imported traces hold none. Record with chopper to see CPU, "
+                "memory and network here."
             )
-        intro = f"Nothing was sampled: {why}"
     drawn = Figure(name="telemetry", title="", figure=figure, label="Telemetry over the run")
-    return Section(
-        title="Telemetry",
-        id="telemetry",
-        intro=intro,
-        blocks=(drawn,) if figure else (),
-    )
+    blocks = (drawn,) if figure else ()
+    return Section(title="Telemetry", id="telemetry", intro=intro, blocks=blocks)
 
 
-def _quality(run: Attributed, story: Story) -> Section:
-    blocks: list[Block] = []
+def _quality(run: Attributed) -> Section:
+    blocks = _coverage(run)
     intro = "No check found anything that would weaken the figures of this report."
-    if story.findings:
+    if run.findings:
         intro = "What was found about the data before anything was claimed from it."
-        blocks.append(finding_table(story.findings, ranks=len(run.ranks)))
-    for section in _coverage(run):
-        blocks += section.blocks
-    return Section(
-        title="Trace quality",
-        short="Quality",
-        id="quality",
-        intro=intro,
-        blocks=blocks,
-    )
+        blocks.insert(0, finding_table(run.findings, ranks=len(run.ranks)))
+    return Section(title="Trace quality", short="Quality", id="quality", intro=intro, blocks=blocks)
 
 
-def _method(run: Attributed, story: Story) -> Section:
-    ideal = f"Unknown here. {sentence(story.ideal_reason or '')}"
+def _method(story: Story) -> Section:
+    ideal = f"Unknown here. {sentence(story.ideal_reason)}"
     if story.ideal_per_window_ns is not None:
         ideal = (
             "FLOP of matrix products, convolutions and attention, from recorded shapes and data "
             f"types, divided by the device's peak: {fmt.duration(story.ideal_per_window_ns)} per "
             f"{story.unit}."
         )
-    windows = windows_text(run, story)
-    cards = (
-        (
-            "Observed",
-            (
-                "Each rank's device timeline is cut into windows, one per step, that tile it: a "
-                "step owns the time from the end of the last device event of the steps before it "
-                f"to the end of its own last one. {windows[:1].upper()}{windows[1:]}, "
-                f"{fmt.duration(run.observed_ns)} in all; figures per {story.unit} are this sum "
-                "divided by the number of windows.",
-            ),
-        ),
-        ("Busy, exposed, idle", (_STATES,)),
-        ("95 % interval", (_INTERVAL,)),
-        ("Ideal", (ideal, *story.ceiling, _MFU)),
-        ("Measured and model", (_BASIS,)),
+    cards = method(
+        "run",
+        windows=_windows(story).capitalize(),
+        observed=fmt.duration(story.run.observed_ns),
+        unit=story.unit,
+        ideal=ideal,
+        ceilings=". ".join(story.ceilings[0]),
     )
-    leaves = [r for r in run.causes() if r.time_ns > 0 and r.id in LEAVES]
     table = Table(
         columns=(
             *("Cause", Column("Meaning", kind="prose"), Column("Rests on", kind="prose")),
@@ -513,11 +500,10 @@ def _method(run: Attributed, story: Story) -> Section:
         rows=[
             (
                 Cell(text=r.label, below=f"`{r.id}`", color=color(r.id)),
-                CAUSES[r.id].doc,
-                r.basis,
-                "measured" if r.measured else "model" if r.withheld is None else "not supported",
+                *(CAUSES[r.id].doc, r.basis, _kind(r)),
             )
-            for r in leaves
+            for r in story.run.causes()
+            if r.time_ns > 0 and r.id in LEAVES
         ],
     )
     return Section(
@@ -525,24 +511,5 @@ def _method(run: Attributed, story: Story) -> Section:
         short="Method",
         id="method",
         intro="All times are integer nanoseconds; causes sum to the observed time exactly.",
-        blocks=(Cards(cards=cards), table),
+        blocks=(cards, table),
     )
-
-
-_STATES = (
-    "At each moment the device counts as computing, else communicating, else copying, else idle. "
-    "What runs under computing costs no time of its own. Idle time is cut by what the launching "
-    "thread was doing until it launched the kernel that ended the gap."
-)
-_INTERVAL = (
-    "Steps are resampled 2 000 times with replacement; the interval holds 95 % of the resulting "
-    "means. It says how much steps vary, not how good a model is. With one step there is none."
-)
-_MFU = (
-    "MFU = Σ F(d) ÷ (P(d) · T): the FLOP of each data type d that the model needs, against the "
-    "ceiling for that type, over the observed time. HFU counts what was computed again, too."
-)
-_BASIS = (
-    "“Measured” figures come from recorded times alone. “Model” figures split recorded time by "
-    "FLOP, bytes or peaks: as good as the shapes and peaks they rest on."
-)

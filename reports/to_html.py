@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
+from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports import plotly_script
-from chopper.reports.labels import color, full_label, ink
+from chopper.reports.labels import advice, color, full_label, ink
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ def _environment() -> jinja2.Environment:
     environment.filters["emphasised"] = lambda text: _emphasised(text, Markup)
     environment.filters |= {
         "grouped": _grouped,
+        "advice": advice,
         "color": color,
+        "doc": lambda cause: CAUSES[cause].doc,
+        "path": lambda cause: " › ".join(CAUSES[p].label for p in reversed(parents(cause))),
         "ink": ink,
         "label": full_label,
         "duration": fmt.duration,

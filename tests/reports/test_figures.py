@@ -8,7 +8,7 @@ import pytest
 from chopper.causes import LEAVES
 from chopper.reports import figures, series
 from chopper.reports.series import Series
-from chopper.reports.story import Groupings, tell
+from chopper.reports.story import Story
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from tests.analyzers.make import table as made_table
@@ -16,11 +16,11 @@ from tests.made_runs import put_table
 from tests.reports.make import Shape, make
 
 EXACT = make()
-STORY = tell(Groupings(EXACT))
+STORY = Story(EXACT)
 
 
 def test_waterfall_begins_at_the_ideal_and_steps_up_to_the_observed() -> None:
-    trace = figures.waterfall(EXACT, STORY)["data"][0]
+    trace = figures.waterfall(STORY)["data"][0]
     base, length = trace["base"], trace["x"]
     assert trace["y"][0].startswith("Ideal")
     assert trace["y"][-1] == "Observed"
@@ -33,13 +33,13 @@ def test_waterfall_begins_at_the_ideal_and_steps_up_to_the_observed() -> None:
 
 def test_waterfall_without_an_ideal_begins_at_zero() -> None:
     attribution = make(Shape(peak=False))
-    trace = figures.waterfall(attribution, tell(Groupings(attribution)))["data"][0]
+    trace = figures.waterfall(Story(attribution))["data"][0]
     assert not trace["y"][0].startswith("Ideal")
     assert trace["base"][0] == 0
 
 
 def test_steps_stack_to_each_steps_mean_over_ranks() -> None:
-    figure = figures.steps(EXACT, STORY)
+    figure = figures.steps(STORY)
     heights = np.array([t["y"] for t in figure["data"]]).sum(axis=0)
     windows = EXACT.windows.to_pydict()
     for i in range(4):
@@ -59,7 +59,7 @@ def test_steps_stack_to_each_steps_mean_over_ranks() -> None:
 
 def test_many_steps_are_averaged_in_bins() -> None:
     attribution = make(Shape(ranks=1, steps=700, layers=1, host=False, telemetry=False))
-    figure = figures.steps(attribution, tell(Groupings(attribution)))
+    figure = figures.steps(Story(attribution))
     assert figure["binned"] == 700
     assert len(figure["data"][0]["x"]) == figures.MAX_BARS
     sizes = np.diff(np.linspace(0, 700, figures.MAX_BARS + 1).round())
@@ -169,5 +169,5 @@ def test_thinning_keeps_the_extremes(n) -> None:
 
 
 def test_leaf_order_is_the_trees() -> None:
-    names = [t["meta"] for t in figures.steps(EXACT, STORY)["data"]]
+    names = [t["meta"] for t in figures.steps(STORY)["data"]]
     assert names == sorted(names, key=LEAVES.index)

@@ -20,7 +20,7 @@ from chopper.reports import frequency, series, timeline
 from chopper.reports.export import export
 from chopper.reports.page import Fact, Facts, Figure, Section, Table
 from chopper.reports.series import Series, thin, with_gaps
-from chopper.reports.story import Groupings, tell
+from chopper.reports.story import Story
 from tests.analyzers.make import table
 from tests.analyzers.views.test_clock_views import (  # noqa: F401
     HIGH,
@@ -39,8 +39,7 @@ MS = 1_000_000
 
 def section_of(run: Attributed) -> Section | None:
     """The section of a run about its clocks."""
-    groupings = Groupings(run)
-    return frequency.section(groupings, tell(groupings))
+    return frequency.section(Story(run), series.collect(run.recording))
 
 
 def tiles(section: Section) -> Sequence[Fact]:
