@@ -81,15 +81,14 @@ class Meter(Counter):
         mask: np.ndarray = inside & self.unbroken(start_ns, end_ns)
         return mask
 
-    def edge_ns(self, time_ns: int) -> float:
-        """Return the gap between the readings around a moment, at least the counter's own step."""
-        last = len(self.time_ns) - 2
-        at = int(np.clip(np.searchsorted(self.time_ns, time_ns, side="right") - 1, 0, last))
-        gap = self.time_ns[at + 1] - self.time_ns[at]
-        if self.time_ns[at] == time_ns and at > 0:
-            # A reading itself, the last one before a break it may be: the shorter of its two gaps.
-            gap = min(gap, self.time_ns[at] - self.time_ns[at - 1])
-        return max(float(gap), self.lag_ns)
+    def edge_ns(self, time_ns: np.ndarray) -> np.ndarray:
+        """Return the gap between the readings around each moment, at least the counter's step."""
+        gap = np.diff(self.time_ns)
+        at = np.clip(np.searchsorted(self.time_ns, time_ns, side="right") - 1, 0, len(gap) - 1)
+        # A reading itself, the last one before a break it may be: the shorter of its two gaps.
+        on_reading = (self.time_ns[at] == time_ns) & (at > 0)
+        around = np.where(on_reading, np.minimum(gap[at], gap[at - 1]), gap[at])
+        return np.maximum(around, self.lag_ns)
 
 
 def meter_of(

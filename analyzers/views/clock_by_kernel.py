@@ -1,4 +1,8 @@
-"""SM clock, power and throttle reasons by operator, shapes and kernel."""
+"""SM clock, power and throttle reasons by operator, shapes and kernel.
+
+Over all ranks. Power is the whole board's while they ran, never the kernel's own: the sensor
+averages over many of them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "clock_by_kernel",
-    1,
-    "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over all "
-    "ranks. Power is the whole board's while they ran, never the kernel's own: the sensor "
-    "averages over many of them.",
+    __doc__,
     (
         optional("op", "Operator; null for kernels that no operator launched."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
@@ -24,7 +25,6 @@ VIEW = View(
         AT_REFERENCE,
         column("kernel", "Name of the kernel as recorded."),
     ),
-    module_doc=__doc__,
     title="Clocks by kernel",
     section="Clocks",
     needs=NO_CLOCKS,

@@ -1,4 +1,4 @@
-"""SM clock, power and throttle reasons by operator."""
+"""SM clock, power and throttle reasons by operator: which kernels run at a low clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from chopper.tables import optional
 
 VIEW = View(
     "clock_by_operator",
-    1,
-    "SM clock, power and what held the clock, by operator: which kernels run at a low clock.",
+    __doc__,
     (
         optional("op", "Operator; null for kernels that no operator launched."),
         *COLUMNS,
         AT_REFERENCE,
     ),
-    module_doc=__doc__,
     title="Clocks by operator",
     section="Clocks",
     needs=NO_CLOCKS,

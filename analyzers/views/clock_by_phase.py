@@ -1,4 +1,7 @@
-"""SM clock, power and throttle reasons by rank and phase."""
+"""SM clock, power and throttle reasons by rank and phase.
+
+Percentiles are of the kernels' mean clocks, weighted by their time.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,13 @@ from chopper.tables import column
 
 VIEW = View(
     "clock_by_phase",
-    1,
-    "SM clock, power and what held the clock, by rank and phase. Percentiles are of the kernels' "
-    "mean clocks, weighted by their time.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
         *COLUMNS,
         AT_REFERENCE,
     ),
-    module_doc=__doc__,
     title="Clocks by phase",
     section="Clocks",
     needs=NO_CLOCKS,

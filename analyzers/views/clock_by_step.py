@@ -16,8 +16,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "clock_by_step",
-    1,
-    "SM clock by rank and step, and what the step would take at the reference clock.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("number", "Step number; null for a whole trace.", "int64"),
@@ -30,7 +29,6 @@ VIEW = View(
         ),
         *COLUMNS,
     ),
-    module_doc=__doc__,
     title="Clocks by step",
     section="Clocks",
     needs=NO_CLOCKS,

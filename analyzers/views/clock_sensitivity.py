@@ -1,4 +1,8 @@
-"""Slowdown of kernels as the SM clock falls, with its error."""
+"""Slowdown of kernels as the SM clock falls, with its error.
+
+Duration grows as the clock to the power of minus the sensitivity. Where one work ran at several
+clocks, the slope decides, else its place under the roofline.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "clock_sensitivity",
-    1,
-    "How much kernels depend on the SM clock: duration grows as clock to the power of minus so "
-    "much. Where one work ran at several clocks, the slope decides, else its place under the "
-    "roofline.",
+    __doc__,
     (
         *COLUMNS,
         column("time_ns", "Device time of all instances."),
@@ -35,7 +36,6 @@ VIEW = View(
         optional("clock_low_hz", "Lowest clock of the instances used."),
         optional("clock_high_hz", "Highest clock of the instances used."),
     ),
-    module_doc=__doc__,
     title="Dependence on the clock",
     section="Clocks",
     needs=NO_CLOCKS,

@@ -11,6 +11,8 @@ A rank with e_r well before ready (the root of a broadcast) waited for nobody. S
 what one rank puts into an all-reduce, what comes out of an all-gather, what goes into a
 reduce-scatter. The bus factor is 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter,
 all-gather, all-to-all, gather and scatter, 1 for broadcast, reduce and a pair.
+
+One row per collective that was matched on all ranks of its group.
 """
 
 from __future__ import annotations
@@ -29,9 +31,7 @@ _ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the
 
 VIEW = View(
     "collectives",
-    1,
-    "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
-    "clock; bandwidths as nccl-tests define them.",
+    __doc__,
     (
         column("collective", "Normalized name of the collective, as allreduce."),
         optional("ranks", "Global ranks that took part."),
@@ -56,7 +56,6 @@ VIEW = View(
         column("last_end_ns", "End of the last rank, Unix time."),
         optional("reason", "Reason why the share of the link's peak is null.", "text"),
     ),
-    module_doc=__doc__,
     title="Collectives",
     section="Communication",
     needs="no collective was seen on all ranks of its group (give the traces of all ranks)",

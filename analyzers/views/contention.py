@@ -1,4 +1,4 @@
-"""Kernels that ran beside others, compared with the same work alone."""
+"""Kernels that ran beside others, compared with the same work alone, clocks made equal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "contention",
-    1,
-    "Kernels that ran beside others: what the same work takes alone and together, clocks made "
-    "equal.",
+    __doc__,
     (
         *COLUMNS,
         optional("slowdown_ratio", "Mean duration beside others over the baseline."),
@@ -34,7 +32,6 @@ VIEW = View(
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),
-    module_doc=__doc__,
     title="Contention",
     section="Clocks",
     needs="no kernel whose ideal time is known ran beside another one",

@@ -2,7 +2,8 @@
 
 As the Chopper paper counts: *active cores* were busy at all in a sample, *minimum cores* are the
 cores that the same work would fill (Σ busy share). Both are means over time. A sample tells the
-time since the one before it, so a span is only looked into when it is as long as that.
+time since the one before it, so a span is only looked into when it is as long as that. Time until a
+launch belongs to the phase of that launch.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ _COVERED_RATIO = 0.5
 
 VIEW = View(
     "cpu_use",
-    1,
-    "Cores of the host in use, from samples: over the whole run, per phase over all steps, and "
-    "per step. Time until a launch belongs to the phase of that launch. Means over time.",
+    __doc__,
     (
         column("rank", "Rank whose steps and phases the row is about.", "int32"),
         optional("step", "Step number; null for all steps together.", "int64"),
@@ -48,7 +47,6 @@ VIEW = View(
         optional("stolen_cores", "Cores taken by the hypervisor.", "float64"),
         optional("reason", "Reason why values are null.", "text"),
     ),
-    module_doc=__doc__,
     title="CPU use",
     section="Steps and host",
     needs="the host's cores were not sampled (the collector `host` does in recorded runs)",

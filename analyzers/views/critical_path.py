@@ -1,6 +1,7 @@
 """Critical path of the run by cause and name.
 
-From a replay: its longest chain of dependencies to the end of the last step.
+From a replay: its longest chain of dependencies to the end of the last step. Its times sum to the
+path.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "critical_path",
-    1,
-    "The critical path of a run by leaf cause, and by what ran or was waited for: a replay's "
-    "longest chain of dependencies to the end of the last step. Its times sum to the path.",
+    __doc__,
     (
         column("cause", "Id of a leaf cause."),
         column("name", "Operator, kernel or host work that ran or was waited for."),
         column("time_ns", "Time on the critical path."),
         optional("share_ratio", "Share of the critical path."),
     ),
-    module_doc=__doc__,
     title="Critical path",
     section="Critical path",
     needs="the run cannot be replayed: it has no device events, or their launches were not "

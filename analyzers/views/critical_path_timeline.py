@@ -1,4 +1,8 @@
-"""Critical path of the run in order of time, with rank, cause and name."""
+"""Critical path of the run in order of time, with rank, cause and name.
+
+It shows which rank everything waited for, and for what. Stretches of the host lie on it where it
+was the host that was waited for.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "critical_path_timeline",
-    1,
-    "The critical path of a run in order of time: which rank everything waited for, and for what. "
-    "Stretches of the host lie on it where it was the host that was waited for.",
+    __doc__,
     (
         column("rank", "Global rank on which the stretch lies.", "int32"),
         column(
@@ -29,7 +31,6 @@ VIEW = View(
         optional("event_row", "Row of the device event that ran; null where none did.", "int64"),
         optional("span_row", "Row of the host span that ran; null where none did.", "int64"),
     ),
-    module_doc=__doc__,
     title="Critical path in time",
     section="Critical path",
     needs="the run cannot be replayed: it has no device events, or their launches were not "

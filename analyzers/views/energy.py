@@ -4,7 +4,8 @@ From differences of the devices' counters. A counter of energy moves in steps of
 boards differ by 5 % (arXiv:2312.02741): what it says of a kernel or of a short step is noise.
 Differences are taken over at least 5 s: of whole steps one after the other, or of a phase that
 lasts so long without a break. What is shorter is refused, with the reason. Where a device has no
-counter, its power is integrated over the same spans.
+counter, its power is integrated over the same spans. Ranks on parts of one device share its
+counter.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, meter_of_power
 from chopper.analyzers.events.steps import step_table, steps_of
 from chopper.analyzers.events.tokens import tokens_of
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View
 from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
 from chopper.tables import TABLES, column, optional
-from chopper.wording import ranges, some
+from chopper.wording import ranges
 
 Row = dict[str, Any]
 
@@ -47,10 +48,7 @@ _SCOPES = ("run", "phase", "window", "steps")
 
 VIEW = View(
     "energy",
-    1,
-    "Energy by device and by domain of the host's processors, from differences of counters over "
-    "at least 5 s; nothing is said of less. Ranks on parts of one device share its counter. "
-    "Boards are off by up to 5 % each, which no reading shows.",
+    __doc__,
     (
         column(
             "scope",
@@ -89,7 +87,6 @@ VIEW = View(
         optional("start_ns", "Start of the span, Unix time."),
         optional("reason", "Reason why no energy is claimed, or none per token.", "text"),
     ),
-    module_doc=__doc__,
     title="Energy",
     section="Clocks",
     needs="neither energy nor power of a device or of the host's processors was sampled",
@@ -114,9 +111,6 @@ def energy(run: Attributed, events: Events) -> pa.Table:
             rows += _of_phases(events, unit)
     if len(devices) > 1:
         rows.insert(0, _together(devices) | {"ranks": ranges(ranks)})
-    for row in rows:
-        if row["step_count"] and "energy_j" in row and "tokens_count" not in row:
-            row["reason"] = _NO_TOKENS
     rows += _of_windows(run)
     rows.sort(key=lambda row: _SCOPES.index(row["scope"]))
     return VIEW.of_rows(rows)
@@ -127,8 +121,7 @@ class _Unit:
     """A counter of energy: of a device (a socket), or of a domain of a host's processors.
 
     Attributes:
-        name: ``device 3`` or ``package-0``.
-        host: name of the host, where known.
+        row: columns that are the same in each row.
         ranks: ranks that compute on it.
         meter: its readings; None where they tell nothing.
         steps: (steps, 3) number, start and end of its first rank's steps, traced or not, in order.
@@ -136,8 +129,7 @@ class _Unit:
         tokens_from: who counted them.
     """
 
-    name: str
-    host: str | None
+    row: Row
     ranks: tuple[int, ...]
     device: bool
     meter: Meter | None
@@ -145,27 +137,20 @@ class _Unit:
     tokens: np.ndarray
     tokens_from: str
 
-    def row(self, scope: str) -> Row:
-        """Return the columns that are the same in each row."""
-        return {
-            "scope": scope,
-            "source": self.name,
-            "host": self.host,
-            "ranks": ranges(self.ranks),
-            "step_count": 0,
-            "basis": None if self.meter is None else self.meter.basis,
-        }
-
     def per_step(self, at: np.ndarray, energy_j: float | None) -> Row:
         """Return the number of some steps and their tokens, and what one of them took."""
-        numbers = self.steps[at, 0].tolist()
-        row: Row = {"step_count": len(at), "first_step": numbers[0], "last_step": numbers[-1]}
+        first, last = self.steps[at[[0, -1]], 0].tolist()
+        row: Row = {"step_count": len(at), "first_step": first, "last_step": last}
         tokens = self.tokens[at].sum()
         if tokens > 0:
             row |= {"tokens_count": round(tokens), "tokens_from": self.tokens_from}
         if energy_j is not None:
             row["energy_per_step_j"] = energy_j / len(at)
-            row["energy_per_token_j"] = energy_j / row["tokens_count"] if tokens > 0 else None
+            row |= (
+                {"energy_per_token_j": energy_j / row["tokens_count"]}
+                if tokens > 0
+                else {"reason": _NO_TOKENS}
+            )
         return row
 
 
@@ -175,8 +160,14 @@ def _unit(
     table = steps_of(run, ranks[0])
     steps = np.stack([ints(table, n) for n in ("number", "start_ns", "end_ns")], axis=1)
     steps = steps[np.argsort(steps[:, 1], kind="stable")]
-    host = run.recording.part(ranks[0]).hostname
-    return _Unit(name, host, ranks, device, meter, steps, *_tokens(run, ranks, steps[:, 0]))
+    row = {
+        "source": name,
+        "host": run.recording.part(ranks[0]).hostname,
+        "ranks": ranges(ranks),
+        "step_count": 0,
+        "basis": None if meter is None else meter.basis,
+    }
+    return _Unit(row, ranks, device, meter, steps, *_tokens(run, ranks, steps[:, 0]))
 
 
 def _devices(run: Attributed) -> list[_Unit]:
@@ -226,11 +217,9 @@ def _tokens(run: Attributed, ranks: tuple[int, ...], numbers: np.ndarray) -> tup
     """Tokens of each step by the program's count, or of a mean step by its embedding."""
     counted = [run.recording.table(rank, "step_work") for rank in ranks]
     if all(table.num_rows for table in counted):
-        total: dict[int, int] = {}
-        for table in counted:
-            steps, tokens = ints(table, "step").tolist(), ints(table, "tokens_count").tolist()
-            for step, count in zip(steps, tokens, strict=True):
-                total[step] = total.get(step, 0) + count
+        work = pa.concat_tables(table.select(["step", "tokens_count"]) for table in counted)
+        by_step = work.group_by("step").aggregate([("tokens_count", "sum")])
+        total = dict(zip(*(c.to_pylist() for c in by_step.itercolumns()), strict=True))
         return np.array([total.get(n, np.nan) for n in numbers.tolist()], np.float64), "program"
     per_step = 0.0
     for rank in ranks:
@@ -242,24 +231,26 @@ def _tokens(run: Attributed, ranks: tuple[int, ...], numbers: np.ndarray) -> tup
 
 def _of_steps(unit: _Unit) -> list[Row]:
     """The whole of a unit's steps, then groups of them."""
-    whole, meter = unit.row("run"), unit.meter
+    whole, meter = {**unit.row, "scope": "run"}, unit.meter
     if meter is None:
         return [whole | {"reason": _NO_METER}]
     if not len(unit.steps):
         return [whole | _of_readings(meter)]
-    groups = _groups(meter, unit.steps)
+    start, end = unit.steps[:, 1], unit.steps[:, 2]
+    groups = _groups(meter, start, end)
     if not groups:
-        return [whole | {"reason": _why_no_group(meter, unit.steps)}]
+        return [whole | {"reason": _why_no_group(meter, start, end)}]
     rows = []
-    known = []
     for at in groups:
-        span = _difference(meter, int(unit.steps[at[0], 1]), int(unit.steps[at[-1], 2]))
-        rows.append(unit.row("steps") | span | unit.per_step(at, span.get("energy_j")))
-        known += [at] if "energy_j" in span else []
-    whole |= _summed(rows)
+        span = _over(meter, start[at[:1]], end[at[-1:]])
+        steps = unit.per_step(at, span.get("energy_j"))
+        rows.append({**unit.row, "scope": "steps", **steps, **span})
+    known = [at for at, row in zip(groups, rows, strict=True) if "energy_j" in row]
+    firsts, lasts = ([at[i] for at in groups] for i in (0, -1))
+    whole |= _over(meter, start[firsts], end[lasts])
     if known:
         whole |= unit.per_step(np.concatenate(known), whole["energy_j"])
-    return [whole, *rows] if len(rows) > 1 or not known else [whole]
+    return [whole, *rows] if len(rows) > 1 else [whole]
 
 
 def _of_readings(meter: Meter) -> Row:
@@ -269,26 +260,23 @@ def _of_readings(meter: Meter) -> Row:
     start, end = meter.time_ns[begins], meter.time_ns[ends]
     long = end - start >= MIN_SPAN_NS
     if long.any():
-        return _sum_over(meter, start[long], end[long])
+        return _over(meter, start[long], end[long])
     if meter.broken.any():
         return {"reason": _why_broken(meter)}
     return {"reason": f"readings span {(end - start).max() / 1e9:.2g} s; {_TOO_SHORT}"}
 
 
 def _why_broken(meter: Meter) -> str:
-    if meter.basis == "power":
-        every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
-        return (
-            f"power was read every {every_s:.2g} s; between readings more than "
-            f"{MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
-        )
-    if (np.diff(meter.total)[meter.broken] < 0).any():
-        return "the counter went backwards"
-    return "the counter jumped by more than the device can draw"
+    if meter.basis == "counter":
+        return "the counter went backwards, or jumped by more than the device can draw"
+    every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
+    return (
+        f"power was read every {every_s:.2g} s; between readings more than "
+        f"{MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
+    )
 
 
-def _why_no_group(meter: Meter, steps: np.ndarray) -> str:
-    start, end = steps[:, 1], steps[:, 2]
+def _why_no_group(meter: Meter, start: np.ndarray, end: np.ndarray) -> str:
     usable = meter.usable(start, end)
     if usable.any():
         length_s = int(end[usable].max() - start[usable].min()) / 1e9
@@ -298,111 +286,93 @@ def _why_no_group(meter: Meter, steps: np.ndarray) -> str:
     return "no step lies within the readings"
 
 
-def _groups(meter: Meter, steps: np.ndarray) -> list[np.ndarray]:
+def _groups(meter: Meter, start: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
     """Rows of steps that follow each other, were read, and last 5 s or more together."""
-    start, end = steps[:, 1], steps[:, 2]
     length = np.maximum(np.median(end - start), 1)
     apart = start[1:] - end[:-1] > _BREAK_RATIO * length
     usable = meter.usable(start, end)
-    begins = np.flatnonzero(np.concatenate([[True], apart | (usable[1:] != usable[:-1])]))
-    ends = np.append(begins[1:], len(steps)) - 1
     least = max(MIN_SPAN_NS, int(end[-1] - start[0]) // _GROUPS)
     groups = []
-    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
-        if not usable[first] or end[last] - start[first] < MIN_SPAN_NS:
+    for row in np.split(
+        np.arange(len(start)), np.flatnonzero(apart | (usable[1:] != usable[:-1])) + 1
+    ):
+        if not usable[row[0]] or end[row[-1]] - start[row[0]] < MIN_SPAN_NS:
             continue
-        at, cuts = first, []
-        while at <= last:
-            at += int(np.searchsorted(end[at : last + 1], start[at] + least)) + 1
-            cuts += [at - first] if at <= last + 1 else []
+        at, cuts = 0, []
+        while at < len(row):
+            at += int(np.searchsorted(end[row[at:]], start[row[at]] + least)) + 1
+            cuts += [at] if at <= len(row) else []
         # What is left at the end is too short alone.
-        groups += np.split(np.arange(first, last + 1), cuts[:-1])
+        groups += np.split(row, cuts[:-1])
     return groups
 
 
-def _sum_over(meter: Meter, start_ns: np.ndarray, end_ns: np.ndarray) -> Row:
-    """Energy of several spans together."""
-    spans = zip(start_ns.tolist(), end_ns.tolist(), strict=True)
-    return _summed([_difference(meter, start, end) for start, end in spans])
+def _over(meter: Meter, start_ns: np.ndarray, end_ns: np.ndarray) -> Row:
+    """Energy of several spans together; the first one's reason where none of them has any.
 
-
-def _summed(parts: list[Row]) -> Row:
-    """Differences of several spans as one; the first reason where none has an energy."""
-    good = [part for part in parts if "energy_j" in part]
-    if not good:
-        return {"reason": parts[0]["reason"]}
-    names = ("span_ns", "energy_j", "energy_error_j")
-    row: Row = {name: sum(part[name] for part in good) for name in names}
-    row["power_mean_w"] = row["energy_j"] / (row["span_ns"] / 1e9)
-    return row | {"start_ns": good[0]["start_ns"]}
-
-
-def _difference(meter: Meter, start_ns: int, end_ns: int) -> Row:
-    """Energy of one span, and how far it may be off for where its edges lie among the readings."""
-    energy_j = float(meter.growth(np.array([start_ns]), np.array([end_ns]))[0])
-    power_w = energy_j / ((end_ns - start_ns) / 1e9)
-    error_j = power_w * (meter.edge_ns(start_ns) + meter.edge_ns(end_ns)) / 1e9
-    row: Row = {"start_ns": start_ns, "span_ns": end_ns - start_ns}
-    if energy_j <= 0:
-        return row | {"reason": "the counter did not move"}
-    if error_j > MAX_ERROR_RATIO * energy_j:
-        return row | {
-            "reason": f"readings around its edges are too far apart: {energy_j:.3g} J would be "
-            f"known to {error_j:.2g} J only"
+    Its error is how far it may be off for where the spans' edges lie among the readings.
+    """
+    span_ns, energy_j = end_ns - start_ns, meter.growth(start_ns, end_ns)
+    edges_ns = meter.edge_ns(start_ns) + meter.edge_ns(end_ns)
+    error_j = energy_j / (span_ns / 1e9) * edges_ns / 1e9
+    known = (energy_j > 0) & (error_j <= MAX_ERROR_RATIO * energy_j)
+    if not known.any():
+        if energy_j[0] <= 0:
+            return {"reason": "the counter did not move"}
+        return {
+            "reason": f"readings around its edges are too far apart: {energy_j[0]:.3g} J would be "
+            f"known to {error_j[0]:.2g} J only"
         }
-    return row | {"energy_j": energy_j, "energy_error_j": error_j, "power_mean_w": power_w}
+    total_ns, total_j = int(span_ns[known].sum()), float(energy_j[known].sum())
+    return {
+        "start_ns": int(start_ns[known][0]),
+        "span_ns": total_ns,
+        "energy_j": total_j,
+        "energy_error_j": float(error_j[known].sum()),
+        "power_mean_w": total_j / (total_ns / 1e9),
+    }
 
 
 def _of_phases(events: Events, unit: _Unit) -> list[Row]:
-    """Phases of a device's first rank: stretches without a break that last 5 s or more."""
+    """Phases of a device's first rank: stretches without a break that last 5 s or more.
+
+    A stretch reaches from the phase's first event to that of the next phase.
+    """
     meter = unit.meter
-    if meter is None:
+    rows = np.flatnonzero((events.rank == unit.ranks[0]) & (events.phase[0] >= 0))
+    if meter is None or not len(rows):
         return []
-    rows = []
-    for phase, whole_start, whole_end in _stretches(events, unit.ranks[0]):
+    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+    first = rows[run_starts(events.phase[0][rows])]
+    starts, end_ns = events.start_ns[first], (events.start_ns + events.dur_ns)[rows].max()
+    ends, phase = np.append(starts[1:], end_ns), events.phase[0][first]
+    found = []
+    for code in np.unique(phase).tolist():
+        mine = phase == code
+        longest_ns = int((ends - starts)[mine].max())
         # What of a stretch lies within the readings; less than nothing where it does not.
-        start = np.maximum(whole_start, meter.time_ns[0])
-        end = np.minimum(whole_end, meter.time_ns[-1])
+        start = np.maximum(starts[mine], meter.time_ns[0])
+        end = np.minimum(ends[mine], meter.time_ns[-1])
         long = (end - start >= MIN_SPAN_NS) & meter.usable(start, end)
-        longest_ns = int((whole_end - whole_start).max())
-        row = unit.row("phase") | {"phase": phase}
+        row: Row = {**unit.row, "scope": "phase", "phase": events.phase[1][code]}
         if long.any():
-            row |= _sum_over(meter, start[long], end[long])
+            row |= _over(meter, start[long], end[long])
         elif longest_ns < MIN_SPAN_NS:
             row["reason"] = f"lasts {longest_ns / 1e9:.2g} s at most without a break; {_TOO_SHORT}"
         else:
             row["reason"] = "readings cover no 5 s of it without a break"
-        rows.append(row)
-    return rows
-
-
-def _stretches(events: Events, rank: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Each phase's stretches of device time: from its first event to that of the next phase."""
-    rows = np.flatnonzero((events.rank == rank) & (events.phase[0] >= 0))
-    if not len(rows):
-        return []
-    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-    phase = events.phase[0][rows]
-    begins = np.flatnonzero(np.concatenate([[True], phase[1:] != phase[:-1]]))
-    start = events.start_ns[rows][begins]
-    end = np.append(start[1:], (events.start_ns[rows] + events.dur_ns[rows]).max())
-    of = phase[begins]
-    return [
-        (events.phase[1][code], start[of == code], end[of == code])
-        for code in np.unique(of).tolist()
-    ]
+        found.append(row)
+    return found
 
 
 def _of_windows(run: Attributed) -> list[Row]:
     """Spans that another tool measured and named, by device and over all of them."""
     rows = []
     for rank in run.recording.ranks:
+        host = run.recording.part(rank).hostname
         windows: dict[tuple[int, int, str], list[Row]] = {}
         for one in run.recording.table(rank, "energy_window").to_pylist():
-            row = _window_row(one) | {
-                "host": run.recording.part(rank).hostname,
-                "ranks": ranges([rank]),
-            }
+            row = _window_row(one) | {"host": host, "ranks": ranges([rank])}
             windows.setdefault((one["time_ns"], one["span_ns"], one["window"]), []).append(row)
         for same in windows.values():
             rows += [_together(same), *same] if len(same) > 1 else same
@@ -432,13 +402,11 @@ def _together(rows: list[Row]) -> Row:
     """Return the row of all devices; with the reasons where one of them is not known."""
     row: Row = {name: rows[0].get(name) for name in ("scope", "window", "ranks")}
     row |= {"source": "all devices", "step_count": min(r["step_count"] for r in rows)}
-    refused: dict[str, dict[str, None]] = {}
-    for one in rows:
-        if "reason" in one:
-            refused.setdefault(one["reason"], {})[one["source"]] = None
-    if refused:
-        told = (f"{some(list(names))}: {reason}" for reason, names in refused.items())
-        return row | {"reason": "; ".join(told)}
+    known = all("energy_j" in r for r in rows)
+    reasons = (r["reason"] for r in rows if "reason" in r and (known or "energy_j" not in r))
+    row["reason"] = "; ".join(dict.fromkeys(reasons)) or None
+    if not known:
+        return row
     names = ("energy_j", "power_mean_w", "energy_error_j", "energy_per_step_j", "tokens_count")
     row |= {n: sum(r[n] for r in rows) for n in names if all(r.get(n) for r in rows)}
     starts = [r["start_ns"] for r in rows if r["start_ns"] is not None]

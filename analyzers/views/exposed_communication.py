@@ -1,4 +1,7 @@
-"""Exposed and hidden communication by collective, group, phase and layer."""
+"""Exposed and hidden communication by collective, group, phase and layer.
+
+Summed over ranks and steps: what no computing hid, and what it did.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "exposed_communication",
-    1,
-    "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
-    "computing hid, and what it did.",
+    __doc__,
     (
         column("collective", "Normalized name of the collective, as allreduce."),
         optional("ranks", "Global ranks that take part."),
@@ -44,7 +45,6 @@ VIEW = View(
         ),
         optional("group", "Name of the process group."),
     ),
-    module_doc=__doc__,
     title="Exposed and hidden communication",
     section="Communication",
     needs="nothing communicated",

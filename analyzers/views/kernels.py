@@ -1,4 +1,4 @@
-"""Kernels, copies and memsets by name and launching operator."""
+"""Kernels, copies and memsets by name and launching operator, over all ranks and steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "kernels",
-    1,
-    "Device events by name and by the operator that launched them, over all ranks and steps.",
+    __doc__,
     (
         column("kernel", "Name of the kernel, copy or memset as recorded."),
         optional("op", "Operator that launched it; null where none was recorded."),
@@ -25,7 +24,6 @@ VIEW = View(
         column("work_class", "Class of the work: compute, communication or copy."),
         *SPREAD,
     ),
-    module_doc=__doc__,
     title="Kernels",
     section="Operators",
 )

@@ -1,14 +1,14 @@
 """Launch overhead by operator and phase: time before the launching call, and in it.
 
 Launch overhead as the Chopper paper defines it (arXiv 2512.08242). Compute kernels are taken in
-order of their start, per device and step. With ``prev_end`` the end of what ran before and
-``t_rt`` the start of the call that launched the kernel:
+order of their start, per device and step. With `prev_end` the end of what ran before and
+`t_rt` the start of the call that launched the kernel:
 
-    overhead = max(0, start − prev_end)
-    preparation = max(0, t_rt − prev_end), no more than the overhead
+    overhead = max(0, start − prev_end),
+    preparation = max(0, t_rt − prev_end), no more than the overhead,
     call = min(start − t_rt, overhead)
 
-``prev_end`` is the latest end of the compute kernels before, which is that of the previous kernel
+`prev_end` is the latest end of the compute kernels before, which is that of the previous kernel
 unless kernels overlap. The first kernel of a step has none before it and no overhead: what lies
 between steps is idle time with causes of its own. Communication under the gap does not shorten it,
 which is why the run's idle causes are smaller.
@@ -28,10 +28,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "launches",
-    1,
-    "Launch overhead of compute kernels by operator and phase, as the Chopper paper defines it: "
-    "from the end of the compute kernels before, in the order of their start per device and step, "
-    "to the kernel's start. Communication under that gap does not shorten it.",
+    __doc__,
     (
         optional("op", "Operator that launched the kernels; null where none was recorded."),
         column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
@@ -44,7 +41,6 @@ VIEW = View(
         column("mean_ns", "Mean overhead per kernel."),
         column("running_ns", "Time in which the kernels themselves ran."),
     ),
-    module_doc=__doc__,
     title="Launch overhead",
     section="Steps and host",
 )

@@ -20,8 +20,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "lead",
-    1,
-    "Latest start over the ranks less this rank's start, of the same collective or kernel.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("step", "Step number.", "int64"),
@@ -31,7 +30,6 @@ VIEW = View(
         column("last_ratio", "Share of the events at which this rank came last."),
         column("event_count", "Number of compared events."),
     ),
-    module_doc=__doc__,
     title="Lead of ranks",
     section="Communication",
     needs="one rank only, or ranks that ran nothing in common",

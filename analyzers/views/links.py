@@ -3,6 +3,9 @@
 Counters are totals: rates are differences over the time of a step, linear between two readings. A
 step shorter than the time between readings gets none. A counter that went backwards or stuck at the
 end of its 32 bits tells nothing of that time.
+
+Rows without a step are the whole run. Ports and interfaces are their host's, shared by its ranks;
+device links are a rank's own.
 """
 
 from __future__ import annotations
@@ -83,10 +86,7 @@ _ROWS = 5000
 
 VIEW = View(
     "links",
-    1,
-    "What links carried, and what speaks of congestion on them: rows without a step are the whole "
-    "run. Ports and interfaces are their host's, shared by its ranks; device links are a rank's "
-    "own. Steps shorter than the time between readings have no row.",
+    __doc__,
     (
         column("link", "Name of the port or interface, or the links of the rank's device."),
         optional("step", "Step number; null for the whole run.", "int64"),
@@ -118,7 +118,6 @@ VIEW = View(
         optional("tx_bytes", "Bytes sent in all."),
         optional("rx_bytes", "Bytes received in all."),
     ),
-    module_doc=__doc__,
     title="Links",
     section="Communication",
     needs="no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)",

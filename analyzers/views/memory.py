@@ -2,7 +2,8 @@
 
 From the allocator's events in the trace where they were recorded, else from the allocator's own
 history (a snapshot), else from the readings at the end of each step. An event belongs to the step
-and the phase in which the host was when it came.
+and the phase in which the host was when it came. Counts and times are per step; peaks are the
+highest of all steps.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ ALL = "all"
 
 VIEW = View(
     "memory",
-    1,
-    "Memory by rank, device and phase. Counts and times are per step; peaks are the highest of "
-    "all steps.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
@@ -56,7 +55,6 @@ VIEW = View(
         optional("allocator_ns", "Host time in runtime calls that allocate or free, per step."),
         column("source", "Recording that the figures come from."),
     ),
-    module_doc=__doc__,
     title="Memory",
     section="Memory",
     needs="neither the allocator's events were recorded (profile with memory=True) nor its totals "

@@ -21,9 +21,7 @@ _LEAST_STEPS = 3
 
 VIEW = View(
     "memory_determinism",
-    1,
-    "How much the allocations of steps vary, by rank and device, and whether the device's clock "
-    "varies with them.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
@@ -46,7 +44,6 @@ VIEW = View(
         ),
         optional("no_correlation", "Reason why there is no correlation.", "text"),
     ),
-    module_doc=__doc__,
     title="Memory determinism",
     section="Memory",
     needs="the allocator's events of steps were not recorded (profile with memory=True)",

@@ -1,4 +1,4 @@
-"""Memory in use by the source line that allocated it.
+"""Memory in use by the source line that allocated it, when a snapshot was taken.
 
 A block's line is the innermost Python line of the stack that allocated it, else its innermost line.
 """
@@ -19,8 +19,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "memory_holders",
-    1,
-    "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`."),
@@ -35,7 +34,6 @@ VIEW = View(
             "text",
         ),
     ),
-    module_doc=__doc__,
     title="Who holds memory",
     section="Memory",
     needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",

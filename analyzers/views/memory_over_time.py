@@ -1,4 +1,4 @@
-"""Peak memory of each step: allocator, device and host.
+"""Peak memory of each step: what the allocator, the driver and the host say.
 
 With more steps than fit a page, and without steps, a row is one of equal spans of time.
 """
@@ -35,9 +35,7 @@ _RECORDED = {
 
 VIEW = View(
     "memory_over_time",
-    1,
-    "Most memory of each kind in each step (in each of equal spans, where there are no steps): "
-    "what torch's allocator says, what the driver says, and the host's.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("step", "Step number; null for spans of time.", "int64"),
@@ -49,7 +47,6 @@ VIEW = View(
         optional("host_process_bytes", "Peak of the resident bytes of the rank and its children."),
         optional("host_available_bytes", "Least bytes that the host had available."),
     ),
-    module_doc=__doc__,
     title="Memory over time",
     section="Memory",
     needs="no memory was sampled (the collectors `device_memory` and `host` do) and no snapshot "

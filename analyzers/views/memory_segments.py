@@ -19,8 +19,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "memory_segments",
-    1,
-    "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`."),
@@ -37,7 +36,6 @@ VIEW = View(
         column("whole_free_bytes", "Bytes in unused segments, which empty_cache() returns."),
         optional("rounding_bytes", "Bytes held beyond what tensors requested."),
     ),
-    module_doc=__doc__,
     title="Memory segments",
     section="Memory",
     needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",

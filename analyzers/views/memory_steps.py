@@ -24,8 +24,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "memory_steps",
-    1,
-    "Allocations of each traced step by rank and device, and the device's clock in it.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
@@ -48,7 +47,6 @@ VIEW = View(
         optional("clock_std_hz", "Standard deviation of the device's clock samples in the step."),
         column("sequence", "Hash of the signed sizes in order, equal for steps alike.", "text"),
     ),
-    module_doc=__doc__,
     title="Memory, step by step",
     section="Memory",
     needs="the allocator's events of steps were not recorded (profile with memory=True)",

@@ -1,6 +1,7 @@
 """Operators by shapes, types and phase: time, rates, roofline.
 
-Calls of operators with the same arguments in the same phase; see ``_calls`` for a call's time.
+Calls of operators with the same arguments in the same phase, over all ranks and steps. A call's
+time is that in which device events that it launched itself ran.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
 
 VIEW = View(
     "operations",
-    1,
-    "Calls of operators with the same arguments in the same phase, over all ranks and steps. A "
-    "call's time is that in which device events that it launched itself ran.",
+    __doc__,
     (
         optional("op", "Operator; null for events that no operator launched."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
@@ -50,7 +49,6 @@ VIEW = View(
         optional("flop_per_byte", "Arithmetic intensity: FLOP over least bytes moved.", "float64"),
         *SPREAD,
     ),
-    module_doc=__doc__,
     title="Operations by arguments",
     section="Operators",
 )

@@ -1,6 +1,7 @@
 """Operators by name: calls, kernels, time, rates.
 
-All calls of an operator together, whatever their arguments and phase; see ``_calls``.
+All calls of an operator together, whatever their arguments and phase, over all ranks and steps. A
+call's time is that in which device events that it launched itself ran.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "operators",
-    1,
-    "Operators by name over all ranks and steps, whatever their arguments and phase.",
+    __doc__,
     (
         optional("op", "Operator; null for events that no operator launched."),
         column("call_count", "Number of calls."),
@@ -39,7 +39,6 @@ VIEW = View(
         optional("math_flop", "FLOP that the mathematics of all calls needs."),
         optional("traffic_bytes", "Least bytes that all calls move to and from memory."),
     ),
-    module_doc=__doc__,
     title="Operators",
     section="Operators",
 )

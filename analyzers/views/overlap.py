@@ -1,6 +1,7 @@
 """Kernels that ran beside communication: overlap and slowdown.
 
-The ratio of an instance is the part of its time in which communication ran on the same device.
+The ratio of an instance is the part of its time in which communication ran on the same device:
+alone is no overlap at all, beside is half of the time or more.
 """
 
 from __future__ import annotations
@@ -24,10 +25,7 @@ _ALONE_RATIO, _BESIDE_RATIO = 0.0, 0.5
 
 VIEW = View(
     "overlap",
-    1,
-    "Computing kernels by operator, shapes and kernel: how much of their time communication ran "
-    "beside them on the same device, and whether they took longer then. Alone is no overlap at "
-    "all, beside is half of the time or more.",
+    __doc__,
     (
         optional("op", "Operator that launched the kernels."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
@@ -49,7 +47,6 @@ VIEW = View(
         column("time_ns", "Time of all instances."),
         column("kernel", "Name of the kernel as recorded."),
     ),
-    module_doc=__doc__,
     title="Overlap with communication",
     section="Communication",
     needs="nothing communicated, or nothing computed",

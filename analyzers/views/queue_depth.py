@@ -4,6 +4,8 @@ A launch enters its stream's queue when the host calls it and leaves when what i
 ended. A replayed graph is one entry until its last kernel ends. At depth 0 the device had nothing
 to do on that stream; at 1024, where CUDA's queue is full, the launching call blocks until an entry
 is done (Holistic Trace Analysis counts the same).
+
+The phase at a time is that of the latest launch before it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,7 @@ FULL_COUNT = 1024
 
 VIEW = View(
     "queue_depth",
-    1,
-    "Launches that wait or run on each stream: how many, for how long. A replayed graph counts as "
-    "one. The phase at a time is that of the latest launch before it.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("stream_id", "Stream whose queue it is.", "int64"),
@@ -49,7 +49,6 @@ VIEW = View(
         ),
         column("device_id", "Ordinal of the stream's device.", "int32"),
     ),
-    module_doc=__doc__,
     title="Queue depth",
     section="Steps and host",
     needs="no event's launch was recorded, or the host ran everything itself",

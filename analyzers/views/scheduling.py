@@ -1,7 +1,9 @@
 """Running and waiting of each rank and its threads; throttling, steal, switches, faults.
 
 From totals of the kernel over the time of all recorded steps, so that a sample more or less at the
-edges does not matter.
+edges does not matter. A row without a thread is the rank: its waiting is that of the training
+thread that waited most, its running that of all of its threads; switches, faults and misses count
+its children, too.
 """
 
 from __future__ import annotations
@@ -39,10 +41,7 @@ _WORK = frozenset(("cpu_op", "runtime", "driver"))
 
 VIEW = View(
     "scheduling",
-    1,
-    "Whether threads had a core when they wanted one, over all recorded steps. A row without a "
-    "thread is the rank: its waiting is that of the training thread that waited most, its running "
-    "that of all of its threads; switches, faults and misses count its children, too.",
+    __doc__,
     (
         column("rank", "Global rank whose threads they are.", "int32"),
         optional("thread", "Name of the thread; null in the row of the whole rank."),
@@ -69,7 +68,6 @@ VIEW = View(
         optional("tid", "Number of the thread in the kernel.", "int64"),
         optional("reason", "Reason why nothing is claimed.", "text"),
     ),
-    module_doc=__doc__,
     title="Waiting for cores",
     section="Steps and host",
     needs="neither threads nor the host were sampled (the collector `host` does in recorded runs)",

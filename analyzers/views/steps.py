@@ -1,4 +1,9 @@
-"""Observed and ideal time, exclusive states and outliers of each step."""
+"""Observed and ideal time, exclusive states and outliers of each step.
+
+The four states sum to the observed time. An outlier is further from its rank's median than 3.5
+times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and further
+than 2 %; with fewer than five steps none is told.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,7 @@ _LEAST_STEPS = 5
 
 VIEW = View(
     "steps",
-    1,
-    "Step windows of each rank: the four exclusive states sum to the observed time.",
+    __doc__,
     (
         optional("step", "Step number; null for a whole trace.", "int64"),
         column("rank", "Global rank that the row is about.", "int32"),
@@ -38,19 +42,13 @@ VIEW = View(
         ),
         optional("deviation_ratio", "Difference to the rank's median step, over that median."),
     ),
-    module_doc=__doc__,
     title="Steps",
     section="Steps and host",
 )
 
 
 def steps(run: Attributed) -> pa.Table:
-    """PIECE, WINDOW -> STEPS, of all ranks and kinds, by step, then rank.
-
-    The four states sum to the observed time. An outlier is further from its rank's median than 3.5
-    times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and
-    further than 2 %; with fewer than five steps none is told.
-    """
+    """PIECE, WINDOW -> STEPS, of all ranks and kinds, by step, then rank."""
     run = run.whole
     windows, pieces = run.windows, run.pieces
     size = windows.num_rows

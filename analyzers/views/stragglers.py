@@ -30,9 +30,7 @@ from chopper.tables import column, optional
 
 VIEW = View(
     "stragglers",
-    1,
-    "Waiting at matched collectives by the rank that came last and by what it spent longer on "
-    "than the others since the group's collective before.",
+    __doc__,
     (
         column("straggler_rank", "Global rank that arrived last.", "int32"),
         optional(
@@ -48,7 +46,6 @@ VIEW = View(
         column("late_collective_count", "Number of collectives at which the rank arrived last."),
         column("late_ratio", "Share of the collectives with waiting at which it arrived last."),
     ),
-    module_doc=__doc__,
     title="Stragglers",
     section="Communication",
     needs="no collective was seen on all ranks of its group, or nobody waited",

@@ -3,6 +3,9 @@
 A reading stands for the time half-way to its neighbours, but not for a hole in the readings. Of
 several reasons at once the first of power, heat and a set clock counts. Episodes count wherever
 there are samples, traced or not.
+
+Where a driver gives no reasons, its counters of throttled time tell the episodes, to the time
+between their readings.
 """
 
 from __future__ import annotations
@@ -36,10 +39,7 @@ _KERNELS_NAMED = 3
 
 VIEW = View(
     "throttle_episodes",
-    2,
-    "Times in which the driver said that it held the clock, and what ran then. A reading stands "
-    "for the time half-way to its neighbours. Where a driver gives no reasons, its counters of "
-    "throttled time tell the episodes, to the time between their readings.",
+    __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("device_id", "Ordinal of the rank's device.", "int32"),
@@ -60,7 +60,7 @@ VIEW = View(
         ),
         column("start_ns", "Start of the episode, Unix time."),
     ),
-    module_doc=__doc__,
+    version=2,
     title="Throttle episodes",
     section="Clocks",
     needs="no clock reading names a reason that held it (power, heat, a set clock), or none was "

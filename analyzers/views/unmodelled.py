@@ -1,4 +1,7 @@
-"""Kernels whose model, FLOP, bytes or peak are not known: time and reason."""
+"""Kernels whose model, FLOP, bytes or peak are not known: time and reason.
+
+Over all ranks and steps, by kernel, operator and reason.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,7 @@ _STRUCTURAL = (
 
 VIEW = View(
     "unmodelled",
-    1,
-    "Computing time without an ideal or a roofline, by kernel, operator and reason, over all "
-    "ranks and steps.",
+    __doc__,
     (
         optional("kernel", "Name of the kernel as recorded."),
         column("time_ns", "Exclusive time attributed to the kernel."),
@@ -41,7 +42,6 @@ VIEW = View(
         column("call_count", "Number of device events."),
         column("cause", "Id of the cause that the time is attributed to."),
     ),
-    module_doc=__doc__,
     title="Unmodelled kernels",
     section="Operators",
     needs="every kernel that computed has a model, and the device its peaks",

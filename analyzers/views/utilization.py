@@ -39,12 +39,7 @@ _UNKNOWN: Row = dict.fromkeys(
 
 VIEW = View(
     "utilization",
-    2,
-    "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and "
-    "the achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), "
-    "with F_d the FLOP of type d that the model needs, H_d those with recomputation and the "
-    "optimizer's products, P_d the ceiling for that type, T the time of the same steps without a "
-    "trace where such steps were recorded, else the observed time.",
+    __doc__,
     (
         optional("rank", "Global rank; null for all ranks together.", "int32"),
         column("ceiling", "Ceiling of the comparison: theoretical or achievable."),
@@ -71,7 +66,7 @@ VIEW = View(
         optional("reason", "Reason why values are null or lower bounds.", "text"),
         optional("source", "Origin of the ceiling's value.", "text"),
     ),
-    module_doc=__doc__,
+    version=2,
     title="Utilization",
     section="Steps and host",
 )

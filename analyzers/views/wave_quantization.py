@@ -18,8 +18,7 @@ _CAUSE = "compute.efficiency.wave_quantization"
 
 VIEW = View(
     "wave_quantization",
-    1,
-    "Products whose blocks do not fill their last round on the device's units.",
+    __doc__,
     (
         *COLUMNS,
         column(
@@ -38,7 +37,6 @@ VIEW = View(
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),
-    module_doc=__doc__,
     title="Last waves",
     section="Clocks",
     needs="no product's grid was recorded in blocks, the device is unknown, or all rounds are full",

@@ -48,7 +48,7 @@ def command(table: str | None, as_json: bool) -> None:
         click.echo(to_text(chosen[0]), nl=False)
     else:
         out = click.HelpFormatter(width=100)
-        out.write_dl([(t.name, t.doc) for t in chosen])
+        out.write_dl([(t.name, t.summary) for t in chosen])
         click.echo(out.getvalue(), nl=False)
         click.echo(f"next: chopper schema {chosen[0].name}", err=True)
 

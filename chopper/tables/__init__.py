@@ -74,9 +74,14 @@ class Table:
     """A declared table. The same object validates data and generates its documentation."""
 
     name: str
-    version: int
     doc: str
     columns: tuple[Column, ...]
+    version: int = 1
+
+    @property
+    def summary(self) -> str:
+        """First line of the description."""
+        return self.doc.partition("\n")[0]
 
     @cached_property
     def arrow(self) -> pa.Schema:

@@ -65,7 +65,7 @@ def test_stream_holds_what_was_written_batch_by_batch(tmp_path: Path) -> None:
 def test_a_stream_of_an_older_version_lacks_columns_that_are_null_now(tmp_path: Path) -> None:
     declared = TABLES["device_counter"]
     lacking = [c for c in declared.columns if c.name not in ("power_average_w", "energy_j")]
-    older = Table(declared.name, 1, declared.doc, tuple(lacking))
+    older = Table(declared.name, declared.doc, tuple(lacking), 1)
     rows = [{"time_ns": 1, "span_ns": 0, "device_id": 0, "temperature_c": 50.0}]
     path = tmp_path / "device_counter.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, older.arrow) as writer:
@@ -78,7 +78,7 @@ def test_a_stream_of_an_older_version_lacks_columns_that_are_null_now(tmp_path: 
 
 def test_a_stream_of_a_newer_version_is_refused_in_words(tmp_path: Path) -> None:
     declared = TABLES["counter"]
-    newer = Table(declared.name, declared.version + 1, declared.doc, declared.columns)
+    newer = Table(declared.name, declared.doc, declared.columns, declared.version + 1)
     path = tmp_path / "counter.arrow"
     row = {"time_ns": 0, "track": "t", "name": "n", "value": 1.0}
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, newer.arrow) as writer:

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 VIEW = View(
     "event_counts",
-    1,
-    "Device events by rank.",
+    __doc__,
     (column("rank", "Rank.", "int32"), column("event_count", "Device events of the rank.")),
-    module_doc=__doc__,
     title="Event counts",
     section="Operators",
     needs="nothing ran on the device",
