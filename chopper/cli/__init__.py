@@ -42,6 +42,7 @@ _WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import", "whatif")
 
 
 class _Group(LazyGroup):
+    noun = "command"
     summaries = _COMMANDS
     module = "chopper.cli.{}_"
 
@@ -50,17 +51,7 @@ class _Group(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] in _LOADING_TORCH:
             _check_current_directory()
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as exc:
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], _COMMANDS, n=1)
-            if not close or "did you mean" in exc.message.lower():
-                raise
-            raise click.UsageError(
-                f"{exc.message} Did you mean {close[0]!r}?", ctx=exc.ctx
-            ) from None
+        return super().resolve_command(ctx, args)
 
 
 @click.command(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

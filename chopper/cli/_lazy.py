@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.quantities import one_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -14,11 +16,21 @@ if TYPE_CHECKING:
 class LazyGroup(click.Group):
     """Commands by name, each the ``command`` of a module of its own.
 
-    Set ``summaries`` (name → one line) and ``module`` (of a name, with ``{}`` in its place).
+    Set ``noun`` (what they are called), ``summaries`` (name → one line) and ``module`` (of a name,
+    with ``{}`` in its place).
     """
 
+    noun: str
     summaries: Mapping[str, str]
     module: str
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; a name that there is not is one line with those that are near."""
+        if not args[0].startswith("-"):
+            args = [one_of(self.noun, args[0], self.summaries), *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names in the order of their declaration."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from chopper.api import AttributedRun
+    from chopper.reports.page import Page
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -120,6 +123,33 @@ def write_report(output: Path, text: str) -> int:
     data = text.encode()
     write_atomic(output, data)
     return len(data)
+
+
+def present(
+    page: Callable[[], Page],
+    document: Callable[[], Any],
+    *,
+    as_json: bool,
+    output: Path | None = None,
+) -> None:
+    """Print a result as text or as its documented JSON form, and write it to a file too."""
+    from chopper.cli.output import print_json, print_page
+    from chopper.reports import format_of, formatted
+
+    if as_json:
+        print_json(document())
+    else:
+        print_page(page())
+    if output is not None:
+        write_report(output, formatted(page, document, format_of(output)))
+        click.echo(f"written: {output}", err=True)
+
+
+def say(message: str, *more: str) -> None:
+    """Tell the user something on stderr; that nobody listens is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo("\n".join(map(printable, (f"chopper: {message}", *more))), err=True)
+        sys.stderr.flush()
 
 
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:

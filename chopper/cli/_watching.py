@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from rich.console import Console
-
     from chopper.attribution import CauseRow
     from chopper.recording.live import Snapshot
 
@@ -38,7 +36,7 @@ class Watch:
         self.latest: Snapshot = self._live.poll()
         self.causes: list[CauseRow] = []
         self._thread = threading.Thread(target=self._run, name="chopper-watch", daemon=True)
-        self.changed: list[Callable[[], None]] = []
+        self.changed: Callable[[], None] = lambda: None
         """Called after each poll."""
 
     def start(self) -> None:
@@ -59,8 +57,7 @@ class Watch:
                 from chopper.api import attribute
 
                 self.causes = attribute(self.latest.traces[-1]).leaves()
-        for call in self.changed:
-            call()
+        self.changed()
 
     def stop(self) -> None:
         """End the thread."""
@@ -68,28 +65,6 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join()
         self._live.close()
-
-
-@contextlib.contextmanager
-def scrolling(console: Console) -> Iterator[Callable[[IO[bytes]], None]]:
-    """Gives what takes a command's output: its lines scroll by above what the console keeps."""
-    pumps: list[threading.Thread] = []
-
-    def pump(stream: IO[bytes]) -> None:
-        for line in iter(stream.readline, b""):
-            text = line.decode(errors="replace").rstrip("\n")
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def take(stream: IO[bytes]) -> None:
-        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
-        pumps[-1].start()
-
-    try:
-        yield take
-    finally:
-        # All that held the pipe has ended, or was ended: what is left of it comes at once.
-        for thread in pumps:
-            thread.join(timeout=_DRAIN_S)
 
 
 @contextlib.contextmanager
@@ -105,15 +80,28 @@ def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
 
     console = Console(stderr=True)
     watch = Watch(path, attribute=True)
+    pumps: list[threading.Thread] = []
+
+    def pump(stream: IO[bytes]) -> None:
+        for line in iter(stream.readline, b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def take(stream: IO[bytes]) -> None:
+        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
+        pumps[-1].start()
+
     with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as shown:
-        watch.changed.append(
-            lambda: shown.update(rendering.panel(watch.latest, title, watch.causes), refresh=True)
+        watch.changed = lambda: shown.update(
+            rendering.panel(watch.latest, title, watch.causes), refresh=True
         )
         watch.start()
         try:
-            with scrolling(console) as take:
-                yield take
+            yield take
         finally:
+            # All that held the pipe has ended, or was ended: what is left of it comes at once.
+            for thread in pumps:
+                thread.join(timeout=_DRAIN_S)
             watch.stop()
             watch.poll()
 

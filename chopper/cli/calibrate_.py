@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli.output import print_json
+from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError
+from chopper.reports.page import Column, Items, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,10 +111,7 @@ def command(
         click.echo(f"stored in {path}", err=True)
     else:
         click.echo(f"stored in {path} before; measure again with --force", err=True)
-    if as_json:
-        print_json(calibration.to_manifest(found))
-    else:
-        click.echo(to_text(found), nl=False)
+    shared.present(lambda: page(found), lambda: calibration.to_manifest(found), as_json=as_json)
     _warn_if_busy(found, "measure again on an idle machine with --force")
 
 
@@ -140,7 +139,8 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
         calibrations = [calibration.to_manifest(found) for found in changed]
         print_json({"schema": calibration.SCHEMA, "calibrations": calibrations})
     else:
-        click.echo("\n".join(map(to_text, changed)), nl=False)
+        for found in changed:
+            print_page(page(found))
     for found in changed:
         _warn_if_busy(found, "run the experiments again on an idle machine")
 
@@ -156,10 +156,8 @@ def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibrati
     return next((c for c, key in zip(stored, of, strict=True) if key == wanted), None)
 
 
-def to_text(found: Calibration) -> str:
-    """Return the result for people: best rate of each kind, and how far the repeats lay apart."""
-    from chopper import wording as fmt
-
+def page(found: Calibration) -> Page:
+    """Return the best rate of each kind, and how far the repeats lay apart."""
     rows: list[tuple[str, str, str]] = []
 
     def add(name: str, rates: list[Measured], show: Callable[[float], str], known: str) -> None:
@@ -181,9 +179,8 @@ def to_text(found: Calibration) -> str:
         add(name, rates, fmt.rate, kind)
     rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
     rows.append(("launching one and waiting for it", fmt.duration(found.roundtrip_ns), ""))
-    width = max(len(name) for name, _, _ in rows)
-    lines = [found.source[:1].upper() + found.source[1:] + ":", ""]
-    lines.extend(f"  {n:<{width}}  {v:>14}  {s}".rstrip() for n, v, s in rows)
-    lines.extend(f"  {_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items()))
-    lines.extend(f"  no {what}: {why}" for what, why in sorted(found.absent.items()))
-    return "\n".join(lines) + "\n"
+    notes = [f"{_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items())]
+    notes += [f"no {what}: {why}" for what, why in sorted(found.absent.items())]
+    table = Table(columns=("measured", "best", Column("", kind="name")), rows=rows)
+    more = [Items(items=notes)] if notes else []
+    return Page(title="Calibration", headline=found.source, summary=[table, *more])

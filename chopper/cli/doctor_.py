@@ -12,9 +12,9 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli.output import print_json
 from chopper.collectors.base import call_within
 from chopper.errors import InputError
+from chopper.reports.page import Item, Items, Page, Section
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -40,10 +40,7 @@ def command(as_json: bool) -> None:
 
     with progress("looking at this machine"):
         found = examine()
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(to_text(found), nl=False)
+    shared.present(lambda: page(found), lambda: found, as_json=as_json)
 
 
 def examine() -> dict[str, Any]:
@@ -54,7 +51,7 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "calibrations": _calibrations(),
         "permissions": [
-            {"name": name, "value": _setting(Path(path), key), "means": means}
+            {"name": name, "value": _setting(Path("/proc", path), key), "means": means}
             for name, path, key, means in _SWITCHES
         ],
         "collectors": _collectors(),
@@ -135,13 +132,8 @@ def _calibrations() -> dict[str, Any]:
         "file": str(calibration.default_path()),
         "problem": problem,
         "stored": [
-            {
-                "device": c.device_name,
-                "ranks": c.ranks,
-                "threads": c.threads,
-                "kind": c.kind,
-                "source": c.source,
-            }
+            {"device": c.device_name}
+            | {name: getattr(c, name) for name in ("ranks", "threads", "kind", "source")}
             for c in stored
             if c.hostname == here
         ],
@@ -150,25 +142,19 @@ def _calibrations() -> dict[str, Any]:
 
 _SWITCHES = (
     (
-        "kernel.perf_event_paranoid",
-        "/proc/sys/kernel/perf_event_paranoid",
-        None,
+        *("kernel.perf_event_paranoid", "sys/kernel/perf_event_paranoid", None),
         "above 1, hardware counters of the kernel side need CAP_PERFMON",
     ),
     (
-        "kernel.yama.ptrace_scope",
-        "/proc/sys/kernel/yama/ptrace_scope",
-        None,
+        *("kernel.yama.ptrace_scope", "sys/kernel/yama/ptrace_scope", None),
         "above 0, the proportional set size of other processes may be hidden",
     ),
     (
-        "nvidia RmProfilingAdminOnly",
-        "/proc/driver/nvidia/params",
-        "RmProfilingAdminOnly",
+        *("nvidia RmProfilingAdminOnly", "driver/nvidia/params", "RmProfilingAdminOnly"),
         "1: GPU hardware counters are for administrators only",
     ),
 )
-"""Switches of the kernel and of drivers that decide what may be measured: name, file, key in it."""
+"""What decides what may be measured: name, file in /proc, key in it, and what it means."""
 
 
 def _setting(path: Path, key: str | None) -> str | None:
@@ -243,86 +229,66 @@ def _answer(collector: Any, context: CollectorContext) -> dict[str, Any]:
     return shown
 
 
-def to_text(found: dict[str, Any]) -> str:
-    """Return the same for people."""
+def page(found: dict[str, Any]) -> Page:
+    """Return the page of what was found."""
     environment = found["environment"]
-    lines = [
-        f"chopper {environment['chopper']}, Python {environment['python']}, "
-        f"torch {environment['torch'] or 'not installed'}",
-        f"{environment['hostname']}: {environment['system']}, "
+    torch = environment["torch"] or "not installed"
+    calibrations = found["calibrations"]
+    ceilings = [_device_item(device) for device in found["devices"]] or [
+        Item("no accelerator; the ceiling is what `chopper calibrate` measures")
+    ]
+    ceilings += [Item(stored["source"], "ok") for stored in calibrations["stored"]]
+    if calibrations["problem"] is not None:
+        ceilings.append(Item(calibrations["problem"], "error"))
+    elif not calibrations["stored"]:
+        ceilings.append(Item("no calibration of this machine; make one: chopper calibrate"))
+    permissions = [
+        f"{name}: {fmt.UNKNOWN} (not there)" if value is None else f"{name}: {value} ({means})"
+        for name, value, means in (switch.values() for switch in found["permissions"])
+    ]
+    return Page(
+        title=f"chopper {environment['chopper']}, Python {environment['python']}, torch {torch}",
+        headline=f"{environment['hostname']}: {environment['system']}, "
         f"{environment['usable_cores_count'] or fmt.UNKNOWN} of "
         f"{fmt.plural(environment['cores_count'] or 0, 'core')} usable, "
         f"{fmt.bytes_(environment['memory_bytes'])} memory",
-        "",
-        "Collectors",
-    ]
-    for collector in found["collectors"]:
-        lines.extend(_collector_lines(collector))
-    lines += ["", "Devices and ceilings", *_device_lines(found["devices"])]
-    calibrations = found["calibrations"]
-    if calibrations["problem"] is not None:
-        lines.append(f"  ✗ {calibrations['problem']}")
-    for stored in calibrations["stored"]:
-        lines.append(f"  ✓ {stored['source']}")
-    if not calibrations["stored"] and calibrations["problem"] is None:
-        lines.append("  – no calibration of this machine; make one: chopper calibrate")
-    lines += ["", "Permissions"]
-    for switch in found["permissions"]:
-        value, means = switch["value"], switch["means"]
-        said = f"{fmt.UNKNOWN} (not there)" if value is None else f"{value} ({means})"
-        lines.append(f"  {switch['name']}: {said}")
-    return "\n".join(lines) + "\n"
+        sections=[
+            Section(title=title, blocks=(Items(items=items),))
+            for title, items in (
+                ("Collectors", [*map(_collector_item, found["collectors"])]),
+                ("Devices and ceilings", ceilings),
+                ("Permissions", permissions),
+            )
+        ],
+    )
 
 
-def _collector_lines(collector: dict[str, Any]) -> list[str]:
-    mark = "✓" if collector["available"] else "✗"
+def _collector_item(collector: dict[str, Any]) -> Item:
     state = "available" if collector["available"] else "not available"
-    extra = "" if collector["default"] else ", not used unless asked for"
-    lines = [f"  {mark} {collector['name']}: {state}{extra}"]
-    if collector["reason"]:
-        lines += _wrapped(collector["reason"])
+    said = [f"{collector['name']}: {state}{'' if collector['default'] else _UNUSED}"]
+    said += filter(None, [collector["reason"]])
     if collector["remedy"]:
-        lines += _wrapped(f"remedy: {collector['remedy']}")
+        said.append(f"remedy: {collector['remedy']}")
     costs = collector["call_costs_ns"]
     if costs:
         parts = ", ".join(f"{name} {fmt.duration(cost)}" for name, cost in costs.items())
-        lines += _wrapped(f"one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
+        said.append(f"one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
     if collector["driver_calls"]:
         parts = ", ".join(
             f"{name} {fmt.duration(cost['p50_ns'])} (p99 {fmt.duration(cost['p99_ns'])})"
             for name, cost in collector["driver_calls"].items()
         )
-        lines += _wrapped(f"calls of the driver: {parts}")
-    return lines
+        said.append(f"calls of the driver: {parts}")
+    return Item("; ".join(said), "ok" if collector["available"] else "error")
 
 
-def _wrapped(text: str) -> list[str]:
-    """Below a collector's name; paths and options stay whole."""
-    import textwrap
-
-    return textwrap.wrap(
-        text,
-        100,
-        initial_indent=" " * 6,
-        subsequent_indent=" " * 8,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+_UNUSED = ", not used unless asked for"
 
 
-def _device_lines(devices: list[dict[str, Any]]) -> list[str]:
-    if not devices:
-        return ["  – no accelerator; the ceiling is what `chopper calibrate` measures"]
-    lines = []
-    for device in devices:
-        known = device["peaks"]
-        peaks = (
-            "not in the table of peaks: the ceiling is what `chopper calibrate` measures"
-            if known is None
-            else f"{known}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
-        )
-        lines.append(
-            f"  {'✓' if known else '–'} {device['device']}: {device['name']}, "
-            f"{fmt.bytes_(device['memory_bytes'])}; {peaks}"
-        )
-    return lines
+def _device_item(device: dict[str, Any]) -> Item:
+    peaks = "not in the table of peaks: the ceiling is what `chopper calibrate` measures"
+    if device["peaks"] is not None:
+        peaks = f"{device['peaks']}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
+    memory = fmt.bytes_(device["memory_bytes"])
+    text = f"{device['device']}: {device['name']}, {memory}; {peaks}"
+    return Item(text, "" if device["peaks"] is None else "ok")

@@ -12,15 +12,12 @@ import click
 from chopper.cli import _shared as shared
 from chopper.cli import estimates
 from chopper.cli._lazy import LazyGroup
-from chopper.quantities import one_of
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
-    from chopper.reports.page import Page
 
 _FIRST = ("memory", "offload", "network", "project", "limits", "cost")
 """The order in which they are listed; others follow."""
-_WIDTH = 110
 
 
 def _summaries() -> dict[str, str]:
@@ -35,6 +32,8 @@ def _summaries() -> dict[str, str]:
 
 
 class _Group(LazyGroup):
+    noun = "estimate"
+
     @property
     def summaries(self) -> dict[str, str]:  # type: ignore[override]
         return _summaries()
@@ -43,13 +42,6 @@ class _Group(LazyGroup):
         """Make the command of an estimate; None when there is none of this name."""
         summary = self.summaries.get(name)
         return None if summary is None else _command(name, summary)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-"):
-            args = [one_of("estimate", args[0], self.summaries), *args[1:]]
-        return super().resolve_command(ctx, args)
 
 
 def _command(name: str, summary: str) -> click.Command:
@@ -65,24 +57,10 @@ def _command(name: str, summary: str) -> click.Command:
         if output is not None:
             shared.check_report(output, force=force)
         result: Estimate = module.estimate(_options.read(module.Options, values))
-        _show(result, module.page(result), as_json=as_json, output=output)
+        shared.present(lambda: module.page(result), result.to_dict, as_json=as_json, output=output)
 
     run.params[:0] = _options.parameters(module.Options)
     return run
-
-
-def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -> None:
-    """Print an estimate, and write it to a file too."""
-    from chopper.cli.output import print_json
-    from chopper.reports import format_of, formatted, to_text
-
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        click.echo(to_text.render(page, width=_WIDTH), nl=False)
-    if output is not None:
-        shared.write_report(output, formatted(lambda: page, result.to_dict, format_of(output)))
-        click.echo(f"written: {output}", err=True)
 
 
 @click.command(

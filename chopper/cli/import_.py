@@ -117,9 +117,7 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
         made = make(prepare_output(fresh))
         made.name = place.name
         write_atomic(fresh / MANIFEST, manifest.encode(made))
-        with new_output(
-            target, force=force, say=lambda line: click.echo(f"chopper: {line}", err=True)
-        ) as run_dir:
+        with new_output(target, force=force, say=shared.say) as run_dir:
             for entry in fresh.iterdir():
                 entry.replace(run_dir / entry.name)
     except OutputError as exc:

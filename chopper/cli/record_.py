@@ -18,7 +18,6 @@ from chopper.errors import (
     OutputError,
     RunFormatError,
     UsageError,
-    printable,
 )
 from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
@@ -135,8 +134,8 @@ def command(
     find_command(command_line[0], os.environ)
     code: int | None = None
     try:
-        with new_output(target, force=force, say=_say) as path:
-            _say(f"recording to {shown}")
+        with new_output(target, force=force, say=shared.say) as path:
+            shared.say(f"recording to {shown}")
             notes = path / NOTES  # in the run: whoever is killed leaves nothing elsewhere
             notes.touch()
             try:
@@ -154,7 +153,7 @@ def command(
                 raise
             raise CaptureError(f"recording cannot start: {exc}") from exc
         # The command has ended: whatever fails from here on, its exit code is the answer.
-        _say(str(exc))
+        shared.say(str(exc))
         return code or 1
 
 
@@ -184,7 +183,7 @@ def _watched(
     with contextlib.ExitStack() as stack:
         if address is not None:
             port = stack.enter_context(_watching.endpoint(path, address))
-            _say(f"metrics at http://{address[0]}:{port}/metrics")
+            shared.say(f"metrics at http://{address[0]}:{port}/metrics")
         yield stack.enter_context(_watching.panel(path, title)) if live else None
 
 
@@ -205,19 +204,19 @@ def _close(
             if path.is_dir()
             else f"the command removed the output directory {shown}"
         )
-        _say(f"nothing was recorded: {why}{ended}")
+        shared.say(f"nothing was recorded: {why}{ended}")
         return code or 1
     except OutputError as exc:
-        _say(f"{exc}; what the ranks recorded is kept and can be read")
+        shared.say(f"{exc}; what the ranks recorded is kept and can be read")
         run = read_manifest(path)
         failed = True
     try:
         _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
-        _say(f"warning: what was recorded cannot be read back: {exc}")
+        shared.say(f"warning: what was recorded cannot be read back: {exc}")
         failed = True
     named = shared.quoted(shown)
-    _say("next:", f"  chopper analyze {named}", f"  chopper report {named} -o report.html")
+    shared.say("next:", f"  chopper analyze {named}", f"  chopper report {named} -o report.html")
     return code or int(failed)
 
 
@@ -286,19 +285,12 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
     else:
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
-    _say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
+    shared.say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
     others = processes.findings(path, shown)
     for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
-        _say(f"{finding.severity}: {finding.message}")
+        shared.say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:
         if report.status == "failed":
-            _say(f"collector {report.name} failed: {report.reason}")
+            shared.say(f"collector {report.name} failed: {report.reason}")
     if code:
-        _say(f"the command ended with exit code {code}; what it had recorded is kept")
-
-
-def _say(message: str, *more: str) -> None:
-    # Nobody listening is no reason to lose the command's exit code.
-    with contextlib.suppress(OSError, ValueError):
-        click.echo("\n".join(map(printable, (f"chopper: {message}", *more))), err=True)
-        sys.stderr.flush()
+        shared.say(f"the command ended with exit code {code}; what it had recorded is kept")

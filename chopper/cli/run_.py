@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli._progress import bar, progress
+from chopper.cli._progress import progress
 from chopper.cli.output import print_json, print_page
-from chopper.errors import ChopperError, printable
+from chopper.errors import ChopperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,11 +128,9 @@ def command(
         raise
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
-    with new_output(
-        path, force=force, say=lambda line: click.echo(f"chopper: {line}", err=True)
-    ) as place:
+    with new_output(path, force=force, say=shared.say) as place:
         for note in launch.notes:
-            click.echo(f"chopper: {note}", err=True)
+            shared.say(note)
         if launch.workload.experiment:
             return _experiment(launch, path, place, as_json=as_json)
         return _single(launch, path, place, as_json=as_json)
@@ -162,7 +161,7 @@ def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """One recorded run."""
     from chopper.storage.destination import holds_recording
 
-    click.echo(f"chopper: recording {launch.name} with {launch.ranks} ranks into {path}", err=True)
+    shared.say(f"recording {launch.name} with {launch.ranks} ranks into {path}")
     exit_code = launch.run(place)
     if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(place)):
         return exit_code
@@ -178,14 +177,14 @@ def _show_what_there_is(exit_code: int, show: Callable[[], None]) -> None:
         if not exit_code:
             raise
         if exit_code != _INTERRUPTED:
-            click.echo(f"chopper: {printable(str(exc))}", err=True)
+            shared.say(str(exc))
 
 
 def _ended(what: str, exit_code: int, path: Path, *, kept: bool) -> bool:
     """Say how it ended, and whether anything is kept; returns that."""
     how = "was interrupted" if exit_code == _INTERRUPTED else f"ended with exit code {exit_code}"
     rest = f"what was recorded until then is kept in {path}" if kept else "nothing was recorded"
-    click.echo(f"chopper: {what} {how}; {rest}", err=True)
+    shared.say(f"{what} {how}; {rest}")
     return kept
 
 
@@ -209,7 +208,6 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
 
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
-    from chopper import wording as fmt
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
     from chopper.recording.finish import finalize
@@ -234,11 +232,10 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
     )
     ex.write_plan(place, plan)
-    click.echo(
-        f"chopper: recording {launch.name}: {fmt.plural(len(variants), 'variant')} × "
+    shared.say(
+        f"recording {launch.name}: {fmt.plural(len(variants), 'variant')} × "
         f"{fmt.plural(launch.repeats, 'repetition')} with {fmt.plural(launch.ranks, 'rank')} into "
-        f"{path}",
-        err=True,
+        f"{path}"
     )
     exit_code = 0
     runs = [
@@ -246,32 +243,40 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         for repeat in range(launch.repeats)
         for variant, planned in zip(variants, plan.variants, strict=True)
     ]
-    with bar(len(runs), expected_s=launch.expected_s) as shown:
-        for name, variant, planned in runs:
-            shown.begin(name)
-            (place / name).mkdir()
-            exit_code = launch.run(place / name, variant, output_to=shown.sink)
-            if not exit_code or holds_recording(place / name):
-                try:
-                    finalize(
-                        place / name,
-                        command=plan.command,
-                        workload=f"{launch.name} {variant.name}",
-                        exit_code=exit_code,
-                    )
-                    planned.runs.append(name)
-                except ChopperError as exc:
-                    click.echo(f"chopper: {printable(str(exc))}", err=True)
-            else:
-                shutil.rmtree(place / name, ignore_errors=True)
-            ex.write_plan(place, plan)
-            if exit_code:
-                break
-            shown.end()
+    started_s = time.monotonic()
+    for done, (name, variant, planned) in enumerate(runs):
+        left = _left(done, len(runs), time.monotonic() - started_s, launch.expected_s)
+        shared.say(f"{done + 1} of {len(runs)}: {name}{left}")
+        (place / name).mkdir()
+        exit_code = launch.run(place / name, variant)
+        if not exit_code or holds_recording(place / name):
+            try:
+                finalize(
+                    place / name,
+                    command=plan.command,
+                    workload=f"{launch.name} {variant.name}",
+                    exit_code=exit_code,
+                )
+                planned.runs.append(name)
+            except ChopperError as exc:
+                shared.say(str(exc))
+        else:
+            shutil.rmtree(place / name, ignore_errors=True)
+        ex.write_plan(place, plan)
+        if exit_code:
+            break
     if exit_code and not _ended(name, exit_code, path, kept=holds_recording(place)):
         return exit_code
     _show_what_there_is(exit_code, lambda: _show_experiment(path, as_json=as_json))
     return exit_code
+
+
+def _left(done: int, total: int, spent_s: float, expected_s: float | None) -> str:
+    """Say how long the remaining runs should take, by the finished ones or else as expected."""
+    left_s = spent_s / done * (total - done) if done else (expected_s or 0) - spent_s
+    if left_s < 1:
+        return ""
+    return f", about {f'{left_s:.0f} s' if left_s < 60 else fmt.duration(left_s * 1e9)} left"
 
 
 def _show_experiment(path: Path, *, as_json: bool) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli.output import print_json
 from chopper.errors import UsageError
 from chopper.validation.results import MAGNITUDES
 
@@ -58,7 +57,7 @@ def command(
       chopper validate --causes data_stall,idle.preparation --magnitudes large
       chopper validate --json | jq .score
     """
-    from chopper.reports import format_of, validation
+    from chopper.reports import validation
     from chopper.validation.results import to_dict
 
     if output is not None:
@@ -77,13 +76,12 @@ def command(
             _show_progress(case, len(done), time.perf_counter() - started)
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)
-    if as_json:
-        print_json(to_dict(done, seed=seed))
-    else:
-        click.echo(validation.render(done, "txt", seed=seed), nl=False)
-    if output is not None:
-        shared.write_report(output, validation.render(done, format_of(output), seed=seed))
-        click.echo(f"written: {output}", err=True)
+    shared.present(
+        lambda: validation.page(done),
+        lambda: to_dict(done, seed=seed),
+        as_json=as_json,
+        output=output,
+    )
     if any(case.status == "missed" for case in done):
         sys.exit(1)
 
@@ -147,4 +145,4 @@ def _show_progress(case: Case, count: int, seconds: float) -> None:
     if sys.stderr.isatty():
         click.echo(f"\r{line}\x1b[K", nl=False, err=True)
     elif case.status == "missed" or count % 25 == 0:
-        click.echo(f"chopper: {line}: {case.status}", err=True)
+        shared.say(f"{line}: {case.status}")

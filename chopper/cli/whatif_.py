@@ -6,7 +6,6 @@ import click
 
 from chopper.cli import _shared as shared
 from chopper.cli._progress import progress
-from chopper.cli.output import print_json, print_page
 
 
 @click.command("whatif", short_help="Predict what a run would take with something changed.")
@@ -77,9 +76,6 @@ def command(
     with progress("replaying"):
         replay = Replay(attribution)
         found = pipeline.whatif(attribution, changes, replay)
-    if as_json:
-        print_json(found.to_dict())
-        return
     from chopper.reports import whatif
 
-    print_page(whatif.page(found, replay))
+    shared.present(lambda: whatif.page(found, replay), found.to_dict, as_json=as_json)

@@ -25,7 +25,6 @@ from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 
 if TYPE_CHECKING:
     from chopper.experiments.declarations import Needs, Variant, Workload
-    from chopper.experiments.launch import Output
 
 
 class WorkloadUnavailable(ChopperError):
@@ -83,14 +82,11 @@ class Launch:
         share = (len(self.variants) or 1) / of_all * self.repeats / workload.repeats
         return workload.seconds * share
 
-    def run(
-        self, output: Path, variant: Variant | None = None, *, output_to: Output | None = None
-    ) -> int:
+    def run(self, output: Path, variant: Variant | None = None) -> int:
         """Run it to its end, recorded into ``output``, and return its exit code.
 
-        All output of the ranks goes to stderr, or is given to ``output_to``. Signals are passed
-        on, and no process is left behind: see ``chopper.experiments.launch.launch``. Must be
-        called from the main thread.
+        All output of the ranks goes to stderr. Signals are passed on, and no process is left
+        behind: see ``chopper.experiments.launch.launch``. Must be called from the main thread.
         """
         from chopper.experiments.launch import launch
 
@@ -99,7 +95,7 @@ class Launch:
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
         env[OUTPUT_VARIABLE] = str(output.resolve())
         env[LAUNCHED_VARIABLE] = "1"
-        return launch(self.command(variant), env=env, output=output_to, hold_interrupts=True)
+        return launch(self.command(variant), env=env, hold_interrupts=True)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from chopper.cli import cli
-from chopper.cli.calibrate_ import to_text
+from chopper.cli.calibrate_ import page
 from chopper.collectors import calibration as measuring
 from chopper.collectors._calibration_worker import ROUNDS, Plan
 from chopper.errors import CollectorUnavailable, InputError, OutputError, UsageError
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured, from_manifest, load, load_all, save
+from chopper.reports import to_text
 
 
 def rate(what: str, best_per_s: float, spread_ratio: float = 0.01) -> Measured:
@@ -217,13 +218,13 @@ def test_the_command_measures_once_and_shows_it_again(tiny: None, tmp_path: Path
 
 
 def test_the_text_shows_each_kind_once() -> None:
-    text = to_text(made(hostname="box", absent={"transfer": "no accelerator"}))
+    text = to_text.render(page(made(hostname="box", absent={"transfer": "no accelerator"})))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "matrix product, fp32 100 GFLOP/s 512x512x512, 5 repeats within 1.0 %" in lines
     assert "memory, triad 10.0 GB/s 5 repeats within 1.0 %" in lines
     assert "all_gather, 2 ranks, gloo 2.00 GB/s 1 MiB, 5 repeats within 1.0 %" in lines
     assert "launching an operator 900 ns" in lines
-    assert "no transfer: no accelerator" in lines
+    assert "- no transfer: no accelerator" in lines
 
 
 def test_a_device_that_is_not_there_is_a_usage_error() -> None:

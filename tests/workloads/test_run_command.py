@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -71,24 +70,13 @@ def test_each_is_described_with_variants_options_and_time(name):
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_what_is_left_is_told_from_the_runs_that_ended(monkeypatch, capsys):
-    from chopper.cli._progress import bar
+def test_what_is_left_is_told_from_the_runs_that_ended():
+    from chopper.cli.run_ import _left
 
-    now_s = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    with bar(3, expected_s=60) as shown:
-        shown.begin("a-1")
-        now_s = 110.0
-        shown.end()
-        shown.begin("b-1")
-        now_s = 140.0
-        shown.end()
-        shown.begin("a-2")
-    assert capsys.readouterr().err.splitlines() == [
-        "chopper: 1 of 3: a-1, about 1 min 00 s left",
-        "chopper: 2 of 3: b-1, about 20 s left",
-        "chopper: 3 of 3: a-2, about 20 s left",
-    ]
+    assert _left(0, 3, spent_s=0, expected_s=60) == ", about 1 min 00 s left"
+    assert _left(1, 3, spent_s=10, expected_s=60) == ", about 20 s left"
+    assert _left(2, 3, spent_s=40, expected_s=None) == ", about 20 s left"
+    assert _left(0, 3, spent_s=0, expected_s=None) == ""
 
 
 def test_how_long_it_takes_is_said_of_the_default_size_alone():
