@@ -24,18 +24,15 @@ from chopper.analyzers.events.tokens import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
-from chopper.hardware.ceilings import MOST_OF_A_PEAK, Ceiling
+from chopper.hardware.ceilings import MOST_OF_A_PEAK, Ceiling, Ceilings
 from chopper.tables import column, optional
 
 Row = dict[str, Any]
 
-CEILINGS = ("theoretical", "achievable")
 _NOT_THE_MODELS = ("recompute", "optimizer")
 _SAID_RATIO = 0.001
 """Smaller shares of unknown FLOP or peaks are not worth a remark."""
-_UNKNOWN: Row = dict.fromkeys(
-    ("mfu_ratio", "hfu_ratio", "peak_flop_per_s", "model_needs_ns", "hardware_needs_ns")
-)
+_NEEDS = ("model_needs_ns", "hardware_needs_ns")
 
 VIEW = View(
     "utilization",
@@ -78,21 +75,15 @@ class _Math:
 
     Attributes:
         flop: data type, "" for unknown → FLOP that the model needs, and all of them.
-        time_ns: time that they are held against.
         unknown_ratio: share of the products' time whose FLOP are not known.
         products_ns: time of the device events whose FLOP are known.
         reason: why there are no FLOP, where there are none.
     """
 
     flop: dict[str, tuple[float, float]]
-    time_ns: int
     unknown_ratio: float = 0.0
     products_ns: int = 0
     reason: str = "no matrix product, convolution or attention was recognised"
-
-    def sums(self) -> tuple[float, float]:
-        """Return the FLOP of all types together."""
-        return sum(m for m, _ in self.flop.values()), sum(h for _, h in self.flop.values())
 
 
 def utilization(run: Attributed) -> pa.Table:
@@ -101,33 +92,35 @@ def utilization(run: Attributed) -> pa.Table:
     The whole run first (``rank`` null), then its data types, then each rank, for both ceilings.
     """
     scale = run.step_time().scale
-    math = {r.rank: _math(run, r.rank, round(r.observed_ns * scale)) for r in run.ranks}
+    math = {r.rank: _math(run, r.rank) for r in run.ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}
     rows: list[Row] = []
-    for name in CEILINGS:
+    for name in ("theoretical", "achievable"):
         per_rank = []
         for summary in run.ranks:
-            rank, time_ns = summary.rank, math[summary.rank].time_ns
-            found = _rows(run, rank, name, math[rank])
-            for row in found:
-                row["observed_ns"] = summary.observed_ns
+            rank, time_ns = summary.rank, round(summary.observed_ns * scale)
+            row: Row = {"rank": rank, "ceiling": name, "time_ns": time_ns}
+            row["observed_ns"] = summary.observed_ns
+            found = _of_rank(math[rank], run.ceilings.get(rank), row)
+            for one in found:
+                one |= {needs: round(one[needs]) for needs in _NEEDS if needs in one}
             known = tokens[rank]
             if known is not None and time_ns:
                 found[0]["tokens_per_s"] = known / (time_ns / 1e9)
             per_rank.append(found)
-        rows += _of_run(per_rank, name)
+        rows += _of_run(per_rank)
         if len(per_rank) > 1:
             rows += [found[0] for found in per_rank]
     return VIEW.of_rows(rows)
 
 
-def _math(run: Attributed, rank: int, time_ns: int) -> _Math:
+def _math(run: Attributed, rank: int) -> _Math:
     work, links = run.work.get(rank), run.links.get(rank)
     if work is None or links is None:
-        return _Math({}, time_ns)
+        return _Math({})
     rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
     if not len(rows):
-        return _Math({}, time_ns)
+        return _Math({})
     flop = work.work_flop[rows]
     known = ~np.isnan(flop)
     dur = ints(run.joined[rank].device_event, "dur_ns")[rows]
@@ -141,133 +134,59 @@ def _math(run: Attributed, rank: int, time_ns: int) -> _Math:
     model = np.bincount(codes, weights=flop[known] * (own & trained), minlength=len(names))
     # The sum over ranks is a whole number, too.
     if hardware.sum() >= 2**63 / len(run.ranks):
-        reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
-        return _Math({}, time_ns, 1.0, reason=reason)
+        return _Math(
+            {}, reason="the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
+        )
     by_type = zip(names, model.tolist(), hardware.tolist(), strict=True)
     return _Math(
         {name: (of_model, of_all) for name, of_model, of_all in by_type if of_all},
-        time_ns,
         float(1 - dur[known].sum() / dur.sum() if dur.sum() else 0.0),
         int(dur[known].sum()),
         "the FLOP of no product are known: shapes were not recorded",
     )
 
 
-def _rows(run: Attributed, rank: int, name: str, math: _Math) -> list[Row]:
+def _of_rank(math: _Math, ceilings: Ceilings | None, row: Row) -> list[Row]:
     """One rank against one ceiling: all its FLOP, then by data type."""
-    ceilings = run.ceilings.get(rank)
+    name = row["ceiling"]
     ceiling: Ceiling | None = getattr(ceilings, name, None)
-    sums = math.sums()
-    row: Row = {
-        "rank": rank,
-        "ceiling": name,
-        "model_flop": round(sums[0]) if math.flop else None,
-        "hardware_flop": round(sums[1]) if math.flop else None,
-        "time_ns": math.time_ns,
-        "source": None if ceiling is None else ceiling.source,
-    }
+    if math.flop:
+        model, hardware = (sum(of) for of in zip(*math.flop.values(), strict=True))
+        row |= {"model_flop": round(model), "hardware_flop": round(hardware)}
     if ceiling is None:
         return [row | {"reason": getattr(ceilings, f"{name}_reason", None) or "not known"}]
-    if not math.flop or not math.time_ns:
+    row["source"] = ceiling.source
+    if not math.flop or not row["time_ns"]:
         return [row | {"reason": math.reason}]
-    peaks = {dtype: ceiling.flop_per_s.get(dtype) if dtype else None for dtype in math.flop}
-    row |= _against(math.flop, peaks, math.time_ns) | {"reason": _bound(math, peaks)}
+    types = []
+    for dtype, (model, hardware) in math.flop.items():
+        one = row | {"dtype": dtype or "unknown"}
+        one |= {"model_flop": round(model), "hardware_flop": round(hardware)}
+        peak = ceiling.flop_per_s.get(dtype) if dtype else None
+        if peak:
+            needs = {
+                "model_needs_ns": model / peak * 1e9,
+                "hardware_needs_ns": hardware / peak * 1e9,
+            }
+            one |= _against([{"peak_flop_per_s": peak, **needs}], row["time_ns"])
+        else:
+            one["reason"] = "no peak is known for this type"
+        types.append(one)
+    row |= _against(types, row["time_ns"])
     beyond = _beyond(row, math)
     if beyond is not None:
         return [row | {"mfu_ratio": None, "hfu_ratio": None, "reason": beyond}]
-    by_type = [
-        {
-            **row,
-            "dtype": dtype or "unknown",
-            "model_flop": round(flop[0]),
-            "hardware_flop": round(flop[1]),
-            "reason": None if peaks[dtype] else "no peak is known for this type",
-            **_against({dtype: flop}, peaks, math.time_ns),
-        }
-        for dtype, flop in sorted(math.flop.items(), key=lambda of: -of[1][1])
-    ]
-    return [row, *by_type]
+    row["reason"] = _bound(math, types)
+    return [row, *sorted(types, key=lambda one: -one["hardware_flop"])]
 
 
-def _against(
-    flop: dict[str, tuple[float, float]], peaks: dict[str, float | None], time_ns: int
-) -> Row:
-    """Utilization of one or more data types, None where no peak is known for any."""
-    covered = [(*of, peak) for dtype, of in flop.items() if (peak := peaks[dtype])]
-    if not covered:
-        return _UNKNOWN
-    model_ns = sum(model / peak * 1e9 for model, _, peak in covered)
-    hardware_ns = sum(hardware / peak * 1e9 for _, hardware, peak in covered)
-    return {
-        "mfu_ratio": model_ns / time_ns,
-        "hfu_ratio": hardware_ns / time_ns,
-        "peak_flop_per_s": sum(hardware for _, hardware, _ in covered) / hardware_ns * 1e9,
-        "model_needs_ns": round(model_ns),
-        "hardware_needs_ns": round(hardware_ns),
-    }
-
-
-def _beyond(row: Row, math: _Math) -> str | None:
-    """Reason to withhold the values: the products ran faster than the ceiling allows."""
-    ratio = (row["hardware_needs_ns"] or 0) / max(min(math.products_ns, math.time_ns), 1)
-    if ratio <= MOST_OF_A_PEAK:
-        return None
-    remedy = (
-        "measure it again with nothing else running (chopper calibrate --force), or "
-        if row["ceiling"] == "achievable"
-        else ""
-    )
-    return (
-        f"withheld: the products ran {ratio:.3g} times as fast as the {row['ceiling']} ceiling "
-        f"allows; {remedy}check the peak, the data types, the shapes and the times"
-    )
-
-
-def _bound(math: _Math, peaks: dict[str, float | None]) -> str | None:
-    """Reason why the values are lower bounds, None where they are not."""
-    parts = []
-    if math.unknown_ratio > _SAID_RATIO:
-        parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are not known")
-    lacking = {dtype: of[1] for dtype, of in math.flop.items() if not peaks[dtype]}
-    share = sum(lacking.values()) / math.sums()[1]
-    if share > _SAID_RATIO:
-        names = ", ".join(sorted(dtype or "an unknown type" for dtype in lacking))
-        if share == 1:
-            return f"no peak is known for {names}"
-        parts.append(f"no peak is known for {names}, {share:.1%} of the FLOP")
-    return "a lower bound: " + "; ".join(parts) if parts else None
-
-
-def _of_run(per_rank: list[list[Row]], name: str) -> list[Row]:
-    """All ranks together: their FLOP against their own ceilings, over their time."""
-    if len(per_rank) == 1:
-        return [{**row, "rank": None} for row in per_rank[0]]
-    firsts = [rows[0] for rows in per_rank]
-    row: Row = {"rank": None, "ceiling": name}
-    for text in ("source", "reason"):
-        row[text] = "; ".join(dict.fromkeys(r[text] for r in firsts if r[text])) or None
-    row |= {name: sum(r[name] for r in firsts) for name in ("time_ns", "observed_ns")}
-    for amount in ("model_flop", "hardware_flop"):
-        known = [r[amount] for r in firsts if r[amount] is not None]
-        row[amount] = sum(known) if known else None
-    typed = [r for rows in per_rank for r in rows[1:]]
-    by_type = []
-    for dtype in sorted({r["dtype"] for r in typed}):
-        mine = [r for r in typed if r["dtype"] == dtype]
-        flop = {n: sum(r[n] for r in mine) for n in ("model_flop", "hardware_flop")}
-        of_type = {"dtype": dtype, "reason": mine[0]["reason"], **_summed(mine, row["time_ns"])}
-        by_type.append(row | flop | of_type)
-    whole = row | _summed(firsts, row["time_ns"])
-    return [whole, *sorted(by_type, key=lambda r: -r["hardware_flop"])]
-
-
-def _summed(rows: list[Row], time_ns: int) -> Row:
-    """Utilization of several rows over a time; null where one of them is not known."""
-    if not time_ns or any(r.get("hfu_ratio") is None for r in rows):
-        return _UNKNOWN
-    model_ns = sum(r["model_needs_ns"] for r in rows)
-    hardware_ns = sum(r["hardware_needs_ns"] for r in rows)
-    flop = sum(r["peak_flop_per_s"] * r["hardware_needs_ns"] for r in rows)
+def _against(rows: list[Row], time_ns: int) -> Row:
+    """Utilization over a time of the rows whose peaks are known, together; nothing without any."""
+    known = [row for row in rows if "hardware_needs_ns" in row]
+    if not known:
+        return {}
+    model_ns, hardware_ns = (sum(row[name] for row in known) for name in _NEEDS)
+    flop = sum(row["peak_flop_per_s"] * row["hardware_needs_ns"] for row in known)
     return {
         "mfu_ratio": model_ns / time_ns,
         "hfu_ratio": hardware_ns / time_ns,
@@ -275,3 +194,58 @@ def _summed(rows: list[Row], time_ns: int) -> Row:
         "model_needs_ns": model_ns,
         "hardware_needs_ns": hardware_ns,
     }
+
+
+def _beyond(row: Row, math: _Math) -> str | None:
+    """Reason to withhold the values: the products ran faster than the ceiling allows."""
+    ratio = row.get("hardware_needs_ns", 0) / max(min(math.products_ns, row["time_ns"]), 1)
+    if ratio <= MOST_OF_A_PEAK:
+        return None
+    remedy = ""
+    if row["ceiling"] == "achievable":
+        remedy = "measure it again with nothing else running (chopper calibrate --force), or "
+    return (
+        f"withheld: the products ran {ratio:.3g} times as fast as the {row['ceiling']} ceiling "
+        f"allows; {remedy}check the peak, the data types, the shapes and the times"
+    )
+
+
+def _bound(math: _Math, types: list[Row]) -> str | None:
+    """Reason why the values are lower bounds, None where they are not."""
+    parts = []
+    if math.unknown_ratio > _SAID_RATIO:
+        parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are not known")
+    lacking = [row for row in types if "hardware_needs_ns" not in row]
+    share = sum(r["hardware_flop"] for r in lacking) / sum(r["hardware_flop"] for r in types)
+    if share > _SAID_RATIO:
+        names = ", ".join(sorted(r["dtype"] for r in lacking)).replace("unknown", "an unknown type")
+        if share == 1:
+            return f"no peak is known for {names}"
+        parts.append(f"no peak is known for {names}, {share:.1%} of the FLOP")
+    return "a lower bound: " + "; ".join(parts) if parts else None
+
+
+def _of_run(per_rank: list[list[Row]]) -> list[Row]:
+    """All ranks together, then by data type: their FLOP against their own ceilings."""
+    if len(per_rank) == 1:
+        return [{**row, "rank": None} for row in per_rank[0]]
+    firsts = [rows[0] for rows in per_rank]
+    times = {name: sum(r[name] for r in firsts) for name in ("time_ns", "observed_ns")}
+    typed: dict[str, list[Row]] = {}
+    for row in (row for rows in per_rank for row in rows[1:]):
+        typed.setdefault(row["dtype"], []).append(row)
+    by_type = [_of_ranks(typed[dtype], times) | {"dtype": dtype} for dtype in sorted(typed)]
+    return [_of_ranks(firsts, times), *sorted(by_type, key=lambda r: -r["hardware_flop"])]
+
+
+def _of_ranks(rows: list[Row], times: Row) -> Row:
+    """Rows of several ranks as one; without utilization where one of them has none."""
+    row: Row = {"rank": None, "ceiling": rows[0]["ceiling"], **times}
+    for text in ("source", "reason"):
+        row[text] = "; ".join(dict.fromkeys(r[text] for r in rows if r.get(text))) or None
+    for amount in ("model_flop", "hardware_flop"):
+        known = [r[amount] for r in rows if amount in r]
+        row[amount] = sum(known) if known else None
+    if times["time_ns"] and all(r.get("hfu_ratio") is not None for r in rows):
+        row |= _against(rows, times["time_ns"])
+    return row
