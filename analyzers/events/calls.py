@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, Statistics, busy_of, text_rows, whole_or_null
-from chopper.tables import column, optional
+from chopper.analyzers.events.groups import Groups, busy_of, text_rows, whole_or_null
+from chopper.tables import Table, column, optional
 
 SHARE = optional("share_ratio", "Share of the sum of times over all rows.")
 RATES = (
@@ -49,20 +49,33 @@ def calls_of(events: Events) -> Calls:
     return Calls(groups, busy_of(groups.of_row, len(groups), events.start_ns, events.dur_ns))
 
 
-def time_columns(found: Statistics) -> dict[str, np.ndarray]:
-    """Columns of calls and their times; one row per group."""
-    total = int(found.sum.sum())
-    share = found.sum / total if total else np.full(len(found.sum), np.nan)
-    return {
-        "call_count": found.count,
-        "time_ns": found.sum,
-        "share_ratio": pa.array(share, from_pandas=True),
-        "mean_ns": found.mean,
-        "median_ns": found.median,
-        "min_ns": found.min,
-        "max_ns": found.max,
-        "std_ns": found.std,
+def timed_table(
+    table: Table, groups: Groups, time_ns: np.ndarray, columns: dict[str, object]
+) -> pa.Table:
+    """Return one row per group with exact statistics of its times, most time first.
+
+    The median of an even number is half-way between the two in the middle, rounded down.
+    """
+    if not len(groups):
+        return table.empty()
+    count = groups.count
+    ordered = time_ns[np.lexsort((time_ns, groups.of_row))]
+    begin = np.cumsum(count) - count
+    total = np.add.reduceat(ordered, begin)
+    mean = total / count
+    squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, begin)
+    whole = int(total.sum())
+    times = {
+        "call_count": count,
+        "time_ns": total,
+        "share_ratio": pa.array(total / whole) if whole else pa.nulls(len(total), pa.float64()),
+        "mean_ns": np.rint(mean).astype(np.int64),
+        "median_ns": (ordered[begin + (count - 1) // 2] + ordered[begin + count // 2]) // 2,
+        "min_ns": ordered[begin],
+        "max_ns": ordered[begin + count - 1],
+        "std_ns": np.rint(np.sqrt(squares / np.maximum(count - 1, 1))).astype(np.int64),
     }
+    return table.of(times | columns).take(np.argsort(-total, kind="stable"))
 
 
 def work_columns(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -76,47 +75,6 @@ class Groups:
         mean: np.ndarray = np.full(len(self), np.nan)
         np.divide(total, whole, out=mean, where=whole > 0)
         return mean
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Exact statistics of the integer values of each group.
-
-    Attributes:
-        count, sum, min, max: as named.
-        median: of an even number, half-way between the two in the middle, rounded down.
-        mean, std: rounded; std is the sample's (n − 1), 0 for one value.
-    """
-
-    count: np.ndarray
-    sum: np.ndarray
-    min: np.ndarray
-    max: np.ndarray
-    median: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-
-
-def statistics_of(groups: Groups, values: np.ndarray) -> Statistics:
-    """Return statistics of integer values by group."""
-    count = groups.count
-    if not len(count):
-        return Statistics(*(np.zeros(0, np.int64) for _ in range(7)))
-    ordered = values[np.lexsort((values, groups.of_row))]
-    begin = np.cumsum(count) - count
-    total = np.add.reduceat(ordered, begin)
-    mean = total / count
-    squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, begin)
-    std = np.sqrt(squares / np.maximum(count - 1, 1))
-    return Statistics(
-        count=count,
-        sum=total,
-        min=ordered[begin],
-        max=ordered[begin + count - 1],
-        median=(ordered[begin + (count - 1) // 2] + ordered[begin + count // 2]) // 2,
-        mean=np.rint(mean).astype(np.int64),
-        std=np.rint(std).astype(np.int64),
-    )
 
 
 def rows_of(keys: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.calls import SHARE, SPREAD, time_columns
+from chopper.analyzers.events.calls import SHARE, SPREAD, timed_table
 from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
+from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
@@ -32,11 +31,6 @@ VIEW = View(
 def kernels(events: Events) -> pa.Table:
     """DEVICE_EVENT, EVENT_LINK -> KERNELS, most time first."""
     groups = Groups([events.kernel[0], events.op[0]])
-    found = statistics_of(groups, events.dur_ns)
-    columns = {
-        "kernel": text_rows(events.kernel, groups.first),
-        "op": text_rows(events.op, groups.first),
-        "work_class": text_rows(events.work_class, groups.first),
-        **time_columns(found),
-    }
-    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    names = ("kernel", "op", "work_class")
+    texts = {name: text_rows(getattr(events, name), groups.first) for name in names}
+    return timed_table(VIEW, groups, events.dur_ns, texts)

@@ -10,7 +10,7 @@ device links are a rank's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,44 +30,36 @@ from chopper.storage.run import Run
 from chopper.tables import column, optional
 from chopper.wording import ranges
 
+Row = dict[str, Any]
+
 _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""
-_RETRANSMITS = ("sequence_error_count", "timeout_count", "adaptive_retransmit_count")
-_ERRORS = ("tx_discard_count", "link_down_count", "symbol_error_count", "out_of_buffer_count")
-_DEVICE_ERRORS = ("link_error_count", "pcie_replay_count", "pcie_nak_count", "pcie_recovery_count")
-# Kind, name, and what the totals are in the device's table.
-_DEVICE_LINKS = (
-    (
-        "device link",
-        "NVLink, XGMI",
-        {
-            "tx_bytes": "link_tx_bytes",
-            "rx_bytes": "link_rx_bytes",
-            "link_error_count": "link_error_count",
-        },
-    ),
-    (
-        "PCIe",
-        "PCIe",
-        {
-            "tx_bytes": "pcie_tx_bytes",
-            "rx_bytes": "pcie_rx_bytes",
-            "both_bytes": "pcie_bytes",
-            **{name: name for name in _DEVICE_ERRORS[1:]},
-        },
-    ),
-)
-_PORT = (
+_COUNTED = (
     *("tx_bytes", "rx_bytes", "retransmitted_bytes", "tx_wait_count", "cnp_sent_count"),
-    *("cnp_handled_count", "ecn_marked_count", "out_of_sequence_count", *_RETRANSMITS, *_ERRORS),
+    *("cnp_handled_count", "ecn_marked_count", "out_of_sequence_count"),
 )
-_PRIORITIES = 8
-_TOTALS = {
-    **{name: (name,) for name in _PORT if name not in (*_RETRANSMITS, *_ERRORS)},
-    "both_bytes": ("both_bytes",),
-    "retransmit_count": _RETRANSMITS,
-    "error_count": (*_ERRORS, *_DEVICE_ERRORS),
+_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
+    "port": {
+        **{name: (name,) for name in _COUNTED},
+        "retransmit_count": ("sequence_error_count", "timeout_count", "adaptive_retransmit_count"),
+        "error_count": (
+            *("tx_discard_count", "link_down_count", "symbol_error_count", "out_of_buffer_count"),
+        ),
+    },
+    "interface": {"tx_bytes": ("tx_bytes",), "rx_bytes": ("rx_bytes",)},
+    "device link": {
+        "tx_bytes": ("link_tx_bytes",),
+        "rx_bytes": ("link_rx_bytes",),
+        "error_count": ("link_error_count",),
+    },
+    "PCIe": {
+        "tx_bytes": ("pcie_tx_bytes",),
+        "rx_bytes": ("pcie_rx_bytes",),
+        "both_bytes": ("pcie_bytes",),
+        "error_count": ("pcie_replay_count", "pcie_nak_count", "pcie_recovery_count"),
+    },
 }
+"""Kind of link → a total of it, and the columns of the recorded table that make it up."""
 _RATES = {
     "tx_bytes_per_s": "tx_bytes",
     "rx_bytes_per_s": "rx_bytes",
@@ -132,25 +124,14 @@ class _Link:
         kind: port, interface, flow control, device link or PCIe.
         ranks: all that share the link; the first one's steps divide the time.
         time_ns: of the readings, in order.
-        counters: column → its total, of those that were read twice.
+        counters: total of the link → the counters that make it up, of those that were read twice.
     """
 
     kind: str
     name: str
     ranks: tuple[int, ...]
     time_ns: np.ndarray
-    counters: dict[str, Counter]
-
-    def growth(self, columns: Iterable[str], start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return the growth of each counted column over each span, NaN where it is not known."""
-        rows = [np.full(len(start), np.nan)]
-        for counter in (self.counters[c] for c in columns if c in self.counters):
-            time = counter.time_ns
-            unread_ns = np.maximum(time[0] - start, 0) + np.maximum(end - time[-1], 0)
-            read = unread_ns <= _UNREAD_RATIO * (end - start)
-            known = read & counter.unbroken(start, end)
-            rows.append(np.where(known, counter.growth(start, end), np.nan))
-        return np.stack(rows[1:] or rows)
+    counters: dict[str, list[Counter]]
 
 
 def links(run: Attributed) -> pa.Table:
@@ -158,155 +139,150 @@ def links(run: Attributed) -> pa.Table:
 
     The whole run first, congested links and busy ones on top; then the steps.
     """
-    run_rows: list[dict[str, Any]] = []
-    step_rows: list[dict[str, Any]] = []
+    run_rows: list[Row] = []
+    step_rows: list[Row] = []
     for link in _links(run.recording):
         windows = windows_of(run, link.ranks[0])
         if not windows.num_rows:
             continue
-        steps = windows["number"].to_pylist()
         start, end = ints(windows, "start_ns"), ints(windows, "end_ns")
         # The span of the run is what was read of it.
-        low = np.array([max(int(start[0]), int(link.time_ns[0]))])
-        high = np.array([min(int(end[-1]), int(link.time_ns[-1]))])
-        if high[0] > low[0]:
+        low, high = np.maximum(start[:1], link.time_ns[0]), np.minimum(end[-1:], link.time_ns[-1])
+        if high > low:
             run_rows += _rows(link, [None], low, high)
         long = (end - start) >= np.median(np.diff(link.time_ns))
-        numbers = [n for n, kept in zip(steps, long.tolist(), strict=True) if kept]
-        if len(steps) > 1:
+        if len(start) > 1:
+            numbers = windows["number"].filter(pa.array(long)).to_pylist()
             step_rows += _rows(link, numbers, start[long], end[long])
-    run_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
+    run_rows.sort(key=_order)
     step_rows = [row for row in step_rows if row["signal"] or _busy(row) > 0]
-    step_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
+    step_rows.sort(key=_order)
     return VIEW.of_rows([*run_rows, *step_rows[:_ROWS]])
 
 
-def _busy(row: dict[str, Any]) -> float:
-    return sum(row[f"{way}_bytes_per_s"] or 0.0 for way in ("tx", "rx", "both"))
+def _busy(row: Row) -> float:
+    return sum(row.get(f"{way}_bytes_per_s", 0.0) for way in ("tx", "rx", "both"))
 
 
-def _severity(row: dict[str, Any]) -> float:
-    """Signs of congestion in the order in which they hurt."""
-    return (
-        1e6 * (row["pause_ratio"] or 0.0)
-        + 1e3 * (row["retransmit_ratio"] or 0.0)
-        + (row["cnp_handled_hz"] or 0.0)
-        + (row["cnp_sent_hz"] or 0.0)
-        + (row["retransmit_count"] or 0)
-    )
+def _order(row: Row) -> tuple[float, float]:
+    """Signs of congestion in the order in which they hurt, then how busy it is; most first."""
+    severity = 1e6 * row.get("pause_ratio", 0.0) + 1e3 * row.get("retransmit_ratio", 0.0)
+    severity += sum(row.get(n, 0) for n in ("cnp_handled_hz", "cnp_sent_hz", "retransmit_count"))
+    return -severity, -_busy(row)
 
 
 def _rows(
     link: _Link, steps: Sequence[int | None], start: np.ndarray, end: np.ndarray
-) -> list[dict[str, Any]]:
-    """One row per span."""
+) -> list[Row]:
+    """One row per span with what is known of it."""
     span_ns = end - start
-    found = {name: link.growth(totals, start, end).sum(axis=0) for name, totals in _TOTALS.items()}
-    for name, total in _PAUSES.items():
+    found = dict.fromkeys((*_COUNTED, "retransmit_count"), np.full(len(start), np.nan))
+    for name, counters in link.counters.items():
+        each = [_growth(counter, start, end) for counter in counters]
         # Priorities are paused each by itself: the worst one is the link's.
-        each = link.growth((f"{total}/{p}" for p in range(_PRIORITIES)), start, end)
-        found[name] = np.fmax.reduce(each) / span_ns
+        found[name] = np.fmax.reduce(each) / span_ns if name in _PAUSES else np.sum(each, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found |= {name: found[total] / (span_ns / 1e9) for name, total in _RATES.items()}
+        found |= {n: found[t] / (span_ns / 1e9) for n, t in _RATES.items() if t in found}
         found["retransmit_ratio"] = found["retransmitted_bytes"] / found["tx_bytes"]
         found["retransmits_per_byte"] = found["retransmit_count"] / found["tx_bytes"]
-    shown = [c for c in VIEW.columns if c.name in found]
+    shown = [(c.name, c.type == "int64", found[c.name]) for c in VIEW.columns if c.name in found]
     rows = []
     for i, step in enumerate(steps):
-        values = {c.name: (float(found[c.name][i]), c.type) for c in shown}
-        known = {
-            name: round(value) if kind == "int64" else value
-            for name, (value, kind) in values.items()
-            if np.isfinite(value)
+        row: Row = {
+            name: round(float(values[i])) if whole else float(values[i])
+            for name, whole, values in shown
+            if np.isfinite(values[i])
         }
-        if known:
-            row: dict[str, Any] = dict.fromkeys(values) | known
+        if row:
+            signal = "; ".join(_signals(row)) or None
             row |= {"link": link.name, "kind": link.kind, "rank": link.ranks[0], "step": step}
-            row |= {"ranks": ranges(link.ranks), "span_ns": int(span_ns[i])}
-            rows.append(row | {"signal": _signal(row)})
+            row |= {"ranks": ranges(link.ranks), "span_ns": int(span_ns[i]), "signal": signal}
+            rows.append(row)
     return rows
 
 
-def _signal(row: dict[str, Any]) -> str | None:
-    """Signs of congestion in words; None without any."""
-    words = []
-    if (row["pause_ratio"] or 0) >= _LEAST_PAUSE:
-        words.append(f"told to pause for {fmt.ratio(row['pause_ratio'])} of the time")
-    if (row["sent_pause_ratio"] or 0) >= _LEAST_PAUSE:
-        words.append(f"told others to pause for {fmt.ratio(row['sent_pause_ratio'])}")
+def _growth(counter: Counter, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Growth over each span, NaN where it is not known."""
+    time = counter.time_ns
+    unread_ns = np.maximum(time[0] - start, 0) + np.maximum(end - time[-1], 0)
+    known = (unread_ns <= _UNREAD_RATIO * (end - start)) & counter.unbroken(start, end)
+    return np.where(known, counter.growth(start, end), np.nan)
+
+
+def _signals(row: Row) -> Iterator[str]:
+    """Signs of congestion in words."""
+    if row.get("pause_ratio", 0) >= _LEAST_PAUSE:
+        yield f"told to pause for {fmt.ratio(row['pause_ratio'])} of the time"
+    if row.get("sent_pause_ratio", 0) >= _LEAST_PAUSE:
+        yield f"told others to pause for {fmt.ratio(row['sent_pause_ratio'])}"
     for name, what in (
         ("cnp_handled_hz", "slowed down by notifications"),
         ("cnp_sent_hz", "sent notifications"),
         ("ecn_marked_hz", "marked packets"),
     ):
-        if row[name]:
-            words.append(f"{what}, {row[name]:.3g}/s")
-    if row["retransmit_count"]:
-        per = row["tx_bytes"] / row["retransmit_count"] if row["tx_bytes"] else None
-        words.append("retransmits" + (f", one in {fmt.bytes_(per)}" if per else ""))
-    if row["retransmit_ratio"]:
-        words.append(f"{row['retransmit_ratio']:.2g} of the bytes sent again")
-    return "; ".join(words) or None
+        if row.get(name):
+            yield f"{what}, {row[name]:.3g}/s"
+    if row.get("retransmit_count"):
+        per = row.get("tx_bytes", 0) / row["retransmit_count"]
+        yield "retransmits" + (f", one in {fmt.bytes_(per)}" if per else "")
+    if row.get("retransmit_ratio"):
+        yield f"{row['retransmit_ratio']:.2g} of the bytes sent again"
 
 
 def _links(recording: Run) -> Iterator[_Link]:
-    """All links of a run with readings."""
+    """All links of a run with readings; parts of one device (MIG, CPX) share their totals."""
     for ranks in ranks_by_socket(recording):
-        yield from _device_links(recording, ranks)
+        tables = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
+        rank, table = next(((r, t) for r, t in tables if t.num_rows), (None, None))
+        if rank is not None:
+            limits = of_rank(recording, rank, "device_limit")
+            whole = " of the whole device" if limits.num_rows and limits["mig"][0].as_py() else ""
+            order = (rank, *(other for other in ranks if other != rank))
+            yield from _link("device link", f"NVLink, XGMI{whole}", order, table)
+            yield from _link("PCIe", f"PCIe{whole}", order, table)
     for ranks in ranks_by_host(recording):
-        yield from _ports(recording, ranks)
-
-
-def _link(
-    kind: str, name: str, ranks: tuple[int, ...], time_ns: np.ndarray, totals: dict[str, np.ndarray]
-) -> Iterator[_Link]:
-    """The link of some totals, where any of them was read twice."""
-    read = {column: counter_of(time_ns, total) for column, total in totals.items()}
-    counters = {column: counter for column, counter in read.items() if counter is not None}
-    if counters:
-        yield _Link(kind, name, ranks, np.unique(time_ns), counters)
-
-
-def _device_links(recording: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
-    """Links of one device; its parts (MIG, CPX) share their totals."""
-    tables = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
-    for rank, table in ((rank, table) for rank, table in tables if table.num_rows):
-        limits = of_rank(recording, rank, "device_limit")
-        whole = " of the whole device" if limits.num_rows and limits["mig"][0].as_py() else ""
-        order = (rank, *(other for other in ranks if other != rank))
-        for kind, name, columns in _DEVICE_LINKS:
-            totals = {to: reals(table, column) for to, column in columns.items()}
-            yield from _link(kind, name + whole, order, ints(table, "time_ns"), totals)
-        return
-
-
-def _ports(recording: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
-    """Ports and interfaces of a host; bytes and pauses of one have readings of their own."""
-    fabric, nic, pause = (
-        table_beside(recording, ranks[0], name) for name in ("fabric_port", "nic", "pause")
-    )
-    for device, of_device in _by(fabric, "device"):
-        port_ids = ints(of_device, "port_id")
-        for port in np.unique(port_ids).tolist():
-            rows = of_device.filter(pa.array(port_ids == port))
-            totals = {name: reals(rows, name) for name in _PORT}
-            for name in ("tx_bytes", "rx_bytes"):
-                totals[name][totals[name] == _STUCK_BYTES] = np.nan
-            yield from _link("port", f"{device}/{port}", ranks, ints(rows, "time_ns"), totals)
-    for name, rows in _by(nic, "interface"):
-        totals = {column: reals(rows, column) for column in ("tx_bytes", "rx_bytes")}
-        yield from _link("interface", name, ranks, ints(rows, "time_ns"), totals)
-    for name, rows in _by(pause, "interface"):
-        priority = ints(rows, "priority")
-        totals = {
-            f"{column}/{p}": np.where(priority == p, reals(rows, column), np.nan)
-            for column in _PAUSES.values()
-            for p in range(_PRIORITIES)
-        }
-        yield from _link("flow control", name, ranks, ints(rows, "time_ns"), totals)
+        fabric, nic, pause = (
+            table_beside(recording, ranks[0], name) for name in ("fabric_port", "nic", "pause")
+        )
+        for device, of_device in _by(fabric, "device"):
+            port_ids = ints(of_device, "port_id")
+            for port in np.unique(port_ids).tolist():
+                rows = of_device.filter(pa.array(port_ids == port))
+                yield from _link("port", f"{device}/{port}", ranks, rows)
+        for name, rows in _by(nic, "interface"):
+            yield from _link("interface", name, ranks, rows)
+        for name, rows in _by(pause, "interface"):
+            yield from _link("flow control", name, ranks, rows)
 
 
 def _by(table: pa.Table, column: str) -> Iterator[tuple[str, pa.Table]]:
     codes, names = strings(table, column)
     for code, name in enumerate(names):
         yield name, table.filter(pa.array(codes == code))
+
+
+def _link(kind: str, name: str, ranks: tuple[int, ...], table: pa.Table) -> Iterator[_Link]:
+    """The link of a table's rows, where any of its totals was read twice."""
+    time_ns = ints(table, "time_ns")
+    if kind == "flow control":
+        priority = ints(table, "priority")
+        masks = [priority == one for one in np.unique(priority)]
+        totals = {
+            shown: [np.where(mask, reals(table, column), np.nan) for mask in masks]
+            for shown, column in _PAUSES.items()
+        }
+    else:
+        totals = {
+            total: [_total(table, column) for column in columns]
+            for total, columns in _SOURCES[kind].items()
+        }
+    counters = {total: [counter_of(time_ns, one) for one in of] for total, of in totals.items()}
+    read = {total: [one for one in of if one is not None] for total, of in counters.items()}
+    if any(read.values()):
+        read = {total: of for total, of in read.items() if of}
+        yield _Link(kind, name, ranks, np.unique(time_ns), read)
+
+
+def _total(table: pa.Table, column: str) -> np.ndarray:
+    values = reals(table, column)
+    return np.where(values == _STUCK_BYTES, np.nan, values)

@@ -11,17 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.arguments import arguments
-from chopper.analyzers.events.calls import (
-    RATES,
-    SHARE,
-    SPREAD,
-    Calls,
-    time_columns,
-    work_columns,
-)
-from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, Texts, statistics_of, text_rows
+from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
+from chopper.analyzers.events.device import Events, arguments
+from chopper.analyzers.events.groups import Groups, Texts, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
@@ -65,16 +57,16 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     groups = Groups(
         [events.op[0][first], events.phase[0][first], *(codes for codes, _ in recorded.values())]
     )
-    found = statistics_of(groups, calls.busy_ns)
     one = first[groups.first]
     columns = {
         "op": text_rows(events.op, one),
         "phase": text_rows(events.phase, one),
         **{name: text_rows(texts, groups.first) for name, texts in recorded.items()},
-        **time_columns(found),
-        **work_columns(events, groups.of_row[calls.groups.of_row], found.sum, found.count),
+        **work_columns(
+            events, groups.of_row[calls.groups.of_row], groups.sum(calls.busy_ns), groups.count
+        ),
     }
-    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    return timed_table(VIEW, groups, calls.busy_ns, columns)
 
 
 def _compact(texts: Texts) -> Texts:

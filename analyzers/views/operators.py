@@ -9,16 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.events.calls import (
-    RATES,
-    SHARE,
-    SPREAD,
-    Calls,
-    time_columns,
-    work_columns,
-)
+from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
 from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
+from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
@@ -48,12 +41,10 @@ def operators(events: Events, calls: Calls) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT -> OPERATORS, most time first."""
     first = calls.groups.first
     groups = Groups([events.op[0][first]])
-    found = statistics_of(groups, calls.busy_ns)
     group = groups.of_row[calls.groups.of_row]
     columns = {
         "op": text_rows(events.op, first[groups.first]),
         "kernel_count": np.bincount(group, minlength=len(groups)),
-        **time_columns(found),
-        **work_columns(events, group, found.sum, 1),
+        **work_columns(events, group, groups.sum(calls.busy_ns), 1),
     }
-    return VIEW.of(columns).take(np.argsort(-found.sum, kind="stable"))
+    return timed_table(VIEW, groups, calls.busy_ns, columns)

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.arguments import arguments
-from chopper.analyzers.events.device import Events, of_class
+from chopper.analyzers.events.device import Events, arguments, of_class
 from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.analyzers.trace.intervals import union

@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.calls import timed_table
 from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, busy_of, statistics_of
+from chopper.analyzers.events.groups import Groups, busy_of
+from chopper.analyzers.trace.columns import dictionary
 from chopper.analyzers.views.launches import overhead_of
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
@@ -499,15 +501,19 @@ def test_busy_time_is_the_union(rows: list[tuple[int, int, int]]) -> None:
 def test_groups_have_their_own_statistics(rows: list[tuple[int, int, int]]) -> None:
     a, b, value = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
     groups = Groups([a, b])
-    found = statistics_of(groups, value)
     assert len(groups) == len({(x, y) for x, y, _ in rows})
-    for i, first in enumerate(groups.first):
+    names = dictionary(np.arange(len(groups)), [str(i) for i in range(len(groups))])
+    texts = dict.fromkeys(("kernel", "op", "work_class"), names)
+    found = timed_table(VIEWS["kernels"], groups, value, texts).to_pylist()
+    assert [r["time_ns"] for r in found] == sorted((r["time_ns"] for r in found), reverse=True)
+    for row in found:
+        first = groups.first[int(row["kernel"])]
         mine = [v for x, y, v in rows if (x, y) == (a[first], b[first])]
-        assert (found.count[i], found.sum[i]) == (len(mine), sum(mine))
-        assert (found.min[i], found.max[i]) == (min(mine), max(mine))
-        assert abs(found.median[i] - np.median(mine)) <= 1
+        assert (row["call_count"], row["time_ns"]) == (len(mine), sum(mine))
+        assert (row["min_ns"], row["max_ns"]) == (min(mine), max(mine))
+        assert abs(row["median_ns"] - np.median(mine)) <= 1
         std = np.std(mine, ddof=1) if len(mine) > 1 else 0
-        assert found.std[i] == pytest.approx(std, rel=1e-6, abs=1)
+        assert row["std_ns"] == pytest.approx(std, rel=1e-6, abs=1)
 
 
 def test_every_view_is_declared_and_its_empty_run_is_valid() -> None:
