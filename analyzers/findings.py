@@ -187,14 +187,15 @@ def of_steps(step: StepTime, known: Iterable[Finding]) -> list[Finding]:
                 code="steps.slowed_by_tracing",
                 severity="warning",
                 message=f"tracing itself made the traced steps {ratio:.0%} longer "
-                f"({duration(step.traced_ns)} instead of {duration(step.untraced.value_ns)}): what "
-                f"the host does is overstated by as much; record with {remedy}",
+                f"({duration(step.traced_mean_ns)} instead of "
+                f"{duration(step.untraced.value_ns)}): what the host does is overstated by as "
+                f"much; record with {remedy}",
             )
         )
-    for kind in step.kinds if step.traced_ns else ():
-        if kind.traced or kind.name == FIRST or kind.share_ratio < _KIND_RATIO:
+    for kind in step.kinds if step.traced_mean_ns else ():
+        if kind.traced_steps or kind.name == FIRST or kind.share_ratio < _KIND_RATIO:
             continue
-        numbers = kind.numbers
+        numbers = kind.steps
         last = numbers[-1] if len(numbers) < 3 else numbers[len(numbers) // 2]
         named = f"{ranges(numbers[:20])}{' …' if len(numbers) > 20 else ''}"
         findings.append(

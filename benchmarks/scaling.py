@@ -133,7 +133,7 @@ def matching(collectives: int = 5_000, ranks: int = 64) -> None:
         start = time.perf_counter()
         joined = [join_rank(one) for one in given]
         between = time.perf_counter()
-        found = match({j.given.rank: j.communication for j in joined})
+        found = match({j.inputs.rank: j.communication for j in joined})
         end = time.perf_counter()
         share = sum(int((m.instance >= 0).sum()) for m in found.values()) / (collectives * ranks)
         print(

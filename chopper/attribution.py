@@ -7,20 +7,22 @@ Where steps of several kinds were traced, all of it is of the kind that the step
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.causes import CAUSES, CODES, LEVELS, parents
+from chopper.arrow import with_column
+from chopper.causes import CAUSES, CODES, LEVELS, parent, parents
 from chopper.errors import UsageError
 from chopper.statistics import total_intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from typing import Self
 
     import pandas as pd
@@ -105,7 +107,7 @@ class Spread:
     """Times of several steps.
 
     Attributes:
-        low_ns, high_ns: their quartiles: half of the steps lie between.
+        quartile_low_ns, quartile_high_ns: half of the steps lie between.
         lengths_ns: each of them, in the order of their numbers.
         statistic: which of the two is the step time. The median, which hiccups do not move; the
             mean where it is a fifth longer: steps that come in flights (a batch from each loader's
@@ -115,9 +117,9 @@ class Spread:
 
     median_ns: int
     mean_ns: int
-    low_ns: int
-    high_ns: int
-    count: int
+    quartile_low_ns: int
+    quartile_high_ns: int
+    steps_count: int
     lengths_ns: tuple[int, ...]
     statistic: Literal["median", "mean"]
 
@@ -133,19 +135,19 @@ class StepKind:
 
     Attributes:
         name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
-        numbers, traced: of these steps, and of those that the attribution has windows of.
+        steps, traced_steps: their numbers, and of those that the attribution has windows of.
         untraced: times of those that ran without a trace; None when there are none.
-        traced_ns: mean window of the traced ones; None when there are none.
+        traced_mean_ns: mean window of the traced ones; None when there are none.
         time_ns: all of them together, mean over ranks.
         share_ratio: of the time of all recorded steps.
         causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
     """
 
     name: str
-    numbers: tuple[int, ...]
-    traced: tuple[int, ...]
+    steps: tuple[int, ...]
+    traced_steps: tuple[int, ...]
     untraced: Spread | None
-    traced_ns: int | None
+    traced_mean_ns: int | None
     time_ns: int
     share_ratio: float
     causes_ns: dict[str, int]
@@ -176,9 +178,9 @@ class StepTime:
 
     Attributes:
         kind: which steps it is of.
-        untraced: steps of that kind that ran without a trace; None with the ``reason``.
-        traced_ns: mean window of the ``traced_count`` traced ones; None when there are none.
-        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
+        untraced: steps of that kind that ran without a trace; None with ``untraced_reason``.
+        traced_mean_ns: mean window of the ``traced_count`` traced ones; None when there are none.
+        tracing_ns: what tracing itself added: that mean less the untraced step time.
         tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
             None with fewer than three. Where it is long as well, tracing is not the reason.
@@ -188,8 +190,8 @@ class StepTime:
 
     kind: str
     untraced: Spread | None
-    reason: str | None
-    traced_ns: int | None
+    untraced_reason: str | None
+    traced_mean_ns: int | None
     traced_count: int
     tracing_ns: int | None
     tracing_ci95_ns: tuple[int, int] | None
@@ -200,7 +202,7 @@ class StepTime:
     @property
     def headline_ns(self) -> int | None:
         """The step time: of the untraced steps, else the mean of the traced ones."""
-        return self.traced_ns if self.untraced is None else self.untraced.value_ns
+        return self.traced_mean_ns if self.untraced is None else self.untraced.value_ns
 
     @property
     def tracing_ratio(self) -> float | None:
@@ -221,51 +223,20 @@ class StepTime:
     @property
     def scale(self) -> float:
         """Untraced over traced time: what turns a time of traced steps into one at full speed."""
-        if self.untraced is None or not self.traced_ns:
+        if self.untraced is None or not self.traced_mean_ns:
             return 1.0
-        return self.untraced.value_ns / self.traced_ns
+        return self.untraced.value_ns / self.traced_mean_ns
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        return {
-            "kind": self.kind,
-            "headline_ns": self.headline_ns,
-            "untraced": _spread_dict(self.untraced),
-            "untraced_reason": self.reason,
-            "traced_mean_ns": self.traced_ns,
-            "traced_count": self.traced_count,
-            "tracing_ns": self.tracing_ns,
-            "tracing_ratio": self.tracing_ratio,
-            "nearby_ns": self.nearby_ns,
-            "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
-            "outside": None if self.outside is None else asdict(self.outside),
-            "kinds": [
-                {
-                    "name": k.name,
-                    "steps_count": len(k.numbers),
-                    "steps": list(k.numbers),
-                    "traced_steps": list(k.traced),
-                    "untraced": _spread_dict(k.untraced),
-                    "traced_mean_ns": k.traced_ns,
-                    "time_ns": k.time_ns,
-                    "share_ratio": k.share_ratio,
-                    "causes_ns": k.causes_ns,
-                }
-                for k in self.kinds
-            ],
-        }
-
-
-def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
-    if spread is None:
-        return None
-    return {
-        "median_ns": spread.median_ns,
-        "mean_ns": spread.mean_ns,
-        "quartile_low_ns": spread.low_ns,
-        "quartile_high_ns": spread.high_ns,
-        "steps_count": spread.count,
-    }
+        """Return the documented JSON form."""
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        for kind in document["kinds"]:
+            kind["steps_count"] = len(kind["steps"])
+        for part in (document, *document["kinds"]):
+            if part["untraced"] is not None:
+                del part["untraced"]["lengths_ns"], part["untraced"]["statistic"]
+        shown = {"headline_ns": self.headline_ns, "tracing_ratio": self.tracing_ratio}
+        return document | shown
 
 
 @dataclass(frozen=True)
@@ -334,9 +305,7 @@ class Attribution:
             rank: a rank; None for all of them.
         """
         for held in self.withheld:
-            if held.claim.id == claim and (
-                rank is None or held.ranks is None or rank in held.ranks
-            ):
+            if held.id == claim and (rank is None or held.ranks is None or rank in held.ranks):
                 return held.reason
         return None
 
@@ -377,7 +346,7 @@ class Attribution:
 
     def of_kind(self) -> Self:
         """Return the part that the step time is of; itself where no other kind was traced."""
-        traced = [kind.traced for kind in self.step.kinds if kind.name == self.step.kind]
+        traced = [kind.traced_steps for kind in self.step.kinds if kind.name == self.step.kind]
         return self.of_steps(traced[0]) if traced and traced[0] else self
 
     def of_steps(self, numbers: Collection[int]) -> Self:
@@ -391,16 +360,11 @@ class Attribution:
         if inside.all():
             return whole
         windows = whole.windows.filter(inside)
-        width = int(ints(whole.windows, "step_index").max()) + 1
-        keys = _window_keys(windows, width)
+        keys = _window_keys(windows)
         pieces, gaps = (
-            table.filter(np.isin(_window_keys(table, width), keys))
-            for table in (whole.pieces, whole.gaps)
+            table.filter(np.isin(_window_keys(table), keys)) for table in (whole.pieces, whole.gaps)
         )
         links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
-        by_rank = {r.rank: Group(r.rank, 0, {}) for r in whole.ranks}
-        by_rank |= {int(g.key or 0): g for g in groups_of(pieces, windows, "rank")}
-        counts = windows["rank"].to_pylist()
         return replace(
             whole,
             pieces=pieces,
@@ -409,15 +373,7 @@ class Attribution:
             links=links,
             communication=_communication_within(whole, links),
             cause_rows=cause_rows_of(pieces, windows, whole.bases, whole.withheld),
-            ranks=[
-                replace(
-                    r,
-                    observed_ns=by_rank[r.rank].time_ns,
-                    ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0),
-                    steps=counts.count(r.rank),
-                )
-                for r in whole.ranks
-            ],
+            ranks=with_times(whole.ranks, pieces, windows),
             all_kinds=whole,
         )
 
@@ -451,6 +407,24 @@ class Attribution:
             f"<chopper.Attribution of {self.source!r}: {self.observed_ns} ns over "
             f"{len(self.ranks)} rank(s) and {self.steps} step(s)>"
         )
+
+
+def with_times(
+    ranks: Sequence[RankSummary], pieces: pa.Table, windows: pa.Table
+) -> list[RankSummary]:
+    """Return ranks with the times of their pieces and how many windows they have."""
+    groups = {group.key: group for group in groups_of(pieces, windows, "rank")}
+    counts = windows["rank"].to_pylist()
+    nothing = Group(None, 0, {})
+    return [
+        replace(
+            rank,
+            observed_ns=groups.get(rank.rank, nothing).time_ns,
+            ideal_ns=groups.get(rank.rank, nothing).causes.get("compute.ideal", 0),
+            steps=counts.count(rank.rank),
+        )
+        for rank in ranks
+    ]
 
 
 def groups_of(pieces: pa.Table, windows: pa.Table, level: str) -> list[Group]:
@@ -496,17 +470,16 @@ def _piece_steps(pieces: pa.Table, windows: pa.Table) -> tuple[np.ndarray, list[
     names = sorted({*numbers}, key=lambda n: (n is None, n))
     if not numbers:
         return np.zeros(0, np.int64), names
-    width = int(ints(windows, "step_index").max()) + 1
-    of_window = _window_keys(windows, width)
+    of_window = _window_keys(windows)
     order = np.argsort(of_window)
     code_of = {n: code for code, n in enumerate(names)}
     codes = np.array([code_of[n] for n in numbers])[order]
-    return codes[np.searchsorted(of_window[order], _window_keys(pieces, width))], names
+    return codes[np.searchsorted(of_window[order], _window_keys(pieces))], names
 
 
-def _window_keys(table: pa.Table, width: int) -> np.ndarray:
+def _window_keys(table: pa.Table) -> np.ndarray:
     """Return a number for the window of each row: of its rank and its step's index."""
-    keys: np.ndarray = ints(table, "rank") * width + ints(table, "step_index")
+    keys: np.ndarray = (ints(table, "rank") << 32) + ints(table, "step_index")
     return keys
 
 
@@ -528,11 +501,12 @@ def cause_rows_of(
     for i, cause_id in enumerate(shown):
         total = int(per_step[cause_id].sum())
         basis = _basis(cause_id, shown, bases)
-        reason = _withheld_cause(cause_id, withheld)
+        above = (cause_id, *parents(cause_id))
+        reason = next((h.reason for h in withheld if not {*above}.isdisjoint(h.claim.causes)), None)
         rows.append(
             CauseRow(
                 id=cause_id,
-                parent=CAUSES[cause_id].parent,
+                parent=parent(cause_id),
                 label=CAUSES[cause_id].label,
                 time_ns=total,
                 share_ratio=total / observed if observed else None,
@@ -543,14 +517,6 @@ def cause_rows_of(
             )
         )
     return rows
-
-
-def _withheld_cause(cause_id: str, withheld: list[Withheld]) -> str | None:
-    """Return why a cause is withheld, None when it is not."""
-    for held in withheld:
-        if any(cause_id == c or cause_id.startswith(c + ".") for c in held.claim.causes):
-            return held.reason
-    return None
 
 
 def _basis(cause_id: str, shown: list[str], bases: dict[str, Basis]) -> Basis:
@@ -565,11 +531,10 @@ def _basis(cause_id: str, shown: list[str], bases: dict[str, Basis]) -> Basis:
 
 def _links_within(links: pa.Table, rank: int, windows: pa.Table) -> pa.Table:
     """Links of a rank's events, without a window where theirs is none of ``windows``."""
-    column = links.schema.get_field_index("step_index")
     mine = windows["step_index"].filter(pc.equal(windows["rank"], rank))
     step = links["step_index"]
     inside = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
-    return links.set_column(column, links.schema.field(column), inside)
+    return with_column(links, "step_index", inside)
 
 
 def _communication_within(whole: Attribution, links: dict[int, pa.Table]) -> pa.Table:

@@ -2,39 +2,40 @@
 
 Ids are dotted and stable: they stand in JSON output, in tables and in ``--fix``. Leaf causes
 partition the observed time; a parent is the sum of its leaves. ``ideal`` is the time that the
-hardware needs at its peak; everything else is the gap. Labels and meanings are in
-``data/causes.json``.
+hardware needs at its peak; everything else is the gap. All that is said of a cause is in
+``data/causes.toml``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One node of the tree."""
+class Cause(msgspec.Struct, frozen=True):
+    """One node of the tree; ``basis`` is what its number rests on, with words in braces."""
 
-    id: str
     label: str
     doc: str
+    color: str
+    advice: str = ""
+    basis: str = ""
+    measured: bool = False
 
-    @property
-    def parent(self) -> str | None:
-        """Id of the parent, None at the top."""
-        return self.id.rpartition(".")[0] or None
+
+class _File(msgspec.Struct):
+    causes: dict[str, Cause]
+    phases: dict[str, str]
 
 
-CAUSES: dict[str, Cause] = {
-    cause.id: cause
-    for cause in msgspec.json.decode(
-        (Path(__file__).parent / "data" / "causes.json").read_bytes(), type=list[Cause]
-    )
-}
+_FILE = msgspec.toml.decode(
+    Path(__file__).with_name("data").joinpath("causes.toml").read_bytes(), type=_File
+)
+CAUSES = _FILE.causes
+PHASE_COLORS = _FILE.phases
+"""Colours of the phases; those that only one program has take that of ``other``."""
 LEAVES: tuple[str, ...] = tuple(
     c for c in CAUSES if not any(other.startswith(c + ".") for other in CAUSES)
 )
@@ -46,7 +47,18 @@ Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
-def parents(cause_id: str) -> tuple[str, ...]:
-    """All ancestors of a cause, nearest first."""
-    parent = CAUSES[cause_id].parent
-    return () if parent is None else (parent, *parents(parent))
+def parent(cause: str) -> str | None:
+    """Return the id of a cause's parent, None at the top."""
+    return cause.rpartition(".")[0] or None
+
+
+def parents(cause: str) -> tuple[str, ...]:
+    """Return the ids of all ancestors of a cause, nearest first."""
+    above = parent(cause)
+    return () if above is None else (above, *parents(above))
+
+
+def inherited(cause: str, field: Literal["color", "advice", "basis"]) -> str:
+    """Return what is said of a cause, or of its nearest ancestor of which it is said."""
+    nodes = (CAUSES[node] for node in (cause, *parents(cause)) if node in CAUSES)
+    return next((text for node in nodes if (text := getattr(node, field))), "")

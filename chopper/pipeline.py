@@ -25,7 +25,7 @@ from chopper.analyzers import findings as found
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
-from chopper.analyzers.causes.step_time import step_time
+from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
@@ -84,6 +84,21 @@ def rank_input(recording: Run, rank: int) -> RankInput:
     )
 
 
+def rank_steps(recording: Run) -> list[RankSteps]:
+    """Gather what each rank recorded of its steps."""
+    ranks = []
+    for part in map(recording.part, recording.ranks):
+        bounds = None
+        if part.start_ns is not None and part.end_ns is not None and part.status != "imported":
+            bounds = (part.start_ns, part.end_ns) if part.end_ns > part.start_ns else None
+        step, phase, wait = (
+            recording.table(part.rank, name) for name in ("step", "program_phase", "core_wait")
+        )
+        close_ns = (part.overhead.close_ns if part.overhead else None) or 0
+        ranks.append(RankSteps(step, phase, wait, bounds, close_ns))
+    return ranks
+
+
 def match_ranks(manifest: RunManifest, joined: Mapping[int, JoinedRank]) -> dict[int, Matched]:
     """Match the collectives of all ranks."""
     communication = {rank: j.communication for rank, j in joined.items()}
@@ -113,12 +128,12 @@ def aggregate(
         links={rank: r.event_link for rank, r in results.items()},
         ranks=summaries,
         cause_rows=cause_rows_of(pieces, windows, bases, claims),
-        step=step_time(recording, windows, by_step),
+        step=step_time(rank_steps(recording), windows, by_step),
         findings=findings,
         withheld=claims,
         coverage=_coverage(list(results.values())),
         bases=bases,
-        ceilings={r: j.given.ceilings for r, j in joined.items() if j.given.ceilings is not None},
+        ceilings={r: j.inputs.ceilings for r, j in joined.items() if j.inputs.ceilings is not None},
         recording=recording,
         joined=joined,
         matched=matched,

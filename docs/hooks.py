@@ -180,14 +180,14 @@ def causes_page() -> str:
         "[How attribution works](../concepts/attribution.md) says how each is found.",
     ]
     rows: list[tuple[object, ...]] = []
-    for cause in CAUSES.values():
-        if cause.parent is None and rows:
+    for id_, cause in CAUSES.items():
+        if "." not in id_ and rows:
             parts.append(table(("id", "label", "kind", "meaning"), rows))
             rows = []
-        if cause.parent is None:
+        if "." not in id_:
             parts.append(f"## {cause.label}")
-        kind = "leaf" if cause.id in LEAVES else "sum"
-        rows.append((f"`{cause.id}`", cause.label, kind, cause.doc))
+        kind = "leaf" if id_ in LEAVES else "sum"
+        rows.append((f"`{id_}`", cause.label, kind, cause.doc))
     parts.append(table(("id", "label", "kind", "meaning"), rows))
     return "\n\n".join(parts) + "\n"
 
@@ -348,8 +348,8 @@ def checks_of_runs() -> dict[str, dict[str, Any]]:
 def checks_page() -> str:
     """Every check of a run, and every claim that one can withhold."""
     claims = [
-        (claim.title, f"`{claim.id}`", claim.effect, ", ".join(f"`{c}`" for c in claim.causes))
-        for claim in CLAIMS.values()
+        (claim.title, f"`{name}`", claim.effect, ", ".join(f"`{c}`" for c in claim.causes))
+        for name, claim in CLAIMS.items()
     ]
     checks = [
         (

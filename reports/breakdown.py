@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.causes import CAUSES, LEAVES
-from chopper.reports.labels import PHASES, color, full_label
+from chopper.causes import CAUSES, LEAVES, PHASE_COLORS
+from chopper.reports.labels import color, full_label
 from chopper.reports.page import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def data(story: Story) -> dict[str, Any]:
             {"id": c, "label": full_label(c), "color": color(c)}
             for c in dict.fromkeys((*order, *CAUSES))
         ],
-        "phase_colors": PHASES,
+        "phase_colors": PHASE_COLORS,
         "rank_labels": {str(r.rank): r.label for r in run.ranks},
         "step_index": sorted({int(i) for i in run.windows["step_index"].to_pylist()}),
         "levels": [_level(story, level, label, order) for level, label in LEVELS],

@@ -164,7 +164,7 @@ def _overhead(run: Attributed) -> Table:
         cost = part.overhead
         if cost is None:
             continue
-        traced_ns, untraced_ns = step.traced_ns, step.headline_ns
+        traced_ns, untraced_ns = step.traced_mean_ns, step.headline_ns
         if step.untraced is None:
             # What the recording itself counted, as older ones did not say of each step.
             traced_ns, untraced_ns = cost.traced_step_ns, cost.untraced_step_ns

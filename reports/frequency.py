@@ -16,7 +16,7 @@ from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.clocked import clocked_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.trace.samples import per_device
-from chopper.causes import CAUSES
+from chopper.causes import CAUSES, PHASE_COLORS
 from chopper.reports.figures import (
     bin_labels,
     bins,
@@ -27,7 +27,7 @@ from chopper.reports.figures import (
     significant,
     stacked_steps,
 )
-from chopper.reports.labels import PHASES, color
+from chopper.reports.labels import color
 from chopper.reports.page import BROWSER, Cell, Column, Fact, Facts, Figure, Section, Table
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def _ridges(clocks: _Clocks) -> Iterator[_Ridge]:
         for code in np.argsort(-spent)[: _RIDGES[kind]].tolist():
             if spent[code] >= _LEAST_RATIO * whole:
                 words = f"{fmt.ratio(spent[code] / whole)} of the computing time<br>"
-                tone = PHASES.get(names[code], "#98917f") if kind == "phase" else "#7d8aa5"
+                tone = PHASE_COLORS.get(names[code], "#98917f") if kind == "phase" else "#7d8aa5"
                 mine = of == code
                 yield _Ridge(names[code], tone, clock_hz[mine], time_ns[mine], words)
 

@@ -83,7 +83,7 @@ def attribution_json(
         ],
         "withheld": [
             {
-                "claim": held.claim.id,
+                "claim": held.id,
                 "title": held.claim.title,
                 "effect": held.claim.effect,
                 "reason": held.reason,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper import wording as fmt
-from chopper.causes import CAUSES, LEAVES
+from chopper.causes import CAUSES, LEAVES, inherited, parent
 from chopper.reports.page import Cards, Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -20,34 +20,14 @@ if TYPE_CHECKING:
 _CONTEXT = frozenset({"compute.vector", "communication.transfer"})
 
 
-class _Cause(msgspec.Struct):
-    color: str
-    advice: str = ""
-
-
-class _Looks(msgspec.Struct):
-    causes: dict[str, _Cause]
-    phases: dict[str, str]
-
-
-_LOOKS = msgspec.toml.decode(Path(__file__).with_name("causes.toml").read_bytes(), type=_Looks)
-PHASES = _LOOKS.phases
-"""Colours of the phases; those that only one program has take that of ``other``."""
-_UNKNOWN_CAUSE = _Cause("#8a8f98")
-
-
 def color(cause: str) -> str:
-    """Return the colour of a cause; one that has none takes its parent's."""
-    while cause and cause not in _LOOKS.causes:
-        cause = cause.rpartition(".")[0]
-    return _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).color
+    """Return the colour of a cause; one that is not of the tree takes its parent's."""
+    return inherited(cause, "color") or "#8a8f98"
 
 
 def advice(cause: str) -> str:
     """Return what to do about a cause or its nearest parent; empty when nothing is known."""
-    while cause and not _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).advice:
-        cause = cause.rpartition(".")[0]
-    return _LOOKS.causes.get(cause, _UNKNOWN_CAUSE).advice
+    return inherited(cause, "advice")
 
 
 def ink(background: str) -> str:
@@ -62,10 +42,10 @@ def full_label(cause: str) -> str:
     """Return a cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
     if cause not in CAUSES:
         return cause
-    label, parent = CAUSES[cause].label, CAUSES[cause].parent
-    if parent not in _CONTEXT:
+    label, above = CAUSES[cause].label, parent(cause)
+    if above not in _CONTEXT:
         return label
-    return f"{CAUSES[parent].label}: {label[:1].lower()}{label[1:]}"
+    return f"{CAUSES[above].label}: {label[:1].lower()}{label[1:]}"
 
 
 def cause_cell(cause: str, label: str) -> Cell:

@@ -157,11 +157,11 @@ def _kinds(story: Story) -> list[Table]:
     rows = [
         (
             k.name,
-            str(len(k.numbers)),
+            str(len(k.steps)),
             fmt.duration(None if k.untraced is None else k.untraced.value_ns),
             fmt.ratio(k.share_ratio),
-            f"{len(k.traced)}, {fmt.duration(k.traced_ns)}, mostly {_mostly(k)}"
-            if k.traced
+            f"{len(k.traced_steps)}, {fmt.duration(k.traced_mean_ns)}, mostly {_mostly(k)}"
+            if k.traced_steps
             else "none",
         )
         for k in kinds
@@ -276,7 +276,7 @@ def _tracing_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
         return []
     observed = max(story.observed_per_window_ns, 1)
     label = "Tracing, at slower steps" if step.is_slow_nearby else "Tracing itself (profiler)"
-    quartiles = step.untraced.low_ns, step.untraced.high_ns
+    quartiles = step.untraced.quartile_low_ns, step.untraced.quartile_high_ns
     return [
         (text, fmt.duration(time_ns), fmt.ratio(time_ns / observed), "", fmt.interval(low_high_ns))
         for text, time_ns, low_high_ns in (

@@ -153,8 +153,8 @@ def facts(story: Story) -> list[str]:
         name = rank.device or ("CPU" if _on_host(run, rank.rank) else "unknown device")
         names[name] = names.get(name, 0) + 1
     steps = fmt.plural(run.steps, "step")
-    recorded = sum(len(k.numbers) for k in story.step.kinds)
-    if recorded > sum(len(k.traced) for k in story.step.kinds) > 0:
+    recorded = sum(len(k.steps) for k in story.step.kinds)
+    if recorded > sum(len(k.traced_steps) for k in story.step.kinds) > 0:
         steps = f"{fmt.plural(recorded, 'step')}, {run.steps} traced"
     moment = dt.datetime.fromtimestamp((manifest.created_ns or 0) / 1e9, tz=dt.UTC)
     texts = (
@@ -233,14 +233,14 @@ def verdict(story: Story) -> tuple[str, str]:
 def tracing(step: StepTime) -> str:
     """Return which steps the step time is the statistic of, and the tracing overhead."""
     untraced = step.untraced
-    if untraced is None or step.traced_ns is None or step.tracing_ns is None:
+    if untraced is None or step.traced_mean_ns is None or step.tracing_ns is None:
         return ""
     uneven = ", which are uneven" if untraced.statistic == "mean" else ""
     said = (
-        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.count, 'step')} "
-        f"without a trace{uneven}; half of them took {fmt.duration(untraced.low_ns)} to "
-        f"{fmt.duration(untraced.high_ns)}. The causes are those of "
-        f"{fmt.plural(step.traced_count, 'traced step')} of {fmt.duration(step.traced_ns)} on "
+        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.steps_count, 'step')} "
+        f"without a trace{uneven}; half of them took {fmt.duration(untraced.quartile_low_ns)} to "
+        f"{fmt.duration(untraced.quartile_high_ns)}. The causes are those of "
+        f"{fmt.plural(step.traced_count, 'traced step')} of {fmt.duration(step.traced_mean_ns)} on "
         "average:"
     )
     low, high = step.tracing_ci95_ns or (None, None)

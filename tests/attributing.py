@@ -12,7 +12,7 @@ from chopper.analyzers.trace.joined import join_rank
 from chopper.api import AttributedRun
 from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of
 from chopper.claims import withheld
-from chopper.pipeline import rank_input
+from chopper.pipeline import rank_input, rank_steps
 from chopper.storage.manifest import Finding
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -48,7 +48,7 @@ def assembled(
         "links": links or {},
         "ranks": [*ranks],
         "cause_rows": cause_rows_of(pieces, windows, dict(bases or {}), held),
-        "step": step_time(run, windows, by_step),
+        "step": step_time(rank_steps(run), windows, by_step),
         "findings": [*findings],
         "withheld": held,
         "coverage": coverage or {},

@@ -69,8 +69,8 @@ def test_claims_are_declared_and_about_causes_that_exist():
         assert set(check.get("withholds", ())) <= set(CLAIMS), code
         assert check["title"]
         assert check["doc"].endswith(".")
-    for claim in CLAIMS.values():
-        assert set(claim.causes) <= set(CAUSES), claim.id
+    for name, claim in CLAIMS.items():
+        assert set(claim.causes) <= set(CAUSES), name
     assert set(CLAIMS) == {
         claim for check in CHECKS.values() for claim in check.get("withholds", ())
     }
@@ -88,7 +88,7 @@ def test_reasons_and_ranks_of_a_withheld_claim():
             finding(None, "all", "compute.ideal"),
         ]
     )
-    assert [(h.claim.id, h.reason, h.ranks) for h in held] == [
+    assert [(h.id, h.reason, h.ranks) for h in held] == [
         ("compute.ideal", "two; all", None),
         ("compute.clock", "one; two", (0, 1)),
     ]
@@ -133,7 +133,7 @@ def test_gaps_without_launches_have_flagged_causes(tmp_path):
         )
         trace.work("kernel", "orphan", 10_000 * step + 7_000, 1_000, 900 + step)
     found = attributed(trace, tmp_path)
-    assert "idle.causes" in {h.claim.id for h in found.withheld}
+    assert "idle.causes" in {h.id for h in found.withheld}
     rows = {row.id: row for row in found.causes()}
     assert rows["idle"].withheld is None
     flagged = [i for i, row in rows.items() if row.withheld]

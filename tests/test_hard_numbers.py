@@ -50,7 +50,7 @@ def finding(found: chopper.Attribution, code: str) -> Any:
 
 
 def reasons(found: chopper.Attribution) -> dict[str, str]:
-    return {held.claim.id: held.reason for held in found.withheld}
+    return {held.id: held.reason for held in found.withheld}
 
 
 # ---------------------------------------------------------------- telemetry

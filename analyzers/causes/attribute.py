@@ -69,7 +69,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         joined: from :func:`join_rank`.
         matched: its collectives matched with the other ranks'; None when it is alone.
     """
-    given, windows = joined.given, joined.windows
+    given, windows = joined.inputs, joined.windows
     if not len(windows):
         return _empty(joined)
     states, waiting, gaps, work = _by_host(joined, matched)
@@ -153,7 +153,7 @@ def _pieces(
     codes, kernels = links.events.names
     pieces = pa.Table.from_arrays(
         [
-            pa.array(np.full(len(event), joined.given.rank, dtype=np.int32)),
+            pa.array(np.full(len(event), joined.inputs.rank, dtype=np.int32)),
             pa.array(window.astype(np.int32)),
             dictionary(cause, LEAVES),
             nullable(event),
@@ -194,14 +194,14 @@ def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
 def _communication(joined: JoinedRank, events: DeviceEvents, matched: Matched | None) -> pa.Table:
     """Return the `communication` table of one rank."""
     peaks = link_peaks(joined.communication.kinds, joined.ceiling)
-    return communication_table(joined.given.rank, events, joined.communication, matched, peaks)
+    return communication_table(joined.inputs.rank, events, joined.communication, matched, peaks)
 
 
 def _empty(joined: JoinedRank) -> RankResult:
     """Return the attribution of a rank without windows."""
     links = joined.links()
     return RankResult(
-        rank=joined.given.rank,
+        rank=joined.inputs.rank,
         event_link=joined.event_link,
         communication=_communication(joined, links.events, None),
         piece=TABLES["piece"].empty(),
@@ -250,14 +250,14 @@ def _without_a_core(
     Only without a device: beside one, the host may run ahead, and its waits need not matter.
     """
     numbers = joined.windows.numbers
-    wait, sleep = wait_of_steps(joined.given.core_wait, numbers)
+    wait, sleep = wait_of_steps(joined.inputs.core_wait, numbers)
     if not joined.host_only or not wait.any():
         return None
     hidden = _EXPOSED[cause]
     exposed = np.bincount(window[hidden], time_ns[hidden], len(wait))
     held = awake(window, time_ns, _MAY_SLEEP[cause], exposed, sleep)
     held = np.where(_MAY_WAIT[cause], held, 0)
-    computing = computing_of_steps(joined.given.core_wait, numbers)
+    computing = computing_of_steps(joined.inputs.core_wait, numbers)
     if computing is None:
         return taken(window, held, wait)
     waited = np.zeros(len(window), dtype=np.int64)

@@ -258,8 +258,7 @@ class ClockSeries:
         gap = self.gap_ns
         span = (self.span_ns[:-1] + self.span_ns[1:]) / 2
         hole = self.changes & (gap > HOLE_FACTOR * np.median(gap))
-        mask: np.ndarray = (gap + span <= self.bound_ns) & ~hole
-        return mask
+        return (gap + span <= self.bound_ns) & ~hole
 
     def place(self, start_ns: np.ndarray, end_ns: np.ndarray) -> Place:
         """Place intervals among the readings."""

@@ -126,5 +126,4 @@ def _fit(
 def _centred(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     size = np.maximum(np.bincount(group, minlength=count), 1)
     mean = np.bincount(group, weights=values, minlength=count) / size
-    centred: np.ndarray = values - mean[group]
-    return centred
+    return values - mean[group]

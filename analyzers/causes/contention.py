@@ -65,8 +65,7 @@ def shared_time(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
 
 def ran_alone(duration_ns: np.ndarray, shared_ns: np.ndarray) -> np.ndarray:
     """Mask of the intervals in which nothing else ran for longer than clocks can tell."""
-    mask: np.ndarray = shared_ns <= np.maximum(_ALONE_RATIO * duration_ns, _ALONE_NS)
-    return mask
+    return shared_ns <= np.maximum(_ALONE_RATIO * duration_ns, _ALONE_NS)
 
 
 def contend(

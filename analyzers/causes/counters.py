@@ -149,8 +149,7 @@ def _recode(
     table = np.zeros(max(len(names), 1), dtype=np.int64)
     for code in np.unique(codes):
         table[code] = into.setdefault(form(names[code]), len(into))
-    coded: np.ndarray = table[codes]
-    return coded
+    return table[codes]
 
 
 def _say(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.analyzers.trace.columns import distinct_rows
+from chopper.analyzers.trace.columns import distinct_rows, first_with, pick
 from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
@@ -87,22 +87,20 @@ def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) 
 
     A node is named after its function and has its sequence number.
     """
-    described = rows.copy()
     backward = {f"{name}Backward": name for name in functions}
     codes, values = host.names
     asking = np.flatnonzero(host.named(lambda n: n in backward)[rows])
     forward = np.flatnonzero((host.sequence_id >= 0) & host.named(lambda n: n in functions))
     if not len(asking) or not len(forward):
-        return described
+        return rows
     number = {value: i for i, value in enumerate(values)}
     of_node = np.array([number.get(backward.get(v, ""), -1) for v in values])
     keys = host.sequence_id[forward] * len(values) + codes[forward]
-    order = np.argsort(keys, kind="stable")
     node = rows[asking]
-    wanted = host.sequence_id[node] * len(values) + of_node[codes[node]]
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
-    hit = (keys[order][at] == wanted) & (host.sequence_id[node] >= 0)
-    described[asking[hit]] = forward[order[at[hit]]]
+    function = of_node[codes[node]]
+    wanted = np.where(function >= 0, host.sequence_id[node] * len(values) + function, -1)
+    described = rows.copy()
+    described[asking] = pick(forward, first_with(keys, wanted), node)
     return described
 
 
@@ -111,12 +109,7 @@ def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
     sequence = host.sequence_id
     nodes = np.flatnonzero((sequence >= 0) & host.named(_is_node))
     own = host.nesting.nearest((sequence >= 0) & host.of("cpu_op"))[rows]
-    if not len(nodes):
-        return np.full(len(rows), -1, dtype=np.int64)
-    nodes = nodes[np.argsort(sequence[nodes], kind="stable")]
-    wanted = np.where(own >= 0, sequence[own], -1)
-    at = np.minimum(np.searchsorted(sequence[nodes], wanted), len(nodes) - 1)
-    return np.where((wanted >= 0) & (sequence[nodes][at] == wanted), nodes[at], -1)
+    return pick(nodes, first_with(sequence[nodes], pick(sequence, own)))
 
 
 def _arguments(
@@ -124,7 +117,7 @@ def _arguments(
 ) -> tuple[np.ndarray, list[Shape]]:
     """The sizes of one argument of each source row; few distinct texts repeat over many rows."""
     codes, texts = host.input_dims
-    text = np.where(source >= 0, codes[source], -1) if len(codes) else source
+    text = pick(codes, source).astype(np.int64)
     pairs, inverse = distinct_rows([text, argument])
     shapes: dict[Shape, int] = {}
     of_pair = np.full(len(pairs), -1, dtype=np.int64)

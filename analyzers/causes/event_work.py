@@ -71,10 +71,9 @@ class EventWork:
     @property
     def known(self) -> np.ndarray:
         """Mask of the events whose FLOP (of model math) or bytes (of other work) are known."""
-        found: np.ndarray = np.where(
+        return np.where(
             self.math, ~np.isnan(self.work_flop), self.vector & ~np.isnan(self.work_bytes)
         )
-        return found
 
 
 @dataclass(frozen=True, slots=True)

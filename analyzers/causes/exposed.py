@@ -121,8 +121,7 @@ def _transfer_ideal(
     length = np.maximum(end - begin, 1)
     exposed = np.minimum(whole[event] / length, 1.0)
     part = states.share_ns[transfers] / np.maximum(whole[event], 1)
-    ideal: np.ndarray = at_peak_s[event] * 1e9 * exposed * part
-    return ideal
+    return at_peak_s[event] * 1e9 * exposed * part
 
 
 def matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:

@@ -238,8 +238,7 @@ def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks)
     if not clocks.known.any():
         return np.where(clocks.state == SPARSE, np.nan, 0.0)
     middle = np.log(np.nanmedian(clocks.clock_hz) / clocks.clock_hz)
-    corrected: np.ndarray = sensitivity * np.where(np.isnan(slower), middle, slower)
-    return corrected
+    return sensitivity * np.where(np.isnan(slower), middle, slower)
 
 
 def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarray:
@@ -251,8 +250,7 @@ def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarr
     table = np.array([*clocks, None], dtype=np.float64)
     code = np.where(work.math, work.dtype, -1)
     code[work.vector] = len(work.dtypes)
-    by_code: np.ndarray = table[code]
-    return by_code
+    return table[code]
 
 
 def _compute_bound(work: EventWork, rows: np.ndarray) -> np.ndarray:
@@ -278,8 +276,7 @@ def _divided(states: States, count: int) -> np.ndarray:
     whole = np.bincount(states.event_row, weights=states.length_ns, minlength=count)
     usable = (own > 0) & (whole > 0)
     part = np.divide(own, whole, out=np.ones(count), where=usable)
-    divided: np.ndarray = np.log(np.minimum(part, 1.0))
-    return divided
+    return np.log(np.minimum(part, 1.0))
 
 
 def _no_clock(

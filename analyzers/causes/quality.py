@@ -37,7 +37,7 @@ def check_rank(
 ) -> list[Finding]:
     """Check one rank's trace; ``too_fast`` and ``of_peak_ratio`` are as of `ComputeSplit`."""
     findings: list[Finding] = []
-    add = partial(_add, findings, joined.given.rank)
+    add = partial(_add, findings, joined.inputs.rank)
     if not len(links.events):
         add("trace.no_events", "error", "nothing ran that could be attributed", "attribution")
         return findings
@@ -74,7 +74,7 @@ def _add(
 def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
     """Check that there is a device, and steps."""
     windows = joined.windows
-    if joined.host_only and joined.given.devices_listed:
+    if joined.host_only and joined.inputs.devices_listed:
         add(
             "trace.no_device_events",
             "warning",
@@ -155,7 +155,7 @@ def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) ->
             "no shapes were recorded, so FLOP and bytes are unknown: "
             + (
                 "record without --no-shapes (chopper.profile: without shapes=False)"
-                if joined.given.recorded
+                if joined.inputs.recorded
                 else "torch.profiler records them with record_shapes=True"
             ),
             "compute.ideal",
@@ -167,11 +167,11 @@ def _check_peaks(
 ) -> None:
     """Check that peaks are known, and that nothing exceeds them."""
     ceiling = joined.ceiling
-    if ceiling is None and not (joined.host_only and joined.given.devices_listed):
+    if ceiling is None and not (joined.host_only and joined.inputs.devices_listed):
         add(
             "device.no_peak",
             "warning",
-            f"the peak is not known, so no ideal time is: {joined.given.no_peak_remedy}",
+            f"the peak is not known, so no ideal time is: {joined.inputs.no_peak_remedy}",
             "compute.ideal",
         )
     if of_peak_ratio > MOST_OF_A_PEAK:

@@ -136,5 +136,4 @@ def _mixed(codes: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         value = (codes.astype(np.uint64) + np.uint64(1)) * _BASE
         value = (value ^ (value >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed: np.ndarray = value ^ (value >> np.uint64(32))
-    return mixed
+    return value ^ (value >> np.uint64(32))

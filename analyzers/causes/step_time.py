@@ -16,22 +16,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import first_with, ints
 from chopper.analyzers.trace.intervals import innermost
 from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
-from chopper.statistics import MIN_STEPS, t_975
+from chopper.statistics import MIN_STEPS, excess_half_width
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
-
-    from chopper.storage.run import Run
 
 LONG = "long steps"
 _OPTIMIZER = "optimizer "
@@ -48,8 +46,23 @@ _WARM_UP_RATIO = 1.2
 _WARM_UP_DEVIATIONS = 5 * 1.4826
 """Median absolute deviations to standard deviations of normal noise, five of them."""
 _LEAST_KEPT = 3
-_MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
-"""Median absolute deviation to the standard error of a median, times √n, for normal noise."""
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What one rank recorded of its steps.
+
+    Attributes:
+        step, program_phase, core_wait: its tables.
+        recording_ns: start and end of its recording; None where they are not known.
+        close_ns: time that chopper took to end it.
+    """
+
+    step: pa.Table
+    program_phase: pa.Table
+    core_wait: pa.Table
+    recording_ns: tuple[int, int] | None
+    close_ns: int
 
 
 @dataclass(frozen=True)
@@ -59,22 +72,22 @@ class _Recorded:
     Attributes:
         numbers: (steps,) ascending.
         length_ns: (steps,) mean over the ranks that have it.
-        untraced: (steps,) no rank was taking a trace; None where that was not recorded.
         own_ns: (steps,) the same without waiting for a core, which other programs decide.
+        untraced: (steps,) no rank was taking a trace, as far as that was recorded.
         phases: (steps,) names of the program phases that ran in it, "training" first.
         optimizers: (steps,) "", or which optimizer it began with where that is not the first kind.
     """
 
     numbers: np.ndarray
     length_ns: np.ndarray
-    untraced: np.ndarray
     own_ns: np.ndarray
+    untraced: np.ndarray
     phases: list[str]
     optimizers: list[str]
 
 
 def step_time(
-    recording: Run,
+    ranks: Sequence[RankSteps],
     windows: pa.Table,
     causes_by_step: Mapping[str | int | None, dict[str, int]],
 ) -> StepTime:
@@ -83,19 +96,19 @@ def step_time(
     STEP, PROGRAM_PHASE, CORE_WAIT, WINDOW -> StepTime.
 
     Args:
-        recording: the recorded steps and phases.
+        ranks: what each rank recorded.
         windows: of all ranks.
         causes_by_step: step number → leaf cause → nanoseconds, summed over ranks.
     """
-    recorded = _host_steps(recording)
+    window_ns = ints(windows, "end_ns") - ints(windows, "start_ns")
+    recorded = _recorded(ranks)
     if not recorded.untraced.any():
-        recorded = _by_window(windows, recorded)
-    names = _kinds_of(recorded)
+        recorded = _by_window(ints(windows, "number"), window_ns, recorded)
+    names = np.array(_kinds_of(recorded), object)
     kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
     window_kind = np.array(
         [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()], object
     )
-    window_ns = ints(windows, "end_ns") - ints(windows, "start_ns")
     kinds = _kinds(windows, causes_by_step, recorded, names, window_kind, window_ns)
     kind = _headline_kind(kinds)
     mine = next((k for k in kinds if k.name == kind), None)
@@ -103,7 +116,7 @@ def step_time(
     traced_ns = round(float(lengths.mean())) if len(lengths) else None
     untraced = mine.untraced if mine is not None else None
     reason = None
-    if untraced is None or untraced.count < MIN_STEPS:
+    if untraced is None or untraced.steps_count < MIN_STEPS:
         reason = (
             "the recording does not say during which steps a trace was being taken"
             if not recorded.untraced.any()
@@ -111,79 +124,76 @@ def step_time(
         )
         untraced = None
     tracing = interval = nearby = None
-    if untraced is not None and traced_ns is not None:
+    if mine is not None and untraced is not None and traced_ns is not None:
         tracing = traced_ns - untraced.value_ns
-        chosen = np.array([n == kind for n in names], dtype=bool) & recorded.untraced
-        nearby = _nearby(recorded, chosen, mine.traced if mine is not None else ())
-        interval = _interval(tracing, recorded.length_ns[chosen], lengths, untraced.statistic)
+        chosen = (names == kind) & recorded.untraced
+        nearby = _nearby(recorded, chosen, mine.traced_steps)
+        half = excess_half_width(lengths, recorded.length_ns[chosen], untraced.statistic)
+        interval = None if half is None else (round(tracing - half), round(tracing + half))
     return StepTime(
         kind=kind,
         untraced=untraced,
-        reason=reason,
-        traced_ns=traced_ns,
+        untraced_reason=reason,
+        traced_mean_ns=traced_ns,
         # Else the windows of the rank that has most of them.
-        traced_count=len(mine.traced)
+        traced_count=len(mine.traced_steps)
         if mine is not None
         else int(np.bincount(ints(windows, "rank")).max(initial=0)),
         tracing_ns=tracing,
         tracing_ci95_ns=interval,
         nearby_ns=nearby,
         kinds=kinds,
-        outside=_outside(recording),
+        outside=_outside(ranks),
     )
 
 
-def _by_window(window_table: pa.Table, recorded: _Recorded) -> _Recorded:
+def _recorded(ranks: Sequence[RankSteps]) -> _Recorded:
+    parts = [np.zeros((4, 0), np.int64)]
+    phases: dict[int, set[str]] = defaultdict(set)
+    optimizers: dict[int, str] = {}
+    for rank in ranks:
+        start, end, number = (ints(rank.step, n) for n in ("start_ns", "end_ns", "number"))
+        wait, _ = wait_of_steps(rank.core_wait, number)
+        traced = rank.step["profiled"].fill_null(True).to_numpy()
+        parts.append(np.stack([number, end - start, np.maximum(end - start - wait, 0), traced]))
+        sources = rank.step["source"].to_pylist()
+        during = _phases(rank, start, end)
+        for n, source, names in zip(number.tolist(), sources, during, strict=True):
+            phases[n] |= names
+            if source.startswith(_OPTIMIZER):
+                optimizers[n] = source
+    number, length, own, traced = np.concatenate(parts, axis=1)
+    numbers, of = np.unique(number, return_inverse=True)
+    count = np.bincount(of)
+    return _Recorded(
+        numbers,
+        np.bincount(of, length) / count,
+        np.bincount(of, own) / count,
+        np.bincount(of, traced) == 0,
+        [" + ".join(sorted(phases[n], key=lambda p: (p != TRAINING, p))) for n in numbers.tolist()],
+        [optimizers.get(n, "") for n in numbers.tolist()],
+    )
+
+
+def _by_window(number: np.ndarray, window_ns: np.ndarray, recorded: _Recorded) -> _Recorded:
     """Steps as long as their windows, where all that is known is a trace.
 
     A host that runs ahead of its device takes another time for a step than the step takes.
     """
-    window_ns = ints(window_table, "end_ns") - ints(window_table, "start_ns")
-    lengths_ns = defaultdict(list)
-    for number, time_ns in zip(ints(window_table, "number").tolist(), window_ns, strict=True):
-        lengths_ns[number].append(time_ns)
-    length, own = recorded.length_ns.copy(), recorded.own_ns.copy()
-    for i, number in enumerate(recorded.numbers.tolist()):
-        if number in lengths_ns:
-            waited = length[i] - own[i]
-            length[i] = np.mean(lengths_ns[number])
-            own[i] = max(length[i] - waited, 0)
-    return replace(recorded, length_ns=length, own_ns=own)
+    at = first_with(recorded.numbers, number)
+    hit, size = at >= 0, len(recorded.numbers)
+    count = np.bincount(at[hit], minlength=size)
+    mean_ns = np.bincount(at[hit], window_ns[hit], size) / np.maximum(count, 1)
+    length = np.where(count > 0, mean_ns, recorded.length_ns)
+    own = np.maximum(length - (recorded.length_ns - recorded.own_ns), 0)
+    return replace(recorded, length_ns=length, own_ns=np.where(count > 0, own, recorded.own_ns))
 
 
-def _host_steps(recording: Run) -> _Recorded:
-    rows: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
-    phases: dict[int, set[str]] = defaultdict(set)
-    optimizers: dict[int, str] = {}
-    for rank in recording.ranks:
-        table = recording.table(rank, "step")
-        start, length = ints(table, "start_ns"), ints(table, "end_ns") - ints(table, "start_ns")
-        during = _phases(recording, rank, start, start + length)
-        numbers = ints(table, "number")
-        wait, _ = wait_of_steps(recording.table(rank, "core_wait"), numbers)
-        own = np.maximum(length - wait, 0)
-        for i, step in enumerate(table.select(["profiled", "source"]).to_pylist()):
-            number = int(numbers[i])
-            rows[number].append((int(length[i]), step["profiled"] is False, int(own[i])))
-            phases[number] |= during[i]
-            if step["source"].startswith(_OPTIMIZER):
-                optimizers[number] = step["source"]
-    ordered = sorted(rows)
-    return _Recorded(
-        np.array(ordered, dtype=np.int64),
-        np.array([np.mean([length for length, _, _ in rows[n]]) for n in ordered]),
-        np.array([all(untraced for _, untraced, _ in rows[n]) for n in ordered], dtype=bool),
-        np.array([np.mean([own for _, _, own in rows[n]]) for n in ordered]),
-        [" + ".join(sorted(phases[n], key=lambda p: (p != TRAINING, p))) for n in ordered],
-        [optimizers.get(n, "") for n in ordered],
-    )
-
-
-def _phases(recording: Run, rank: int, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
+def _phases(rank: RankSteps, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
     length = np.maximum(end_ns - start_ns, 1)
     shares: list[dict[str, float]] = [defaultdict(float) for _ in start_ns]
-    for name, a, b in _phase_pieces(recording, rank):
+    for name, a, b in _phase_pieces(rank.program_phase):
         first = int(np.searchsorted(end_ns, a, side="right"))
         for i in range(first, int(np.searchsorted(start_ns, b))):
             shares[i][name] += float((min(b, end_ns[i]) - max(a, start_ns[i])) / length[i])
@@ -192,9 +202,8 @@ def _phases(recording: Run, rank: int, start_ns: np.ndarray, end_ns: np.ndarray)
     ]
 
 
-def _phase_pieces(recording: Run, rank: int) -> Iterator[tuple[str, int, int]]:
+def _phase_pieces(table: pa.Table) -> Iterator[tuple[str, int, int]]:
     """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
-    table = recording.table(rank, "program_phase")
     names = table["name"].to_pylist()
     for row, *span in zip(*innermost(ints(table, "start_ns"), ints(table, "end_ns")), strict=True):
         yield names[row], int(span[0]), int(span[1])
@@ -214,24 +223,22 @@ def _kinds_of(recorded: _Recorded) -> list[str]:
 def _tell_lengths(names: list[str], training: np.ndarray, recorded: _Recorded) -> None:
     """Rename the first and the long ones among training steps of one optimizer."""
     lengths = recorded.own_ns
-    if len(training):
-        first = warm_up_steps(lengths[training])
-        for i in training[:first]:
-            names[i] = FIRST
-        training = training[first:]
-    quick = training[recorded.untraced[training]]
-    if len(quick) >= MIN_STEPS:
-        limit = _LONG_FACTOR * float(np.median(lengths[quick]))
-        traced = np.setdiff1d(training, quick)
-        # What is traced takes longer for that alone: it is held against its like as well.
-        slow = (
-            max(limit, _LONG_FACTOR * float(np.median(lengths[traced]))) if len(traced) else limit
-        )
-        long = np.concatenate([quick[lengths[quick] >= limit], traced[lengths[traced] >= slow]])
-        share = lengths[long].sum() / max(lengths.sum(), 1)
-        if share >= _LONG_SHARE and len(long) <= _LONG_MOST * len(training):
-            for i in long:
-                names[i] = LONG
+    first = warm_up_steps(lengths[training])
+    for i in training[:first]:
+        names[i] = FIRST
+    training = training[first:]
+    untraced = recorded.untraced[training]
+    quick, traced = training[untraced], training[~untraced]
+    if len(quick) < MIN_STEPS:
+        return
+    limit = _LONG_FACTOR * float(np.median(lengths[quick]))
+    # What is traced takes longer for that alone: it is held against its like as well.
+    slow = max(limit, _LONG_FACTOR * float(np.median(lengths[traced]))) if len(traced) else limit
+    long = np.concatenate([quick[lengths[quick] >= limit], traced[lengths[traced] >= slow]])
+    share = lengths[long].sum() / max(lengths.sum(), 1)
+    if share >= _LONG_SHARE and len(long) <= _LONG_MOST * len(training):
+        for i in long:
+            names[i] = LONG
 
 
 def warm_up_steps(step_ns: np.ndarray) -> int:
@@ -257,7 +264,7 @@ def _kinds(
     windows: pa.Table,
     causes_by_step: Mapping[str | int | None, dict[str, int]],
     recorded: _Recorded,
-    names: list[str],
+    names: np.ndarray,
     window_kind: np.ndarray,
     window_ns: np.ndarray,
 ) -> tuple[StepKind, ...]:
@@ -265,9 +272,9 @@ def _kinds(
     whole = max(float(recorded.length_ns.sum()), 1.0)
     kinds = []
     for name in dict.fromkeys(names):
-        mine = np.array([n == name for n in names], dtype=bool)
-        quick = mine & recorded.untraced
-        traced = sorted({int(n) for n in numbers[window_kind == name]})
+        mine = names == name
+        untraced = mine & recorded.untraced
+        traced = sorted({*numbers[window_kind == name].tolist()})
         causes: Counter[str] = Counter()
         for number in traced:
             causes.update(causes_by_step.get(number, {}))
@@ -275,10 +282,12 @@ def _kinds(
         kinds.append(
             StepKind(
                 name=name,
-                numbers=tuple(recorded.numbers[mine].tolist()),
-                traced=tuple(traced),
-                untraced=_spread(recorded.length_ns[quick], recorded.own_ns[quick]),
-                traced_ns=round(float(window_ns[window_kind == name].mean())) if traced else None,
+                steps=tuple(recorded.numbers[mine].tolist()),
+                traced_steps=tuple(traced),
+                untraced=_spread(recorded.length_ns[untraced], recorded.own_ns[untraced]),
+                traced_mean_ns=round(float(window_ns[window_kind == name].mean()))
+                if traced
+                else None,
                 time_ns=round(mine_ns),
                 share_ratio=mine_ns / whole,
                 causes_ns=dict(causes),
@@ -291,35 +300,24 @@ def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
     if not len(lengths):
         return None
     low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
-    mean = round(float(lengths.mean()))
     uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own))
-    each = tuple(np.rint(lengths).astype(int).tolist())
-    statistic: Literal["median", "mean"] = "mean" if uneven else "median"
-    return Spread(median, mean, low, high, len(lengths), each, statistic)
+    return Spread(
+        median_ns=median,
+        mean_ns=round(float(lengths.mean())),
+        quartile_low_ns=low,
+        quartile_high_ns=high,
+        steps_count=len(lengths),
+        lengths_ns=tuple(np.rint(lengths).astype(int).tolist()),
+        statistic="mean" if uneven else "median",
+    )
 
 
 def _headline_kind(kinds: tuple[StepKind, ...]) -> str:
     """Training steps where they were traced, else the traced kind with the most steps."""
-    traced = [k for k in kinds if k.traced]
+    traced = [k for k in kinds if k.traced_steps]
     if not traced or any(k.name == TRAINING for k in traced):
         return TRAINING
-    return max(traced, key=lambda k: (k.name.startswith(TRAINING), len(k.numbers))).name
-
-
-def _interval(
-    tracing_ns: int, untraced: np.ndarray, traced: np.ndarray, statistic: str
-) -> tuple[int, int] | None:
-    """95 % interval of a mean of traced steps less the median, or the mean, of untraced ones."""
-    if min(len(untraced), len(traced)) < MIN_STEPS:
-        return None
-    if statistic == "mean":
-        spread = float(np.std(untraced, ddof=1))
-    else:
-        spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(untraced - np.median(untraced))))
-    of_untraced = spread / np.sqrt(len(untraced))
-    of_traced = float(np.std(traced, ddof=1)) / np.sqrt(len(traced))
-    half = float(t_975(np.array(len(traced) - 1))) * float(np.hypot(of_untraced, of_traced))
-    return round(tracing_ns - half), round(tracing_ns + half)
+    return max(traced, key=lambda k: (k.name.startswith(TRAINING), len(k.steps))).name
 
 
 def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) -> int | None:
@@ -333,7 +331,7 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
     return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
 
 
-def _outside(recording: Run) -> Outside | None:
+def _outside(ranks: Sequence[RankSteps]) -> Outside | None:
     """Time of the recording that no step holds; None where its bounds are not known.
 
     A step begins where the one before it ended, and the first one when the recording is set up:
@@ -341,21 +339,17 @@ def _outside(recording: Run) -> Outside | None:
     """
     times: list[tuple[int, int, int]] = []
     phases: Counter[str] = Counter()
-    for part in recording.manifest.ranks:
-        table = recording.table(part.rank, "step")
-        begin_ns, finish_ns = part.start_ns, part.end_ns
-        if begin_ns is None or finish_ns is None or finish_ns <= begin_ns:
+    for rank in ranks:
+        if rank.recording_ns is None or not rank.step.num_rows:
             return None
-        if part.status == "imported" or not table.num_rows:
-            return None
-        start, end = ints(table, "start_ns"), ints(table, "end_ns")
+        begin_ns, finish_ns = rank.recording_ns
+        start, end = ints(rank.step, "start_ns"), ints(rank.step, "end_ns")
         last_ns = int(end[-1])
-        close_ns = (part.overhead.close_ns if part.overhead else None) or 0
-        after = max(finish_ns - last_ns - close_ns, 0)
+        after = max(finish_ns - last_ns - rank.close_ns, 0)
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
         own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
         times.append((after, own, finish_ns - begin_ns))
-        for name, a, b in _phase_pieces(recording, part.rank):
+        for name, a, b in _phase_pieces(rank.program_phase):
             late = min(b, finish_ns) - max(a, last_ns)
             if late > 0:
                 phases[name] += late

@@ -18,7 +18,7 @@ from chopper.analyzers.compare.steps import Steps, cut
 from chopper.analyzers.events.groups import sum_by
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.attribution import FIRST
-from chopper.causes import CAUSES, LEAVES, parents
+from chopper.causes import CAUSES, LEAVES, parent, parents
 from chopper.statistics import (
     MIN_STEPS,
     Intervals,
@@ -74,7 +74,7 @@ def _of_one_kind(run: Attributed) -> Attributed:
     leading steps alone are left to :func:`~chopper.analyzers.compare.steps.cut`.
     """
     time = run.step_time()
-    others = any(k.traced and k.name not in (FIRST, time.kind) for k in time.kinds)
+    others = any(k.traced_steps and k.name not in (FIRST, time.kind) for k in time.kinds)
     return run.of_kind() if others else run.whole
 
 
@@ -116,7 +116,7 @@ def _changes(
     changes = tuple(
         Change(
             id=node,
-            parent=CAUSES[node].parent,
+            parent=parent(node),
             label=CAUSES[node].label,
             a_ns=int(times[0][i]),
             b_ns=int(times[1][i]),
@@ -193,10 +193,10 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
         notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
     for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
         for kind in run.step_time().kinds if run.whole is not run else ():
-            if kind.traced and kind.name != of:
+            if kind.traced_steps and kind.name != of:
                 notes.append(
-                    f"{name}: {plural(len(kind.traced), 'traced step')} ({kind.name}: "
-                    f"{ranges(kind.traced)}) left out: the steps compared are of {of}"
+                    f"{name}: {plural(len(kind.traced_steps), 'traced step')} ({kind.name}: "
+                    f"{ranges(kind.traced_steps)}) left out: the steps compared are of {of}"
                 )
         if side.ranks_left_out:
             ranks = "ranks" if len(side.ranks_left_out) > 1 else "rank"

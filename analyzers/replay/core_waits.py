@@ -28,7 +28,7 @@ _ASLEEP = [CODES[f"idle.preparation.{c}"] for c in ("data", "collective_wait")]
 def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
     """The CORE_WAIT of a rank without a device; None where nothing is known of it."""
     node = outcome.scenario.ranks[place]
-    given, windows = node.joined.given, node.joined.windows
+    given, windows = node.joined.inputs, node.joined.windows
     wait, sleep = wait_of_steps(given.core_wait, windows.numbers)
     if not node.joined.host_only or not wait.any():
         return None
@@ -63,7 +63,7 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     parts, windows = node.program.parts, node.joined.windows
     moments = _window_of_moments(node)
     window, length = moments[parts.owner], parts.end_ns - parts.start_ns
-    _, sleep = wait_of_steps(node.joined.given.core_wait, windows.numbers)
+    _, sleep = wait_of_steps(node.joined.inputs.core_wait, windows.numbers)
     ran = np.flatnonzero(node.program.kind == OP_START)
     run_ns = node.links.events.dur_ns[node.program.row[ran]]
     count = len(windows) + 1
@@ -79,7 +79,7 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
 def _window_of_moments(node: RankNodes) -> np.ndarray:
     """Window of each moment of a program, by the step that had begun; beyond the last for none."""
     program, windows = node.program, node.joined.windows
-    step = node.joined.given.step
+    step = node.joined.inputs.step
     steps = ints(step.filter(step["traced"]), "number")
     if not len(steps):
         return np.zeros(len(program), dtype=np.int64)

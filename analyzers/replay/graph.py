@@ -99,7 +99,7 @@ class RankNodes:
     @property
     def rank(self) -> int:
         """Its number."""
-        return self.joined.given.rank
+        return self.joined.inputs.rank
 
     @property
     def offset_ns(self) -> int:
@@ -223,7 +223,7 @@ class _Rank:
         self.event_base, self.interval_base = event_base, interval_base
         self.links = joined.links()
         self.events = self.links.events
-        self.recorded = recorded_waits(self.links, joined.given.synchronization)
+        self.recorded = recorded_waits(self.links, joined.inputs.synchronization)
         self.program = program(self.links, self.recorded)
         count = len(self.events)
         self.moment = base + np.arange(len(self.program))

@@ -107,9 +107,9 @@ class Replay:
         if self.run.whole is not self.run:
             step = self.run.step_time()
             others = ", ".join(
-                f"{len(k.traced)} of {k.name}"
+                f"{len(k.traced_steps)} of {k.name}"
                 for k in step.kinds
-                if k.traced and k.name != step.kind
+                if k.traced_steps and k.name != step.kind
             )
             notes.append(
                 f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; "
@@ -354,7 +354,7 @@ def _base_of(run: Attributed) -> Base:
             "between them is not known; name the trace of one of them"
         )
     _check_launches(run.source, usable)
-    return Base(build([(j, run.matched.get(j.given.rank)) for j in usable]))
+    return Base(build([(j, run.matched.get(j.inputs.rank)) for j in usable]))
 
 
 def _counted(run: Attributed, base: Base) -> list[np.ndarray]:
@@ -404,7 +404,7 @@ def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
         if empty > 0.1 * int(graphs.sum()) and empty > 1:
             raise InputError(
                 f"{source}: cannot be replayed: {empty} of {graphs.sum()} graph launches of rank "
-                f"{j.given.rank} have no kernels in the trace; record graphs node by node"
+                f"{j.inputs.rank} have no kernels in the trace; record graphs node by node"
             )
 
 

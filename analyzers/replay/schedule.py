@@ -59,7 +59,7 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
         where they were sampled, ``device_clock`` and ``core_wait``.
     """
     node = outcome.scenario.ranks[place]
-    given = node.joined.given
+    given = node.joined.inputs
     warp = _apart(_program_warp(outcome, place), node)
     host, host_order = _host(outcome, place, warp)
     step = _shifted(given.step, warp)
@@ -95,7 +95,7 @@ def _apart(warp: _Warp, node: RankNodes) -> _Warp:
     may end with one.
     """
     links = node.links
-    host, steps = links.host, node.joined.given.step
+    host, steps = links.host, node.joined.inputs.step
     if not len(host):
         return warp
     rows = links.launch_row
@@ -159,7 +159,7 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
     node = outcome.scenario.ranks[place]
     host = node.links.host
     if not len(host):
-        return node.joined.given.host_span, np.zeros(0, np.int64)
+        return node.joined.inputs.host_span, np.zeros(0, np.int64)
     # The nesting's times: children lie inside their parents, as the program's moments do.
     start, end = host.start_ns, host.end_ns
     new_start, new_end = warp(start), warp(end)
@@ -181,7 +181,7 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
     duration = np.maximum(new_end - new_start, 0)
     # Parents come before their children, also where nothing of them is left.
     order = np.lexsort((np.arange(len(host)), -duration, new_start))
-    table = node.joined.given.host_span.take(pa.array(order))
+    table = node.joined.inputs.host_span.take(pa.array(order))
     return _replaced(table, start_ns=new_start[order], dur_ns=duration[order]), order
 
 
@@ -205,7 +205,7 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
     duration = end - start
     kept = np.flatnonzero(outcome.scenario.happens(place))
     order = kept[np.lexsort((kept, -duration[kept], start[kept]))]
-    table = node.joined.given.device_event.take(pa.array(order))
+    table = node.joined.inputs.device_event.take(pa.array(order))
     return _replaced(table, start_ns=start[order], dur_ns=duration[order]), order
 
 

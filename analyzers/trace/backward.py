@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import row_set
+from chopper.analyzers.trace.columns import first_with, pick, row_set
 from chopper.analyzers.trace.tables import HostSpans
 
 
@@ -24,15 +24,10 @@ def node_makers(host: HostSpans) -> NodeMakers:
     node = np.flatnonzero((sequence >= 0) & host.named(names.is_backward))
     numbered = (sequence >= 0) & (host.forward_tid <= 0)
     numbered[node] = False
-    forward = np.flatnonzero(numbered)
-    if not len(node) or not len(forward):
-        return NodeMakers(node[:0], forward[:0])
     # Operators that make no node share the next one's number: the last one made the node.
-    by_sequence = forward[np.argsort(sequence[forward], kind="stable")]
-    keys = sequence[by_sequence]
-    at = np.searchsorted(keys, sequence[node], side="right") - 1
-    hit = (at >= 0) & (keys[np.maximum(at, 0)] == sequence[node])
-    return NodeMakers(node[hit], by_sequence[at[hit]])
+    forward = np.flatnonzero(numbered)[::-1]
+    maker = pick(forward, first_with(sequence[forward], sequence[node]))
+    return NodeMakers(node[maker >= 0], maker[maker >= 0])
 
 
 def numbered_in_backward(host: HostSpans) -> np.ndarray:
@@ -63,8 +58,7 @@ def double_backward(host: HostSpans, numbered: np.ndarray) -> np.ndarray:
     backward = host.named(names.is_backward)
     operator = host.of("cpu_op") & ~backward
     node = nesting.nearest(backward)
-    above = nesting.nearest(operator)[nesting.parent]
-    above[nesting.parent < 0] = -1
+    above = pick(nesting.nearest(operator), nesting.parent)
     top = (
         operator
         & (node >= 0)

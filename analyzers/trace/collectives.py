@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import distinct_rows, ints, strings
+from chopper.analyzers.trace.columns import distinct_rows, first_with, ints, pick, strings
 from chopper.analyzers.trace.join import COMMUNICATION
 from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -43,6 +43,7 @@ _OUTPUT_FIRST = "c10d::"
 """Operators that take what comes out before what goes in (or the one tensor that is both)."""
 _POINT_TO_POINT = "sendrecv"
 """No collective: two ranks, in one direction."""
+_Read = TypeVar("_Read")
 _PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
 _ELEMENTS_MAX = 1 << 60
 LEFT_EARLY_NS = 50_000
@@ -179,15 +180,13 @@ def describe(
     operator = np.where(entry < 0, _with_input(links, annotation_row[rows], rows), -1)
     peer, entered_ns = _peers(links, rows)
     peer = np.where(entry < 0, peer, -1)
-    columns = [recorded.alike[entry], name, peer]
-    output_first = np.zeros(len(rows), dtype=bool)
-    if len(links.host):
-        inputs = (links.host.input_dims, links.host.input_types)
-        columns += [np.where(operator >= 0, codes[operator], -1) for codes, _ in inputs]
-        of_c10d = links.host.named(lambda n: n.startswith(_OUTPUT_FIRST))
-        output_first = of_c10d[operator] & (operator >= 0)
-        columns.append(output_first.astype(np.int64))
-    first, kind = distinct_rows(columns)
+    host = links.host
+    inputs = [pick(codes, operator) for codes, _ in (host.input_dims, host.input_types)]
+    of_c10d = host.named(lambda n: n.startswith(_OUTPUT_FIRST))
+    output_first = pick(of_c10d, operator, otherwise=False)
+    first, kind = distinct_rows(
+        [recorded.alike[entry], name, peer, *inputs, output_first.astype(np.int64)]
+    )
     describing = _Describing(rank, world_size, groups)
     kinds = []
     for row in first:
@@ -221,9 +220,7 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     peer = np.full(len(rows), -1, dtype=np.int64)
     entered_ns = links.events.start_ns[rows]
     host, launch = links.host, links.launch_row[rows]
-    transfers = np.flatnonzero(launch >= 0)
-    if len(transfers):
-        transfers = transfers[host.named(names.is_unscoped_span)[launch[transfers]]]
+    transfers = np.flatnonzero(pick(host.named(names.is_unscoped_span), launch, otherwise=False))
     if not len(transfers):
         return peer, entered_ns
     operators = np.flatnonzero(host.named(lambda n: n in ("c10d::send", "c10d::recv_")))
@@ -236,18 +233,24 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         last = np.searchsorted(host.start_ns[begun], start, side="right") - 1
         operator = begun[last]
         inside = (last >= 0) & (host.ends(operator) >= start)
-        peer[mine[inside]] = [_third(values, int(codes[r])) for r in operator[inside]]
+        peer[mine[inside]] = [
+            _read(_third, [values[codes[r]]], -1) if codes[r] >= 0 else -1 for r in operator[inside]
+        ]
         entered_ns[mine[inside]] = host.start_ns[operator[inside]]
     return peer, entered_ns
 
 
-def _third(values: list[str], code: int) -> int:
-    """The third recorded input as a whole number of 0 or more; -1 for anything else."""
+def _read(reader: Callable[..., _Read], texts: Sequence[str], otherwise: _Read) -> _Read:
+    """What a reader makes of recorded JSON; ``otherwise`` where that is not as it expects."""
     try:
-        peer = int(msgspec.json.decode(values[code])[2]) if code >= 0 else -1
+        return reader(*map(msgspec.json.decode, texts))
     except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
-        return -1
-    return max(peer, -1)
+        return otherwise
+
+
+def _third(inputs: Any) -> int:
+    """The third recorded input as a whole number of 0 or more; -1 for a smaller one."""
+    return max(int(inputs[2]), -1)
 
 
 def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -> np.ndarray:
@@ -258,32 +261,26 @@ def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -
     """
     sequence = recorded.sequence[recorded.of_operators(links, rows)]
     host, operator = links.host, links.op_row[rows]
-    if not len(host):
-        return sequence
-    lacking = (operator >= 0) & (sequence < 0)
-    lacking[lacking] = host.named(lambda n: n == "record_param_comms")[operator[lacking]]
-    asked = operator[lacking]
-    if len(asked):
+    records = host.named(lambda n: n == "record_param_comms")
+    lacking = (sequence < 0) & pick(records, operator, otherwise=False)
+    unread = operator[lacking]
+    if len(unread):
         (kinds, types), (codes, inputs) = host.input_types, host.concrete_inputs
-        first, alike = distinct_rows([kinds[asked], codes[asked]])
+        first, alike = distinct_rows([kinds[unread], codes[unread]])
         numbers = [
-            _first_number(types[kinds[r]], inputs[codes[r]])
+            _read(_first_number, [types[kinds[r]], inputs[codes[r]]], -1)
             if kinds[r] >= 0 and codes[r] >= 0
             else -1
-            for r in asked[first]
+            for r in unread[first]
         ]
         sequence[lacking] = np.array(numbers, dtype=np.int64)[alike]
     return sequence
 
 
-def _first_number(types: str, inputs: str) -> int:
+def _first_number(kinds: Any, values: Any) -> int:
     """The scalar that leads the inputs, or follows the tensors; -1 where it is not recorded."""
-    try:
-        kinds, values = msgspec.json.decode(types), msgspec.json.decode(inputs)
-        at = 1 if kinds[0] == "TensorList" else 0
-        return int(values[at]) if kinds[at] == "Scalar" else -1
-    except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
-        return -1
+    at = 1 if kinds[0] == "TensorList" else 0
+    return int(values[at]) if kinds[at] == "Scalar" else -1
 
 
 def _event_names(
@@ -291,11 +288,7 @@ def _event_names(
 ) -> tuple[np.ndarray, list[str]]:
     """Name of each collective: the backend's own span around the launch knows best."""
     codes, values = links.events.names
-    own = annotation
-    marked: list[str] = []
-    if len(links.host):
-        marks, marked = links.host.names
-        own = np.where(annotation >= 0, marks[annotation], -1)
+    own, marked = links.host.names_of(annotation)
     backend = np.array([v.startswith(("nccl:", "rccl:", "gloo:")) for v in marked] + [False])
     return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
 
@@ -303,13 +296,11 @@ def _event_names(
 def _with_input(links: Links, span: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Span that recorded each collective's input: its operator, or the backend's own span."""
     operator = links.op_row[rows]
-    if not len(links.host):
-        return operator
     # The spans whose first input's shape was recorded.
     codes, values = links.host.input_dims
     known = [not v.replace(" ", "").startswith(("[]", "[[]", "[[[]")) for v in values]
     sized = np.array([*known, False])[codes]
-    takes = ((operator < 0) | ~sized[operator]) & (span >= 0) & sized[span]
+    takes = ~pick(sized, operator, otherwise=False) & pick(sized, span, otherwise=False)
     return np.where(takes, span, operator)
 
 
@@ -350,12 +341,7 @@ class _Recorded:
 
     def _entries(self, of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         entries = np.flatnonzero(of)
-        if not len(entries):
-            return np.full(len(wanted), -1, dtype=np.int64)
-        entries = entries[np.argsort(self._row[entries], kind="stable")]
-        keys = self._row[entries]
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1)
+        return pick(entries, first_with(self._row[entries], wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,12 +461,9 @@ class _Describing:
 def _listed(ranks: str | None) -> tuple[int, ...]:
     """Ranks of a group as recorded; empty when they are not, or only in part."""
     try:
-        members = msgspec.json.decode(ranks or "[]")
+        return tuple(sorted(msgspec.json.decode(ranks or "[]", type=list[int])))
     except JSON_ERRORS:
         return ()
-    if isinstance(members, list) and all(type(m) is int for m in members):
-        return tuple(sorted(members))
-    return ()
 
 
 def _normalized(name: str) -> str:
@@ -493,25 +476,24 @@ def _normalized(name: str) -> str:
 
 def _first_input(links: Links, row: int) -> tuple[int, int | None]:
     """(elements, bytes) of a span's first input; -1 and None where not recorded."""
-    if row < 0:
+    columns = (links.host.input_dims, links.host.input_types)
+    unknown: tuple[int, int | None] = (-1, None)
+    if row < 0 or any(codes[row] < 0 for codes, _ in columns):
+        return unknown
+    return _read(_size, [values[codes[row]] for codes, values in columns], unknown)
+
+
+def _size(shapes: Any, kinds: Any) -> tuple[int, int | None]:
+    """(elements, bytes) of the first of several inputs; -1 and None where it has no size."""
+    shape = shapes[0]
+    # A list of tensors has a list of shapes.
+    listed = bool(shape) and all(isinstance(part, list) for part in shape)
+    parts = shape if listed else [shape]
+    if not shape or not all(isinstance(n, int) for part in parts for n in part):
         return -1, None
-    dims, types = links.host.input_dims, links.host.input_types
-    if dims[0][row] < 0 or types[0][row] < 0:
-        return -1, None
-    try:
-        shapes = msgspec.json.decode(dims[1][dims[0][row]])
-        kinds = msgspec.json.decode(types[1][types[0][row]])
-        shape = shapes[0]
-        # A list of tensors has a list of shapes.
-        listed = bool(shape) and all(isinstance(part, list) for part in shape)
-        parts = shape if listed else [shape]
-        if not shape or not all(isinstance(n, int) for part in parts for n in part):
-            return -1, None
-        elements = sum(math.prod(part) for part in parts)
-        kind = kinds[0][0] if listed and isinstance(kinds[0], list) else kinds[0]
-        width = _ELEMENT_BYTES.get(str(kind).lower())
-    except (*JSON_ERRORS, IndexError, KeyError, TypeError):
-        return -1, None
+    elements = sum(math.prod(part) for part in parts)
     if not 0 <= elements < _ELEMENTS_MAX:
         return -1, None
+    kind = kinds[0][0] if listed and isinstance(kinds[0], list) else kinds[0]
+    width = _ELEMENT_BYTES.get(str(kind).lower())
     return elements, elements * width if width else None

@@ -130,6 +130,22 @@ def nullable(values: np.ndarray) -> pa.Array:
     return pa.array(values.astype(np.int64), mask=values == -1)
 
 
+def pick(values: np.ndarray, rows: np.ndarray, otherwise: np.ndarray | int = -1) -> np.ndarray:
+    """Return the values of rows, ``otherwise`` for row -1."""
+    picked = np.full(len(rows), otherwise, dtype=values.dtype)
+    known = rows >= 0
+    picked[known] = values[rows[known]]
+    return picked
+
+
+def first_with(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the index of the first key that equals each wanted one; -1 for none, and below 0."""
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], wanted)
+    hit = (wanted >= 0) & (np.append(keys[order], -1)[at] == wanted)
+    return np.where(hit, np.append(order, -1)[at], -1)
+
+
 def run_starts(*columns: np.ndarray) -> np.ndarray:
     """Mask of the rows that differ in some column from the row before; the first one does."""
     new = np.ones(len(columns[0]), dtype=bool)

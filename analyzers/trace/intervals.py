@@ -101,8 +101,7 @@ def spread(
 
         def until(time_ns: np.ndarray) -> np.ndarray:
             at = np.searchsorted(edges, time_ns, side="right")
-            amount: np.ndarray = (time_ns - origin).astype(np.float64) * total[at] - moment[at]
-            return amount
+            return (time_ns - origin).astype(np.float64) * total[at] - moment[at]
 
         return until
 

@@ -10,7 +10,15 @@ import pyarrow as pa
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.backward import backward_thread, main_thread, node_makers
-from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, strings
+from chopper.analyzers.trace.columns import (
+    dictionary,
+    first_with,
+    ints,
+    matching,
+    nullable,
+    pick,
+    strings,
+)
 from chopper.analyzers.trace.phases import (
     BACKWARD,
     Phases,
@@ -62,8 +70,7 @@ class Links:
     @cached_property
     def has_launch(self) -> np.ndarray:
         """Mask of the events whose launch is in the trace."""
-        known: np.ndarray = self.launch_row >= 0
-        return known
+        return self.launch_row >= 0
 
     @property
     def span(self) -> np.ndarray:
@@ -73,24 +80,20 @@ class Links:
     @cached_property
     def launch_ns(self) -> np.ndarray:
         """Start of the launch, or of the event itself."""
-        return launch_times(self.host, self.events, self.launch_row)
+        return pick(self.host.start_ns, self.launch_row, self.events.start_ns)
 
     @cached_property
     def returned_ns(self) -> np.ndarray:
         """End of the launching call, in ns; a host operator is its own launch and takes no call."""
-        if not len(self.host):
-            return self.events.start_ns.copy()
         own = self.events.of("host_op", "host_collective")
-        return np.where(
-            self.has_launch & ~own, self.host.ends(self.launch_row), self.events.start_ns
-        )
+        rows = np.where(own, -1, self.launch_row)
+        start_ns = pick(self.host.start_ns, rows, self.events.start_ns)
+        return start_ns + pick(self.host.dur_ns, rows, 0)
 
     @cached_property
     def thread(self) -> np.ndarray:
         """Launching thread."""
-        if not len(self.host):
-            return np.full(len(self.events), -1, dtype=np.int64)
-        return np.where(self.has_launch, self.host.nesting.thread[self.launch_row], -1)
+        return pick(self.host.nesting.thread, self.launch_row)
 
     @property
     def program(self) -> Phases:
@@ -120,13 +123,6 @@ class Links:
         return backward_thread(self.host, self.main_thread)
 
 
-def launch_times(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
-    """Return the start of each launch, or of the event itself where there is none."""
-    if not len(host):
-        return events.start_ns.copy()
-    return np.where(launch_row >= 0, host.start_ns[launch_row], events.start_ns)
-
-
 def link(
     host: HostSpans,
     events: DeviceEvents,
@@ -143,12 +139,9 @@ def link(
     makers = node_makers(host)
     phases = span_phases(host, makers)
     span_layer, layer_names = span_layers(host, makers)
-    launch_ns = launch_times(host, events, launch_row)
+    launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     program = Phases(host, steps.start_ns, phases.of_span)
     span = np.where(launch_row >= 0, launch_row, op_row)
-    layer = np.full(len(events), -1, dtype=np.int64)
-    if len(host):
-        layer = np.where(span >= 0, span_layer[span], -1)
     links = Links(
         host,
         events,
@@ -159,7 +152,7 @@ def link(
         _work_class(events, collectives),
         program.of_events(span, launch_ns, events.of("host_collective")),
         phases.names,
-        (layer, layer_names),
+        (pick(span_layer, span), layer_names),
         _sharding_copy(host, op_row),
         phases.of_span,
         span_layer,
@@ -169,30 +162,26 @@ def link(
 
 def annotation_rows(links: Links) -> np.ndarray:
     """Return the innermost annotation of the user's around each launch, -1 for none."""
-    host, span = links.host, links.span
-    if not len(host):
-        return span
+    host = links.host
     own = host.named(lambda n: n.startswith(("ProfilerStep", "chopper::")))
-    nearest = host.nesting.nearest(host.of("annotation") & ~own)
-    return np.where(span >= 0, nearest[span], -1)
+    return pick(host.nesting.nearest(host.of("annotation") & ~own), links.span)
 
 
 def event_link_table(links: Links, annotation_row: np.ndarray, windows: Windows) -> pa.Table:
     """Return the declared `event_link` table, whose steps are windows."""
     steps = len(links.steps)
     step = np.where((links.step < 0) | ((links.step >= steps) & (steps > 0)), -1, links.step)
-    return pa.Table.from_arrays(
-        [
-            nullable(links.launch_row),
-            nullable(links.op_row),
-            dictionary(*links.op_names),
-            dictionary(*links.host.names_of(annotation_row)),
-            dictionary(*links.layers),
-            dictionary(links.phase, links.phases),
-            nullable(windows.of_steps(step)).cast(pa.int32()),
-            dictionary(links.work_class, WORK_CLASSES),
-        ],
-        schema=TABLES["event_link"].arrow,
+    return TABLES["event_link"].of(
+        {
+            "launch_row": nullable(links.launch_row),
+            "op_row": nullable(links.op_row),
+            "op": dictionary(*links.op_names),
+            "annotation": dictionary(*links.host.names_of(annotation_row)),
+            "layer": dictionary(*links.layers),
+            "phase": dictionary(links.phase, links.phases),
+            "step_index": nullable(windows.of_steps(step)),
+            "work_class": dictionary(links.work_class, WORK_CLASSES),
+        }
     )
 
 
@@ -262,22 +251,14 @@ def latest_before(
 
 def operators_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
     """Innermost operator around each launch; by the recorded id where there is no launch."""
-    op_row = np.full(len(events), -1, dtype=np.int64)
-    if not len(host):
-        return op_row
     operators = host.of("cpu_op") & ~host.named(lambda n: n.startswith("chopper::"))
-    has = launch_row >= 0
-    op_row[has] = host.nesting.nearest(operators)[launch_row[has]]
+    op_row = pick(host.nesting.nearest(operators), launch_row)
     external = ints(events.table, "external_id")
     # Where runtime rows count their own ids as external ids, the numbers mean no operator.
     own = external == ints(events.table, "correlation_id")
-    lacking = np.flatnonzero(~has & (external > 0) & ~own)
+    lacking = np.flatnonzero((launch_row < 0) & (external > 0) & ~own)
     if len(lacking):
         ids = ints(host.table, "external_id")
         rows = np.flatnonzero(operators & (ids > 0))
-        rows = rows[np.argsort(ids[rows], kind="stable")]
-        # A row beyond the last one, of no id.
-        at = np.searchsorted(ids[rows], external[lacking])
-        hit = np.append(ids[rows], -1)[at] == external[lacking]
-        op_row[lacking[hit]] = rows[at[hit]]
+        op_row[lacking] = pick(rows, first_with(ids[rows], external[lacking]))
     return op_row

@@ -9,24 +9,19 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.collectives import Communication, describe
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, pick, strings
 from chopper.analyzers.trace.host_device import host_as_device
 from chopper.analyzers.trace.join import (
     Links,
     annotation_rows,
     event_link_table,
-    launch_times,
     launches_of,
     link,
     operators_of,
 )
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import (
-    Windows,
-    cut_windows,
-    step_of_events,
-    traced_steps,
-)
+from chopper.analyzers.trace.windows import Windows, cut_windows, step_of_events, traced_steps
+from chopper.arrow import with_column
 from chopper.hardware.ceilings import Ceiling, Ceilings
 
 
@@ -67,15 +62,15 @@ class JoinedRank:
     """One rank with its device events joined to the host.
 
     Attributes:
-        given: what was joined; steps that hold no work of their own are none.
+        inputs: what was joined; steps that hold no work of their own are none.
         host_only: host times stand in for a device that was not recorded.
-        device_event: as given, or derived from host spans on a host-only trace.
+        device_event: as recorded, or derived from host spans on a host-only trace.
         event_link: the declared table, row by row with ``device_event``.
         event_step, sharding_copy, span_phase, span_layer: as in :class:`join.Links`.
         double_backward_count: operators of a backward that is differentiated itself.
     """
 
-    given: RankInput
+    inputs: RankInput
     host_only: bool
     device_event: pa.Table
     event_link: pa.Table
@@ -90,27 +85,27 @@ class JoinedRank:
     @property
     def host_span(self) -> pa.Table:
         """Spans of the host."""
-        return self.given.host_span
+        return self.inputs.host_span
 
     @property
     def step(self) -> pa.Table:
         """Steps, on the host."""
-        return self.given.step
+        return self.inputs.step
 
     @property
     def ceiling(self) -> Ceiling | None:
         """Peaks, unless host times stand in for a device that was not recorded."""
-        return None if self.host_only and self.given.devices_listed else self.given.ceiling
+        return None if self.host_only and self.inputs.devices_listed else self.inputs.ceiling
 
     def links(self) -> Links:
         """Return the joined events as arrays, which last as long as the caller keeps them."""
         table = self.event_link
         return Links(
-            HostSpans(self.given.host_span),
+            HostSpans(self.inputs.host_span),
             DeviceEvents(self.device_event),
             ints(table, "launch_row"),
             ints(table, "op_row"),
-            traced_steps(self.given.step),
+            traced_steps(self.inputs.step),
             self.event_step.astype(np.int64),
             strings(table, "work_class")[0],
             *strings(table, "phase"),
@@ -121,50 +116,47 @@ class JoinedRank:
         )
 
 
-def join_rank(given: RankInput) -> JoinedRank:
+def join_rank(inputs: RankInput) -> JoinedRank:
     """Join one rank's device events. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
-    host = HostSpans(given.host_span)
-    host_only = given.device_event.num_rows == 0
+    host = HostSpans(inputs.host_span)
+    host_only = inputs.device_event.num_rows == 0
     if host_only:
         device_event, launch_row = host_as_device(host)
         events, op_row = DeviceEvents(device_event), launch_row
     else:
-        events = DeviceEvents(given.device_event)
+        events = DeviceEvents(inputs.device_event)
         launch_row = launches_of(host, events)
         op_row = operators_of(host, events, launch_row)
-    steps = traced_steps(given.step)
-    launch_ns = launch_times(host, events, launch_row)
+    steps = traced_steps(inputs.step)
+    launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     step = step_of_events(events, steps, launch_ns, launch_row >= 0)
     windows = cut_windows(events, steps, step)
     if len(steps) and len(windows) and windows.numbers[0] < 0:
         # No step holds work of its own: the trace is one window, and its work belongs to that.
-        untraced = pa.array(np.zeros(given.step.num_rows, dtype=bool))
-        at = given.step.schema.get_field_index("traced")
-        given = replace(
-            given, step=given.step.set_column(at, given.step.schema.field(at), untraced)
-        )
-        steps, step = traced_steps(given.step), np.zeros(len(events), dtype=np.int64)
+        untraced = pa.array(np.zeros(inputs.step.num_rows, dtype=bool))
+        inputs = replace(inputs, step=with_column(inputs.step, "traced", untraced))
+        steps, step = traced_steps(inputs.step), np.zeros(len(events), dtype=np.int64)
     links, double_backward_count = link(
-        host, events, launch_row, op_row, steps, step, given.collective
+        host, events, launch_row, op_row, steps, step, inputs.collective
     )
     annotation_row = annotation_rows(links)
     return JoinedRank(
-        given,
-        host_only,
-        events.table,
-        event_link_table(links, annotation_row, windows),
-        step.astype(np.int32),
-        links.sharding_copy,
-        links.span_phase,
-        links.span_layer,
-        double_backward_count,
-        windows,
-        describe(
+        inputs=inputs,
+        host_only=host_only,
+        device_event=events.table,
+        event_link=event_link_table(links, annotation_row, windows),
+        event_step=step.astype(np.int32),
+        sharding_copy=links.sharding_copy,
+        span_phase=links.span_phase,
+        span_layer=links.span_layer,
+        double_backward_count=double_backward_count,
+        windows=windows,
+        communication=describe(
             links,
             annotation_row,
-            given.collective,
-            given.rank,
-            given.world_size,
-            given.process_groups,
+            inputs.collective,
+            inputs.rank,
+            inputs.world_size,
+            inputs.process_groups,
         ),
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.backward import NodeMakers, double_backward, numbered_in_backward
+from chopper.analyzers.trace.columns import pick
 from chopper.analyzers.trace.nesting import activity, innermost_at
 from chopper.analyzers.trace.passes import passes
 from chopper.analyzers.trace.tables import HostSpans
@@ -52,8 +53,6 @@ def span_phases(host: HostSpans, makers: NodeMakers) -> SpanPhases:
     """Find the phase of every host span. HOST_SPAN -> phases."""
     marked = (names.program_phase_of(name) for name in host.names[1])
     phases = [*PHASES, *dict.fromkeys(n for n in marked if n is not None and n not in PHASES)]
-    if not len(host):
-        return SpanPhases(phases, np.zeros(0, np.int16), 0)
     nesting = host.nesting
     code_of = {name: code for code, name in enumerate(phases)}
     own = host.classified(lambda _, name: _phase_of(name, code_of))
@@ -100,8 +99,6 @@ def span_layers(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[s
     By named regions, else by modules of Python stacks: the outermost one whose class occurs more
     than once. Backward nodes have the layer of the forward operator with their sequence number.
     """
-    if not len(host):
-        return np.zeros(0, np.int32), []
     codes, values = host.names
     layers = [names.layer_of(value) for value in values]
     by_region = any(layer is not None for layer in layers)
@@ -117,7 +114,7 @@ def span_layers(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[s
         repeated = [c is not None and occurs[c] > 1 for c in classes]
         chosen = repeated if any(repeated) else [m is not None for m in layers]
         top = host.nesting.topmost(passes.look_up(codes, np.array([*chosen, False])))
-        span = np.where(top >= 0, of_name[codes[top]], -1)
+        span = pick(of_name[codes], top)
     if not (span >= 0).any():
         return span, list(table)
     forward = np.full(len(host), -1, dtype=np.int32)
@@ -159,20 +156,16 @@ class Phases:
             launch_ns: start of its launch.
             is_host_collective: mask of the collectives of a CPU backend.
         """
-        known = span >= 0
-        phase = np.full(len(span), -1, dtype=np.int64)
-        if len(self.host):
-            phase[known] = self.of_span[span[known]]
-            # A CPU backend runs collectives on threads of its own: they are of the phase that
-            # the program was in. The last gradients are reduced after the last node of backward.
-            foreign = np.flatnonzero((phase < 0) & is_host_collective)
-            phase[foreign] = self._at(launch_ns[foreign])
-            before, behind = self._neighbours(launch_ns[foreign])
-            last = (phase[foreign] < 0) & (before == BACKWARD)
-            phase[foreign[last & np.isin(behind, (BACKWARD, _OPTIMIZER))]] = BACKWARD
+        phase = pick(self.of_span, span).astype(np.int64)
+        # A CPU backend runs collectives on threads of its own: they are of the phase that the
+        # program was in. The last gradients are reduced after the last node of backward.
+        foreign = np.flatnonzero((phase < 0) & is_host_collective)
+        phase[foreign] = self._at(launch_ns[foreign])
+        before, behind = self._neighbours(launch_ns[foreign])
+        last = (phase[foreign] < 0) & (before == BACKWARD)
+        phase[foreign[last & np.isin(behind, (BACKWARD, _OPTIMIZER))]] = BACKWARD
         unknown = phase < 0
-        phase[unknown] = self.unmarked(launch_ns[unknown])
-        phase[~known & unknown] = _OTHER
+        phase[unknown] = np.where(span[unknown] < 0, _OTHER, self.unmarked(launch_ns[unknown]))
         return phase
 
     def unmarked(self, time_ns: np.ndarray) -> np.ndarray:
@@ -192,22 +185,26 @@ class Phases:
 
     @cached_property
     def _marks_forward(self) -> bool:
-        return bool(len(self.host) and self.host.named(names.is_forward).any())
+        return bool(self.host.named(names.is_forward).any())
 
     @cached_property
     def _tops(self) -> np.ndarray:
         """Outermost spans that have a phase, of all threads, in order of time."""
         host = self.host
         rows = np.flatnonzero((self.of_span >= 0) & (host.dur_ns > 0))
-        parent = host.nesting.parent[rows]
-        return rows[(parent < 0) | (self.of_span[np.maximum(parent, 0)] < 0)]
+        return rows[pick(self.of_span, host.nesting.parent[rows]) < 0]
 
     def _neighbours(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Phases of the last marked span that began by each time, and of the next; -1 for none."""
-        tops = self._tops
-        at = np.searchsorted(self.host.start_ns[tops], time_ns, side="right")
-        phase = np.concatenate([[-1], self.of_span[tops], [-1]])
-        return phase[at], phase[at + 1]
+        return self._around(self._tops, self.of_span[self._tops], time_ns)
+
+    def _around(
+        self, rows: np.ndarray, phase: np.ndarray, time_ns: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Phases of the last of some spans that began by each time, and of the next; -1 none."""
+        at = np.searchsorted(self.host.start_ns[rows], time_ns, side="right")
+        padded = np.concatenate([[-1], phase, [-1]])
+        return padded[at], padded[at + 1]
 
     def idle(self, span: np.ndarray, operator: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
         """Phase of time in which a device waited for the host: of what the host did.
@@ -216,9 +213,7 @@ class Phases:
             span, operator: innermost ones that were open on the host, -1 for none.
             time_ns: start of the time.
         """
-        if not len(self.host):
-            return np.full(len(span), _BETWEEN, dtype=np.int64)
-        phase = np.where(span >= 0, self.of_span[span], -1).astype(np.int64)
+        phase = pick(self.of_span, span).astype(np.int64)
         rows = np.flatnonzero(phase < 0)
         phase[rows] = self._at(time_ns[rows])
         rows = rows[phase[rows] < 0]
@@ -241,16 +236,12 @@ class Phases:
             return before, behind
         host, nesting = self.host, self.host.nesting
         operators = host.of("cpu_op")
-        top = nesting.parent < 0
-        rows = np.flatnonzero(
-            operators & (top | (nesting.nearest(operators)[np.maximum(nesting.parent, 0)] < 0))
-        )
+        above = pick(nesting.nearest(operators), nesting.parent)
+        rows = np.flatnonzero(operators & (above < 0))
         own = self.of_span[rows].astype(np.int64)
         open_ = own < 0
         own[open_] = self.unmarked(host.start_ns[rows[open_]])
-        at = np.searchsorted(host.start_ns[rows], time_ns, side="right")
-        phase = np.concatenate([[-1], own, [-1]])
-        before, behind = phase[at], phase[at + 1]
+        before, behind = self._around(rows, own, time_ns)
         before[self._steps_between(rows, time_ns)] = -1
         return before, behind
 
@@ -282,8 +273,7 @@ class Phases:
     @cached_property
     def _phases_within_phases(self) -> bool:
         """Tell whether a phase runs within another, as what a closure of an optimizer does."""
-        parent = self.host.nesting.parent
-        around = np.where(parent >= 0, self.of_span[np.maximum(parent, 0)], -1)
+        around = pick(self.of_span, self.host.nesting.parent)
         return bool(((around >= 0) & (around != self.of_span)).any())
 
     def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:

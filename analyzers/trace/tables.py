@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import compact, ints, matching, strings
+from chopper.analyzers.trace.columns import compact, ints, matching, pick, strings
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.passes import passes
 
@@ -132,7 +132,7 @@ class HostSpans(_Timed):
     def names_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the names of some spans; -1 for row -1."""
         codes, values = self.names
-        return np.where(rows >= 0, codes[rows], -1) if len(codes) else rows, values
+        return pick(codes, rows), values
 
     def ends(self, rows: np.ndarray) -> np.ndarray:
         """Ends of some spans, without computing those of all."""

@@ -70,8 +70,7 @@ class Windows:
     @property
     def recorded(self) -> np.ndarray:
         """Return a mask of the windows that are attributed: all but those between stretches."""
-        mask: np.ndarray = self.numbers != UNRECORDED
-        return mask
+        return self.numbers != UNRECORDED
 
     def of_steps(self, step: np.ndarray) -> np.ndarray:
         """Return, for each index of a step, that of its attributed window; -1 for none."""
@@ -80,8 +79,7 @@ class Windows:
         own = self.steps[self.recorded]
         window = np.full(max(int(own.max(initial=-1)), int(step.max(initial=-1))) + 2, -1)
         window[own] = np.arange(len(own))
-        of_step: np.ndarray = np.where(step < 0, -1, window[step])
-        return of_step
+        return np.where(step < 0, -1, window[step])
 
 
 def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:

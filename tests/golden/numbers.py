@@ -48,7 +48,7 @@ def _whole(run: Run, attribution: Attributed) -> Iterator[tuple[str, object]]:
     time = attribution.step_time()
     if time.untraced is not None:
         yield "untraced_step.median_ns", time.untraced.median_ns
-        yield "untraced_step.count", time.untraced.count
+        yield "untraced_step.count", time.untraced.steps_count
     for name, ratio in sorted(attribution.coverage.items()):
         yield f"coverage.{name}", ratio
     for code, count in sorted(Counter(_found(attribution)).items()):

@@ -723,7 +723,7 @@ def test_models_that_are_trained_in_turn_have_steps_of_their_own_kind():
     sources = [row["source"] for row in steps_of("run")]
     assert sources == ["optimizer"] * 20 + ["optimizer 2"] * 40
     step = chopper.attribute("run").step_time()
-    steps = {kind.name: kind.numbers for kind in step.kinds}
+    steps = {kind.name: kind.steps for kind in step.kinds}
     assert step.kind == "training (optimizer 2)"
     second = sorted(n for kind, numbers in steps.items() if "2" in kind for n in numbers)
     assert second == list(range(20, 60))  # those that took long among them

@@ -94,8 +94,8 @@ def test_the_median_of_untraced_steps_is_the_step_time() -> None:
     )
     step = found.step_time()
     assert step.untraced is not None
-    assert (step.untraced.median_ns, step.untraced.count) == (10 * MS, 8)
-    assert (step.traced_ns, step.traced_count) == (30 * MS, 3)
+    assert (step.untraced.median_ns, step.untraced.steps_count) == (10 * MS, 8)
+    assert (step.traced_mean_ns, step.traced_count) == (30 * MS, 3)
     assert (step.tracing_ns, step.tracing_ratio) == (20 * MS, 2.0)
     low, high = step.tracing_ci95_ns or (0, 0)
     assert low < 20 * MS < high
@@ -117,7 +117,7 @@ def test_where_nothing_says_what_was_traced_the_traced_steps_are_the_step_time()
     ):
         step = found.step_time()
         assert step.untraced is None
-        assert step.reason
+        assert step.untraced_reason
         assert step.headline_ns == 30 * MS
         assert step.tracing_ns is None
         assert not codes(found)
@@ -155,9 +155,9 @@ def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
     )
     assert ends[0] == 190
     kinds = {k.name: k for k in found.step_time().kinds}
-    assert kinds["training + rollout"].numbers == (3, 7, 11, 15)
+    assert kinds["training + rollout"].steps == (3, 7, 11, 15)
     assert kinds["training + rollout"].share_ratio == pytest.approx(680 / 800)
-    assert kinds["training"].traced == (5, 6)
+    assert kinds["training"].traced_steps == (5, 6)
     assert kinds["training"].untraced is not None
     assert kinds["training"].untraced.median_ns == 10 * MS
     said = codes(found)["steps.not_traced"]
@@ -169,7 +169,7 @@ def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
 def test_long_steps_without_phases_are_a_kind() -> None:
     found = recorded([*[10] * 15, 170] * 3, range(5, 7), profiled=range(5, 7))
     kinds = {k.name: k for k in found.step_time().kinds}
-    assert kinds["long steps"].numbers == (15, 31, 47)
+    assert kinds["long steps"].steps == (15, 31, 47)
     said = codes(found)["steps.not_traced"]
     assert said.startswith("3 steps (long steps: 15,31,47) took 53% of the time")
     assert said.endswith("record with --steps 31:32")
@@ -185,7 +185,7 @@ def test_steps_that_come_in_flights_have_their_mean_as_step_time() -> None:
     assert {k.name for k in step.kinds} == {"training"}
     assert step.untraced is not None
     assert (step.untraced.median_ns, step.untraced.statistic) == (2 * MS, "mean")
-    assert step.headline_ns == 25 * MS == step.traced_ns
+    assert step.headline_ns == 25 * MS == step.traced_mean_ns
     assert "A step takes 25.0 ms" in reports.render(found, "txt")
     assert "is the mean of 20 steps without a trace, which are uneven" in story.tracing(step)
 
@@ -228,9 +228,9 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     found = recorded(lengths, range(2, 6), profiled=range(2, 6), phases=[("evaluation", 60, 120)])
     step = found.step_time()
     assert step.kind == "training"
-    assert (step.traced_ns, step.traced_count) == (20 * MS, 3)
+    assert (step.traced_mean_ns, step.traced_count) == (20 * MS, 3)
     kinds = {k.name: k for k in step.kinds}
-    assert kinds["training + evaluation"].traced == (4,)
+    assert kinds["training + evaluation"].traced_steps == (4,)
     assert sum(kinds["training + evaluation"].causes_ns.values()) == 80 * MS
     part = found.of_kind()
     assert part.whole is found
@@ -393,13 +393,13 @@ def check_outside(found: AttributedRun) -> None:
 def check_kinds(found: AttributedRun) -> None:
     step = found.step_time()
     kinds = {k.name: k for k in step.kinds}
-    assert kinds["training + evaluation"].numbers == (6, 13)
+    assert kinds["training + evaluation"].steps == (6, 13)
     assert step.kind == "training"
     assert step.traced_count == 3
     assert step.untraced is not None
-    assert step.untraced.count >= 5
+    assert step.untraced.steps_count >= 5
     lengths = [e - s for s, e in bounds(found.joined[0].step)]
-    untraced = [lengths[n] for n in kinds["training"].numbers if not 3 <= n <= 8]
+    untraced = [lengths[n] for n in kinds["training"].steps if not 3 <= n <= 8]
     assert min(untraced) <= step.untraced.median_ns <= max(untraced)
     assert kinds["training + evaluation"].time_ns == lengths[6] + lengths[13]
 

@@ -43,11 +43,11 @@ def joined(
 
 
 def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, int]]:
-    matched = match({j.given.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
     found = []
     for j in ranks:
         sums: dict[str, int] = {}
-        for row in attribute_rank(j, matched[j.given.rank]).piece.to_pylist():
+        for row in attribute_rank(j, matched[j.inputs.rank]).piece.to_pylist():
             sums[row["cause"]] = sums.get(row["cause"], 0) + row["time_ns"]
         found.append(sums)
     return found
@@ -118,9 +118,9 @@ def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
     ranks = []
     for rank, start in ((0, 100), (1, 160)):
         one = joined(rank, nccl(start, 200), metadata=[meta(0)])
-        ranks.append(replace(one, given=replace(one.given, ceiling=mesh)))
+        ranks.append(replace(one, inputs=replace(one.inputs, ceiling=mesh)))
     assert times(ranks)[1] == {"communication.transfer.no_peak": 40}
-    matched = match({j.given.rank: j.communication for j in ranks}, one_clock=True)
+    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=True)
     told = attribute_rank(ranks[0], matched[0]).communication
     assert told["link_bytes_per_s"].to_pylist() == [None]
 
@@ -272,7 +272,7 @@ def test_a_constant_clock_offset_is_no_straggler() -> None:
         joined(0, *(nccl(a, b) for a, b in plain)),
         joined(1, nccl(130, 230), nccl(330, 430), nccl(580, 630)),
     ]
-    matched = match({j.given.rank: j.communication for j in ranks})
+    matched = match({j.inputs.rank: j.communication for j in ranks})
     assert [matched[r].offset_ns for r in (0, 1)] == [0, 30]
     assert times(ranks, one_clock=False)[0]["communication.wait"] == 50
     assert "communication.wait" not in times(ranks, one_clock=False)[1]
@@ -298,7 +298,7 @@ def test_point_to_point_is_no_collective() -> None:
 
 def instances(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[list[tuple[int, int]]]:
     """Matched collectives as sorted lists of (rank, event), by their first event."""
-    matched = match({j.given.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
     found: dict[int, list[tuple[int, int]]] = {}
     for rank, m in matched.items():
         for event in np.flatnonzero(m.instance >= 0):
@@ -430,7 +430,7 @@ def test_a_rank_that_counts_from_elsewhere_is_found_and_matched_by_time(
 ) -> None:
     ranks = [counted(0, 0, what), counted(1, 1, what)]
     assert instances(ranks, one_clock=one_clock) == [[(0, n), (1, n)] for n in range(12)]
-    matched = match({j.given.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
     (found,) = matched[1].misnumbered
     assert (found.group, found.size, found.ranks) == ("0", 2, (0, 1))
     assert (found.differing_count, found.compared_count) == (11 if one_clock else differing, 11)
@@ -440,7 +440,7 @@ def test_on_one_clock_collectives_of_one_kind_tell_it_too() -> None:
     ranks = [counted(0, 0, ALIKE), counted(1, 1, ALIKE)]
     assert instances(ranks) == [[(0, n), (1, n)] for n in range(12)]
     # Of clocks that are not known to agree, nothing tells.
-    matched = match({j.given.rank: j.communication for j in ranks})
+    matched = match({j.inputs.rank: j.communication for j in ranks})
     assert matched[0].misnumbered == ()
 
 
@@ -448,7 +448,7 @@ def test_ranks_that_count_alike_are_not_blamed_for_a_damaged_record() -> None:
     damaged = [*MIXED]
     damaged[5] = ("allreduce", 3)
     matched = match(
-        {j.given.rank: j.communication for j in (counted(0, 0, MIXED), counted(1, 0, damaged))},
+        {j.inputs.rank: j.communication for j in (counted(0, 0, MIXED), counted(1, 0, damaged))},
         one_clock=True,
     )
     assert matched[0].misnumbered == ()
@@ -502,7 +502,7 @@ def test_clocks_are_compared_through_common_partners() -> None:
         ),
         joined(2, nccl(300, 400), metadata=[entry(0, 1, [1, 2])], world=3),
     ]
-    matched = match({j.given.rank: j.communication for j in ranks})
+    matched = match({j.inputs.rank: j.communication for j in ranks})
     assert [matched[r].offset_ns for r in range(3)] == [0, 30, 100]
     assert [matched[r].offset_rank for r in range(3)] == [0, 0, 0]
 
@@ -516,7 +516,7 @@ def test_clocks_of_groups_that_share_nothing_are_each_their_own() -> None:
         joined(r, nccl(by, by + 100), metadata=[entry([0, 1] if r < 2 else [2, 3])], world=4)
         for r, by in lead.items()
     ]
-    matched = match({j.given.rank: j.communication for j in ranks})
+    matched = match({j.inputs.rank: j.communication for j in ranks})
     assert {r: (m.offset_ns, m.offset_rank) for r, m in matched.items()} == {
         0: (0, 0),
         1: (30, 0),
@@ -527,7 +527,7 @@ def test_clocks_of_groups_that_share_nothing_are_each_their_own() -> None:
 
 def test_more_elements_than_can_be_are_no_size() -> None:
     ranks = [joined(r, nccl(100, 200), metadata=[meta(0, 1, elements=1 << 62)]) for r in (0, 1)]
-    matched = match({j.given.rank: j.communication for j in ranks})
+    matched = match({j.inputs.rank: j.communication for j in ranks})
     told = attribute_rank(ranks[0], matched[0]).communication
     assert told["message_bytes"].to_pylist() == [None]
     assert told["instance_id"].to_pylist() == [0]
