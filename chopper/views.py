@@ -22,40 +22,38 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
 
 
+_FILES = {
+    file.stem: file
+    for file in sorted(file for path in folder.__path__ for file in Path(path).glob("[!_]*.py"))
+}
+
+
 class _Views(Mapping[str, View]):
     """Views by name, in order of name; a view's file is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> View:
-        if name not in _files():
+        if name not in _FILES:
             raise KeyError(name)
-        found: View = importlib.import_module(f"{folder.__name__}.{name}").VIEW
-        return found
+        view: View = importlib.import_module(f"{folder.__name__}.{name}").VIEW
+        return view
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_files())
+        return iter(_FILES)
 
     def __len__(self) -> int:
-        return len(_files())
-
-    def __contains__(self, name: object) -> bool:
-        return name in _files()
+        return len(_FILES)
 
 
 VIEWS = _Views()
 
 
-def _files() -> dict[str, Path]:
-    files = (file for path in folder.__path__ for file in Path(path).glob("[!_]*.py"))
-    return {file.stem: file for file in sorted(files)}
-
-
 def summaries() -> dict[str, str]:
     """Return what each view shows, one line each, without importing any of them."""
-    found = {}
-    for name, path in _files().items():
+    lines = {}
+    for name, path in _FILES.items():
         with path.open(encoding="utf-8") as file:
-            found[name] = file.readline().strip().strip('"')
-    return found
+            lines[name] = file.readline().strip().strip('"')
+    return lines
 
 
 def in_sections() -> list[View]:
@@ -84,13 +82,12 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
         UsageError: no such view.
     """
     values: dict[str, Any] = {"run": run, **shared}
-    found = {}
+    tables = {}
     for name in names:
         if name not in VIEWS:
             raise UsageError(f"view {name!r} unknown: one of {', '.join(VIEWS)}")
-        table = VIEWS[name]
-        found[name] = table.validate(_call(f"{folder.__name__}.{name}:{name}", values))
-    return found
+        tables[name] = VIEWS[name].validate(_call(f"{folder.__name__}.{name}:{name}", values))
+    return tables
 
 
 _SHARED = {

@@ -6,14 +6,13 @@ clocks, the slope decides, else its place under the roofline.
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
 from chopper.analyzers.views._clocks import NO_CLOCKS
-from chopper.analyzers.views._works import COLUMNS, works_of
+from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
 from chopper.tables import column, optional
 
 VIEW = View(
@@ -44,22 +43,20 @@ VIEW = View(
 
 def clock_sensitivity(run: Attributed) -> pa.Table:
     """DEVICE_EVENT, DEVICE_CLOCK -> CLOCK_SENSITIVITY, most time first."""
-    parts = []
-    for rank, factors in run.factors.items():
-        if not factors.clocks.readers:
-            continue
-        works = works_of(run, rank, factors)
-        of = factors.by_signature
-        rows = np.flatnonzero(works.count > 0)
-        columns = {
-            "sensitivity_ratio": of.value[rows],
-            "sensitivity_error_ratio": of.error[rows],
-            "slope_ratio": real_or_null(of.slope[rows]),
-            "slope_error_ratio": real_or_null(of.slope_error[rows]),
-            "roofline_ratio": of.roofline[rows],
-            "used_count": of.used_count[rows],
-            "clock_low_hz": whole_or_null(of.clock_low_hz[rows]),
-            "clock_high_hz": whole_or_null(of.clock_high_hz[rows]),
-        }
-        parts.append(works.table(VIEW, rows, columns))
-    return VIEW.joined(parts).sort_by([("time_ns", "descending")])
+    return works_table(VIEW, run, _columns).sort_by([("time_ns", "descending")])
+
+
+def _columns(works: Works) -> Columns | None:
+    of = works.factors.by_signature
+    if not works.factors.clocks.readers:
+        return None
+    return works.count > 0, {
+        "sensitivity_ratio": of.value,
+        "sensitivity_error_ratio": of.error,
+        "slope_ratio": real_or_null(of.slope),
+        "slope_error_ratio": real_or_null(of.slope_error),
+        "roofline_ratio": of.roofline,
+        "used_count": of.used_count,
+        "clock_low_hz": whole_or_null(of.clock_low_hz),
+        "clock_high_hz": whole_or_null(of.clock_high_hz),
+    }

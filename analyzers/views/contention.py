@@ -8,7 +8,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View
-from chopper.analyzers.views._works import COLUMNS, works_of
+from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
 from chopper.tables import column, optional
 
 VIEW = View(
@@ -40,21 +40,18 @@ VIEW = View(
 
 def contention(run: Attributed) -> pa.Table:
     """DEVICE_EVENT, PIECE -> CONTENTION: works that ran beside others, most loss first."""
-    parts = []
-    for rank, factors in run.factors.items():
-        works = works_of(run, rank, factors)
-        of = factors.contention
-        rows = np.flatnonzero(of.overlapped_count > 0)
-        bound = np.where(np.isnan(of.baseline_ns), of.bound_ns, np.nan)
-        columns = {
-            "alone_count": of.alone_count[rows],
-            "alone_ns": whole_or_null(of.baseline_ns[rows]),
-            "overlapped_count": of.overlapped_count[rows],
-            "overlapped_ns": whole_or_null(of.overlapped_ns[rows]),
-            "slowdown_ratio": real_or_null(of.ratio[rows]),
-            "loss_ns": works.time_in(run.pieces, "compute.contention")[rows],
-            "bound_ns": whole_or_null(bound[rows]),
-        }
-        parts.append(works.table(VIEW, rows, columns))
-    table = VIEW.joined(parts)
+    table = works_table(VIEW, run, _columns)
     return table.sort_by([("loss_ns", "descending"), ("bound_ns", "descending")])
+
+
+def _columns(works: Works) -> Columns:
+    of = works.factors.contention
+    return of.overlapped_count > 0, {
+        "alone_count": of.alone_count,
+        "alone_ns": whole_or_null(of.baseline_ns),
+        "overlapped_count": of.overlapped_count,
+        "overlapped_ns": whole_or_null(of.overlapped_ns),
+        "slowdown_ratio": real_or_null(of.ratio),
+        "loss_ns": works.time_in("compute.contention"),
+        "bound_ns": whole_or_null(np.where(np.isnan(of.baseline_ns), of.bound_ns, np.nan)),
+    }

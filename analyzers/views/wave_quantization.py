@@ -7,14 +7,12 @@ import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes import last_wave
-from chopper.analyzers.events.groups import real_or_null, text_rows, whole_or_null
+from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View
-from chopper.analyzers.views._works import COLUMNS, works_of
+from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import column, optional
-
-_CAUSE = "compute.efficiency.wave_quantization"
 
 VIEW = View(
     "wave_quantization",
@@ -45,32 +43,28 @@ VIEW = View(
 
 def wave_quantization(run: Attributed) -> pa.Table:
     """DEVICE_EVENT, PIECE -> WAVE_QUANTIZATION: products by grid, most loss first."""
-    parts = []
-    for rank, factors in run.factors.items():
-        ceilings = run.ceilings.get(rank)
-        ceiling = ceilings.theoretical if ceilings is not None else None
-        if ceiling is None or ceiling.units_count is None or not factors.wave_ln.any():
-            continue
-        works = works_of(run, rank, factors)
-        rows = np.flatnonzero((works.count > 0) & (factors.wave_ln[works.first] > 0))
-        one = works.first[rows]
-        events = works.events.take(one)
-        blocks = _extents(events, "grid")
-        resident = _resident(events, ceiling)
-        waves = blocks / (ceiling.units_count * resident)
-        columns = {
-            "grid": text_rows(strings(works.events, "grid"), one),
-            "block": text_rows(strings(works.events, "block"), one),
-            "blocks_count": blocks.astype(np.int64),
-            "units_count": np.full(len(rows), ceiling.units_count),
-            "resident_count": whole_or_null(resident),
-            "waves_ratio": real_or_null(waves),
-            "slowdown_ratio": np.exp(factors.wave_ln[one]),
-            "slowdown_limit_ratio": real_or_null(np.maximum(np.ceil(waves) / waves, 1.0)),
-            "loss_ns": works.time_in(run.pieces, _CAUSE)[rows],
-        }
-        parts.append(works.table(VIEW, rows, columns))
-    return VIEW.joined(parts).sort_by([("loss_ns", "descending")])
+    return works_table(VIEW, run, _columns).sort_by([("loss_ns", "descending")])
+
+
+def _columns(works: Works) -> Columns | None:
+    wave_ln = works.factors.wave_ln
+    ceilings = works.run.ceilings.get(works.rank)
+    ceiling = ceilings.theoretical if ceilings is not None else None
+    if ceiling is None or ceiling.units_count is None or not wave_ln.any():
+        return None
+    blocks, resident = _extents(works.events, "grid"), _resident(works.events, ceiling)
+    waves = np.where(blocks > 0, blocks / (ceiling.units_count * resident), np.nan)
+    return (works.count > 0) & (wave_ln[works.first] > 0), {
+        "grid": works.events["grid"],
+        "block": works.events["block"],
+        "blocks_count": blocks.astype(np.int64),
+        "units_count": np.full(len(blocks), ceiling.units_count),
+        "resident_count": whole_or_null(resident),
+        "waves_ratio": real_or_null(waves),
+        "slowdown_ratio": np.exp(wave_ln[works.first]),
+        "slowdown_limit_ratio": real_or_null(np.maximum(np.ceil(waves) / waves, 1.0)),
+        "loss_ns": works.time_in("compute.efficiency.wave_quantization"),
+    }
 
 
 def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:
@@ -84,7 +78,7 @@ def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:
         np.maximum(ints(events, "registers_count"), 1),
         np.maximum(ints(events, "shared_memory_bytes"), 0),
     )
-    return np.where(threads > 0, resident, np.nan)
+    return np.where((threads > 0) & (resident > 0), resident, np.nan)
 
 
 def _extents(events: pa.Table, name: str) -> np.ndarray:

@@ -109,21 +109,18 @@ class Table:
             SchemaError: a column is missing, unknown, of another type, or null where it
                 must not be.
         """
-        have = {field.name: field.type for field in table.schema}
-        want = {field.name: field.type for field in self.arrow}
-        for name, kind in want.items():
-            if name not in have:
-                raise SchemaError(f"table {self.name}: column {name} is missing")
-            if have[name] != kind:
-                raise SchemaError(
-                    f"table {self.name}: column {name} is {have[name]}, expected {kind}"
-                )
-        unknown = sorted(set(have) - set(want))
+        for column, field in zip(self.columns, self.arrow, strict=True):
+            name = f"table {self.name}: column {column.name}"
+            if column.name not in table.schema.names:
+                raise SchemaError(f"{name} is missing")
+            values = table[column.name]
+            if values.type != field.type:
+                raise SchemaError(f"{name} is {values.type}, expected {field.type}")
+            if not column.nullable and values.null_count:
+                raise SchemaError(f"{name} holds nulls")
+        unknown = sorted(set(table.schema.names) - set(self.arrow.names))
         if unknown:
             raise SchemaError(f"table {self.name}: undeclared column {unknown[0]}")
-        for column in self.columns:
-            if not column.nullable and table[column.name].null_count:
-                raise SchemaError(f"table {self.name}: column {column.name} holds nulls")
         return table.select([c.name for c in self.columns]).replace_schema_metadata(
             self.arrow.metadata
         )
