@@ -36,6 +36,7 @@ from chopper.errors import ChopperError
 from chopper.experiments.catalogue import find, program, workloads
 from chopper.experiments.loading import load
 from chopper.experiments.results import Experiment, Headline, headline_to_dict
+from chopper.reports import to_markdown
 from chopper.reports.experiment import facts, headline_table, section
 
 TOOK = "headlines.json"
@@ -127,7 +128,7 @@ def table(experiments: Sequence[Experiment], took: Took, command: str) -> list[s
         "",
         f"in {fmt.duration(sum(ran.values()) * 1e9)}: {said}.",
         "",
-        *headline_table(rows(experiments, took)),
+        *to_markdown.table(headline_table(rows(experiments, took)))[0].split("\n"),
         "",
         *(f"Not measured: {name} ({why})." for name, why in took.items() if isinstance(why, str)),
     ]
@@ -278,7 +279,7 @@ def tell(experiments: Sequence[Experiment], took: Took, *, as_json: bool) -> Non
         }
         print(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    print("\n".join(headline_table(headlines)))
+    print(to_markdown.table(headline_table(headlines))[0])
     for name, reason in absent.items():
         print(f"\n{name}: {reason}")
 

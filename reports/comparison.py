@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import signed, signed_duration
 from chopper.reports import figures, formatted
-from chopper.reports.labels import cause_cell, color, finding_table, full_label
+from chopper.reports.labels import cause_cell, color, finding_table, full_label, method
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
     PLAIN,
     TERMINAL,
-    Cards,
     Cell,
     Column,
     Fact,
@@ -45,40 +44,6 @@ _MAX_ROWS = 500
 """Kernels or operators in a page."""
 _STATUS = {"both": "", "appeared": "new", "vanished": "gone"}
 _OUTCOMES: dict[str, Mark] = {"beyond": "error", "within": "ok", "undecided": "unknown"}
-_METHOD = (
-    (
-        "Per step",
-        (
-            "The mean over the step windows of all ranks, in whole nanoseconds that sum exactly: "
-            "the leaf causes' differences make the step's. Leading steps that took much longer "
-            "than all later ones are left out as warm-up, and named above.",
-        ),
-    ),
-    (
-        "Kernels and operators",
-        (
-            "Device events by name. By count: the change of the number of calls, at the mean "
-            "duration of both runs; by duration: the rest. Told from noise by Welch's t test, "
-            "with at most 5 % false discoveries in a table (Benjamini and Hochberg).",
-        ),
-    ),
-    (
-        "95 % interval",
-        (
-            "Steps of both runs are resampled 2 000 times, independently. With few steps, and "
-            "where steps resemble the one before, the interval is stretched accordingly. With "
-            "fewer than 3 steps in a run there is none, and no verdict.",
-        ),
-    ),
-    (
-        "What it does not cover",
-        (
-            "It tells how steps vary within these two recordings, not what else differs between "
-            "two recordings of the same program: another node, temperature, neighbours. If that "
-            "matters, record each side more than once.",
-        ),
-    ),
-)
 
 
 def render(comparison: Comparison, format: str, *, gate: Verdict | None = None) -> str:
@@ -113,13 +78,14 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
         sections=(
             _same_work(comparison),
             _causes(comparison),
-            *(_items(*level, top=top) for level in _levels(comparison) if level[2]),
+            *_items("op", "Operators", comparison.operations, top=top),
+            *_items("kernel", "Kernels", comparison.kernels, top=top),
             _quality(comparison),
             Section(
                 title="How each number was made",
                 short="Method",
                 id="method",
-                blocks=(Cards(cards=_METHOD),),
+                blocks=(method("comparison"),),
                 formats=BROWSER,
             ),
         ),
@@ -127,27 +93,18 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
 
 
 def _sides(comparison: Comparison) -> list[Block]:
-    facts = [
-        Fact(label=name, value=side.source, note=_about(side))
-        for name, side in (("A", comparison.a), ("B", comparison.b))
-    ]
-    return [Paragraph(f"{median_line(comparison)}."), Facts(facts=facts)]
-
-
-def _about(side: Any) -> str:
-    """Return what a side was, in a line."""
-    steps = "1 window" if side.windows == side.steps == 1 else fmt.plural(side.steps, "step")
-    return " · ".join([fmt.plural(side.ranks, "rank"), *side.devices, steps])
-
-
-def median_line(comparison: Comparison) -> str:
-    """Return the medians in words: of the compared steps, and of those without a trace."""
-    if comparison.untraced is None:
-        return f"The median step {_went(comparison.median)}"
-    return (
-        f"Without a trace, the median step {_went(comparison.untraced)}; "
-        f"the median traced one {_went(comparison.median)}"
-    )
+    median = f"The median step {_went(comparison.median)}."
+    if comparison.untraced is not None:
+        median = (
+            f"Without a trace, the median step {_went(comparison.untraced)}; the median traced one "
+            f"{_went(comparison.median)}."
+        )
+    facts = []
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        steps = "1 window" if side.windows == side.steps == 1 else fmt.plural(side.steps, "step")
+        about = " · ".join([fmt.plural(side.ranks, "rank"), *side.devices, steps])
+        facts.append(Fact(label=name, value=side.source, note=about))
+    return [Paragraph(median), Facts(facts=facts)]
 
 
 def _went(median: Total) -> str:
@@ -177,21 +134,21 @@ def gate_items(gate: Verdict) -> list[Item]:
 
 def _unlike(comparison: Comparison) -> list[Block]:
     """Return what the runs do not share; on a terminal, what they do share, too."""
-    items = []
-    for check in comparison.checks:
-        if check.status == "differs":
-            mark: Mark = "error" if check.withholds else "warning"
-            words = f"{check.label}: {check.shown('a')} and {check.shown('b')}; {check.note}"
-            items.append(Item(words, "info" if check.id == "steps" else mark))
+    items = [
+        Item(
+            f"{c.label}: {c.shown('a')} and {c.shown('b')}; {c.note}",
+            "info" if c.id == "steps" else _mark(c),
+        )
+        for c in comparison.checks
+        if c.status == "differs"
+    ]
     items += [Item(note, "info") for note in comparison.notes]
     same = ", ".join(c.label for c in comparison.checks if c.status == "pass")
     unknown = ", ".join(c.label for c in comparison.checks if c.status == "unknown")
     shared = [Item(f"same: {same}", "ok")] if same else []
     shared += [Item(f"not known in both: {unknown}", "info")] if unknown else []
-    return [
-        *([Items(items=items)] if items else []),
-        *([Items(items=shared, formats=TERMINAL)] if shared else []),
-    ]
+    both = Items(items=items), Items(items=shared, formats=TERMINAL)
+    return [block for block in both if block.items]
 
 
 def _same_work(comparison: Comparison) -> Section:
@@ -232,21 +189,16 @@ def interval(ci95_ns: tuple[int, int] | None) -> str:
     return f"{signed_duration(ci95_ns[0])} … {signed_duration(ci95_ns[1])}"
 
 
-def shown_changes(comparison: Comparison) -> tuple[list[Change], int]:
-    """Return the causes worth a line of their own, and how many are not."""
-    least = _SMALL_RATIO * max(comparison.step.a_ns, comparison.step.b_ns)
+def _causes(comparison: Comparison) -> Section:
+    step = comparison.step
+    least = _SMALL_RATIO * max(step.a_ns, step.b_ns)
     shown = [
         c
         for c in comparison.changes
         if abs(c.difference_ns) >= least or max(c.a_ns, c.b_ns) >= 20 * least
     ]
-    return shown, len(comparison.changes) - len(shown)
-
-
-def _causes(comparison: Comparison) -> Section:
-    shown, hidden = shown_changes(comparison)
+    hidden = len(comparison.changes) - len(shown)
     rest = f"{fmt.plural(hidden, 'cause')} with next to no difference not shown" if hidden else ""
-    step = comparison.step
     label = "Waterfall from A's step to B's; the table below holds the same figures"
     return Section(
         title="Where the difference lies",
@@ -269,25 +221,21 @@ def _changes(comparison: Comparison, changes: Sequence[Change], rest: str, forma
     largest = max((abs(c.difference_ns) for c in comparison.changes), default=0) or 1
 
     def row(change: Change | Total, name: Cell) -> tuple[str | Cell, ...]:
+        difference_ns = change.difference_ns
         difference = Cell(
-            text=signed_duration(change.difference_ns),
+            text=signed_duration(difference_ns),
             dim=change.told is False,
-            share_ratio=abs(change.difference_ns) / largest if change is not step else None,
+            share_ratio=abs(difference_ns) / largest if change is not step else None,
             color=name.color,
         )
-        of_step = signed(change.difference_ns / step.a_ns) if step.a_ns else fmt.UNKNOWN
-        times = fmt.duration(change.a_ns), fmt.duration(change.b_ns)
-        ci95 = Cell(text=interval(change.ci95_ns), dim=True)
-        return (name, *times, difference, ci95, Cell(text=of_step, dim=True))
+        of_step = signed(difference_ns / step.a_ns) if step.a_ns else fmt.UNKNOWN
+        quiet = (Cell(text=t, dim=True) for t in (interval(change.ci95_ns), of_step))
+        return (name, fmt.duration(change.a_ns), fmt.duration(change.b_ns), difference, *quiet)
 
-    columns = (
-        *("Cause, per step", "A", "B", "B − A"),
-        Column("95 % interval", wide=True),
-        Column("Of A's step", wide=True),
-    )
+    wide = (Column(heading, wide=True) for heading in ("95 % interval", "Of A's step"))
     rows = [row(c, cause_cell(c.id, c.label)) for c in changes]
     return Table(
-        columns=columns,
+        columns=("Cause, per step", "A", "B", "B − A", *wide),
         rows=[*rows, row(step, Cell(text="Step"))],
         totals=1,
         rest=rest,
@@ -303,43 +251,24 @@ def waterfall(comparison: Comparison) -> figures.Figure:
     whole = sum(abs(c.difference_ns) for c in leaves)
     large = [c for c in leaves if abs(c.difference_ns) >= _SMALL_BAR_RATIO * whole]
     small = leaves[len(large) :]
-    bars: list[figures.Bar] = []
-    start = 0
-
-    def add(label: str, length_ns: int, hue: str, ci95_ns: tuple[int, int] | None) -> None:
-        words = signed_duration(length_ns)
-        hover = f"{words} per step<br>95 %: {interval(ci95_ns)}"
-        bars.append(figures.Bar(label, start, length_ns, hue, words, hover, ci95_ns))
-
-    for change in large:
-        add(full_label(change.id), change.difference_ns, color(change.id), change.ci95_ns)
-        start += change.difference_ns
+    parts = [(full_label(c.id), c.difference_ns, color(c.id), c.ci95_ns) for c in large]
     if small:
         label = full_label(small[0].id) if len(small) == 1 else f"{len(small)} smaller"
-        add(label, sum(c.difference_ns for c in small), figures.GREY, None)
+        parts.append((label, sum(c.difference_ns for c in small), figures.GREY, None))
+    step = comparison.step
+    parts.append(("B − A", step.difference_ns, "", step.ci95_ns))
+    bars: list[figures.Bar] = []
     start = 0
-    add("B − A", comparison.step.difference_ns, "", comparison.step.ci95_ns)
-    ends = [bar.start_ns + bar.length_ns for bar in bars]
-    low, high = min(0.0, *ends), max(0.0, *ends)
-    room = 0.14 * (high - low or 1)
-    return figures.bars(
-        bars, axis="ms per step, difference from A", span_ns=(low - room, high + room), aligned=True
-    )
-
-
-_Level = Literal["op", "kernel"]
-
-
-def _levels(comparison: Comparison) -> list[tuple[_Level, str, list[Difference]]]:
-    """Return operators and kernels that differ, with the name of their level."""
-
-    def changed(items: Sequence[Difference]) -> list[Difference]:
-        return [i for i in items if i.difference_ns or i.status != "both"]
-
-    return [
-        ("op", "Operators", changed(comparison.operations)),
-        ("kernel", "Kernels", changed(comparison.kernels)),
-    ]
+    for label, length_ns, hue, ci95_ns in parts:
+        words = signed_duration(length_ns)
+        hover = f"{words} per step<br>95 %: {interval(ci95_ns)}"
+        begin = start if len(bars) < len(parts) - 1 else 0
+        bars.append(figures.Bar(label, begin, length_ns, hue, words, hover, ci95_ns))
+        start += length_ns
+    ends = [0.0, *(bar.start_ns + bar.length_ns for bar in bars)]
+    room = 0.14 * (max(ends) - min(ends) or 1)
+    span_ns = (min(ends) - room, max(ends) + room)
+    return figures.bars(bars, axis="ms per step, difference from A", span_ns=span_ns, aligned=True)
 
 
 def calls(count: float) -> str:
@@ -349,7 +278,9 @@ def calls(count: float) -> str:
     return f"{count:.1f}" if count >= 0.95 else f"{count:.2g}"
 
 
-def _items(level: _Level, title: str, items: Sequence[Difference], *, top: int) -> Section:
+def _items(level: str, title: str, items: Sequence[Difference], *, top: int) -> list[Section]:
+    """Return the operators or kernels that differ."""
+    changed = [i for i in items if i.difference_ns or i.status != "both"]
     columns = (
         "Name",
         "B − A",
@@ -358,15 +289,15 @@ def _items(level: _Level, title: str, items: Sequence[Difference], *, top: int) 
         *(Column("Time A", wide=True), Column("Time B", wide=True)),
         Column("", kind="id"),
     )
-    cut = len(items) - _MAX_ROWS
+    cut = len(changed) - _MAX_ROWS
     table = Table(
         columns=columns,
-        rows=[_item_cells(level, i) for i in items[:_MAX_ROWS]],
+        rows=[_item_cells(level, i) for i in changed[:_MAX_ROWS]],
         limit=top,
         searchable=True,
         rest=f"{cut} smaller differences not listed." if cut > 0 else "",
     )
-    return Section(
+    section = Section(
         title=title,
         id=level,
         intro="Time of their device events per step of one rank. A difference is cut in two: "
@@ -374,9 +305,10 @@ def _items(level: _Level, title: str, items: Sequence[Difference], *, top: int) 
         "told from noise.",
         blocks=(table,),
     )
+    return [section] if changed else []
 
 
-def _item_cells(level: _Level, item: Difference) -> list[Cell]:
+def _item_cells(level: str, item: Difference) -> list[Cell]:
     noise = item.told is False
     name = fmt.kernel_name(item.name) if level == "kernel" else item.name
     numbers = (
@@ -389,26 +321,25 @@ def _item_cells(level: _Level, item: Difference) -> list[Cell]:
         (item.a_ns, fmt.duration(item.a_ns)),
         (item.b_ns, fmt.duration(item.b_ns)),
     )
-    words = [_STATUS[item.status], "noise" if noise else ""]
+    status = _STATUS[item.status] + (" noise" if noise else "")
     return [
         Cell(text=name, hint=item.name, dim=noise),
         *(Cell(text=text, value=value, dim=noise) for value, text in numbers),
-        Cell(text=" ".join(filter(None, words)), dim=True),
+        Cell(text=status.strip(), dim=True),
     ]
 
 
 def _quality(comparison: Comparison) -> Section:
-    blocks: list[Block] = []
-    for name, side in (("A", comparison.a), ("B", comparison.b)):
-        if side.findings:
-            blocks.append(finding_table(side.findings, ranks=side.ranks, title=name))
-        else:
-            blocks.append(Paragraph(f"{name}: nothing that would weaken its figures.", "dim"))
     return Section(
         title="Trace quality",
         short="Quality",
         id="quality",
         intro="What was found about each run's data before anything was claimed from it.",
-        blocks=blocks,
+        blocks=[
+            finding_table(side.findings, ranks=side.ranks, title=name)
+            if side.findings
+            else Paragraph(f"{name}: nothing that would weaken its figures.", "dim")
+            for name, side in (("A", comparison.a), ("B", comparison.b))
+        ],
         formats=BROWSER,
     )

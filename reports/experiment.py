@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import signed, signed_duration
-from chopper.reports import formatted, to_markdown
+from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
-from chopper.reports.experiment_figures import heading, sides, sweeps
 from chopper.reports.labels import full_label, sentence
 from chopper.reports.page import (
     BROWSER,
@@ -37,7 +36,7 @@ from chopper.reports.page import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.compare.result import Change, Comparison
+    from chopper.analyzers.compare.result import Change
     from chopper.experiments.declarations import ShownView
     from chopper.experiments.results import Experiment, Headline, Row
     from chopper.reports.page import Block
@@ -47,6 +46,7 @@ _LEAST_SHARE = 0.01
 _ROUNDING = 1e-9
 _CAUSES = 5
 """Causes named for each variant."""
+_UNITS = {"_flop_per_s": "FLOP/s", "_bytes_per_s": "B/s", "_bytes": "B", "_ns": "s", "_hz": "Hz"}
 
 
 def render(experiment: Experiment, format: str) -> str:
@@ -120,13 +120,8 @@ def intervals(experiment: Experiment) -> str:
     )
 
 
-def tables(experiment: Experiment, *, full: bool) -> list[Table]:
-    """Return all that was measured, as tables.
-
-    Args:
-        experiment: what to show.
-        full: with the intervals of ratios.
-    """
+def tables(experiment: Experiment) -> list[Table]:
+    """Return all that was measured, as tables."""
     out = [
         Table(
             title=e.title,
@@ -138,18 +133,17 @@ def tables(experiment: Experiment, *, full: bool) -> list[Table]:
         for e in experiment.exhibits
     ]
     shown_whole = {measure for e in experiment.exhibits for measure in e.shows}
-    rest = [row for row in experiment.rows if row.measure not in shown_whole]
-    unlabelled = [row for row in rest if not row.labels]
-    out += [_by_variant(experiment, unlabelled, full=full)] if unlabelled else []
-    out += _causes(experiment, full=full)
-    out += [_of_view(experiment, shown, full=full) for shown in experiment.shown]
     sets: dict[tuple[str, ...], list[Row]] = {}
-    for row in rest:
-        if row.labels:
+    for row in experiment.rows:
+        if row.measure not in shown_whole:
             sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
+    title = "Variants" if len(experiment.variants) > 1 else "Measured"
+    out += [_by_variant(experiment, title, sets.pop(()))] if () in sets else []
+    out += _causes(experiment)
+    out += [_of_view(experiment, shown) for shown in experiment.shown]
     for rows in sets.values():
-        out += _by_labels(experiment, rows, full=full)
-    return [t if full else replace(t, formats=TERMINAL) for t in out]
+        out += _by_labels(experiment, rows)
+    return out
 
 
 def _columns(headings: Sequence[str], words: int = 1) -> list[str | Column]:
@@ -158,7 +152,7 @@ def _columns(headings: Sequence[str], words: int = 1) -> list[str | Column]:
 
 
 def _glance(experiment: Experiment) -> list[Section]:
-    drawn = sweeps(experiment) or sides(experiment)
+    drawn = sweeps(experiment)
     if not drawn:
         return []
     return [
@@ -187,10 +181,7 @@ def _measured(experiment: Experiment) -> Section:
         short="Measured",
         id="measured",
         intro=f"Means over the repetitions, ± their coefficient of variation{ratios}.",
-        blocks=[
-            *tables(experiment, full=False),
-            *(replace(t, formats=DOCUMENT) for t in tables(experiment, full=True)),
-        ],
+        blocks=tables(experiment),
     )
 
 
@@ -199,32 +190,32 @@ def _removed(experiment: Experiment) -> list[Section]:
     baseline = experiment.plan.baseline
     blocks: list[Block] = []
     for i, (name, comparison) in enumerate(experiment.comparisons.items()):
-        title = f"{baseline} → {name}"
-        changes = [change_line(c, comparison.step.a_ns) for c in told(comparison)]
+        leaves = [c for c in comparison.leaves() if c.difference_ns]
+        leaves.sort(key=lambda c: (not c.told, -abs(c.difference_ns)))
+        changes = [_change_line(c, comparison.step.a_ns) for c in leaves[:_CAUSES]]
+        label = f"Waterfall from {baseline} to {name}"
         blocks += [
-            Paragraph(title, "strong"),
+            Paragraph(f"{baseline} → {name}", "strong"),
             Paragraph(comparison.verdict),
             *([Items(items=changes, formats=PLAIN)] if changes else []),
-            Figure(
-                name=f"causes-{i}",
-                title="",
-                figure=waterfall(comparison),
-                label=f"Waterfall from {baseline} to {name}",
-            ),
+            Figure(name=f"causes-{i}", title="", figure=waterfall(comparison), label=label),
         ]
-    if not blocks:
-        return []
-    return [
-        Section(
-            title="Which cause each variant removed",
-            short="Causes",
-            id="causes",
-            intro=f"From the step of {baseline} to that of the variant, in the repetitions with "
-            "the median step. Every nanosecond of the difference is in exactly one bar; whiskers "
-            "are 95 % intervals over steps.",
-            blocks=blocks,
-        )
-    ]
+    section = Section(
+        title="Which cause each variant removed",
+        short="Causes",
+        id="causes",
+        intro=f"From the step of {baseline} to that of the variant, in the repetitions with the "
+        "median step. Every nanosecond of the difference is in exactly one bar; whiskers are 95 % "
+        "intervals over steps.",
+        blocks=blocks,
+    )
+    return [section] if blocks else []
+
+
+def _change_line(change: Change, step_ns: int) -> str:
+    share = f", {signed(change.difference_ns / step_ns)} of the step" if step_ns else ""
+    sure = {True: "", False: " (within noise)", None: " (no interval)"}[change.told]
+    return f"{full_label(change.id)}: {signed_duration(change.difference_ns)}{share}{sure}"
 
 
 def _method(experiment: Experiment) -> Section:
@@ -248,36 +239,31 @@ def _method(experiment: Experiment) -> Section:
     )
 
 
-def _causes(experiment: Experiment, *, full: bool) -> list[Table]:
+def _causes(experiment: Experiment) -> list[Table]:
     """Show the causes of each variant's step; those that are small in all are left out."""
-    rows = experiment.causes
-    whole: dict[str, float] = {}
-    for row in rows:
-        whole[row.variant] = whole.get(row.variant, 0.0) + row.estimate.value
+    rows, variants = experiment.causes, experiment.variants
+    whole = {v: sum(r.estimate.value for r in rows if r.variant == v) for v in variants}
     large = dict.fromkeys(
-        row.measure for row in rows if row.estimate.value >= _LEAST_SHARE * whole[row.variant]
+        r.measure for r in rows if r.estimate.value >= _LEAST_SHARE * whole[r.variant]
     )
     if not large:
         return []
     at = {(row.variant, row.measure): row for row in rows}
-    others = {
-        v: sum(r.estimate.value for r in rows if r.variant == v and r.measure not in large)
-        for v in whole
-    }
+    rest = {v: sum(r.estimate.value for r in rows if r.variant == v) for v in variants}
+    for cause in large:
+        for v in variants:
+            rest[v] -= at[v, cause].estimate.value if (v, cause) in at else 0
     return [
         Table(
             title="Where a step's time goes",
-            columns=_columns(("Cause", *experiment.variants)),
+            columns=_columns(("Cause", *variants)),
             rows=[
                 *(
-                    (
-                        full_label(c),
-                        *(_cell(at.get((v, c)), "time_ns", full=full) for v in experiment.variants),
-                    )
+                    (full_label(c), *(_cell(at.get((v, c)), "_ns") for v in variants))
                     for c in large
                 ),
-                ("All others", *(fmt.duration(others.get(v)) for v in experiment.variants)),
-                ("Step", *(fmt.duration(whole.get(v)) for v in experiment.variants)),
+                ("All others", *(fmt.duration(rest[v]) for v in variants)),
+                ("Step", *(fmt.duration(whole[v]) for v in variants)),
             ],
             totals=1,
             note="Of each rank, in the steps that were traced.",
@@ -285,94 +271,85 @@ def _causes(experiment: Experiment, *, full: bool) -> list[Table]:
     ]
 
 
-def _of_view(experiment: Experiment, shown: ShownView, *, full: bool) -> Table:
+def _of_view(experiment: Experiment, shown: ShownView) -> Table:
     from chopper.views import VIEWS
 
-    view, rows = VIEWS[shown.view], experiment.view_rows(shown)
-    table = _by_variant(experiment, list(rows), title=view.title, full=full)
-    return replace(
-        table, note=view.summary if rows else f"Not known here: {view.needs or 'no rows'}."
-    )
+    view, rows = VIEWS[shown.view], list(experiment.view_rows(shown))
+    if not rows:
+        note = f"Not known here: {view.needs or 'no rows'}."
+        return Table(title=view.title, columns=(), rows=(), note=note)
+    return replace(_by_variant(experiment, view.title, rows), note=view.summary)
 
 
-def _by_variant(
-    experiment: Experiment, rows: list[Row], *, title: str | None = None, full: bool
-) -> Table:
+def _by_variant(experiment: Experiment, title: str, rows: list[Row]) -> Table:
+    """Show measures and variants; whichever are more go down the page."""
     measures = list(dict.fromkeys(row.measure for row in rows))
     at = {(row.variant, row.measure): row for row in rows}
-    title = title or ("Variants" if len(experiment.variants) > 1 else "Measured")
-    if not measures:
-        return Table(title=title, columns=(), rows=())
+    names = [fmt.heading(m) for m in measures]
+    lines = [(v, *(_cell(at.get((v, m))) for m in measures)) for v in experiment.variants]
+    head = ("Variant", *names)
     if len(measures) > len(experiment.variants):
-        # Whichever is longer goes down the page.
-        return Table(
-            title=title,
-            columns=_columns(("Measure", *experiment.variants)),
-            rows=[
-                (fmt.heading(m), *(_cell(at.get((v, m)), full=full) for v in experiment.variants))
-                for m in measures
-            ],
-        )
-    return Table(
-        title=title,
-        columns=_columns(("Variant", *(fmt.heading(m) for m in measures))),
-        rows=[
-            (variant, *(_cell(at.get((variant, m)), full=full) for m in measures))
-            for variant in experiment.variants
-        ],
-    )
+        head = ("Measure", *experiment.variants)
+        lines = [
+            (name, *(_cell(at.get((v, m))) for v in experiment.variants))
+            for name, m in zip(names, measures, strict=True)
+        ]
+    return Table(title=title, columns=_columns(head), rows=lines)
 
 
-def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[Table]:
+def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Table]:
     """Show measures beside each other; with several variants, a table per measure."""
-    measures = list(dict.fromkeys(row.measure for row in rows))
     labels = list(dict.fromkeys(row.labels for row in rows))
     names = tuple(fmt.heading(key) for key, _ in labels[0])
     at = {(row.variant, row.measure, row.labels): row for row in rows}
     several = len({row.variant for row in rows}) > 1
     measured = {(row.variant, row.measure) for row in rows}
-    columns = [(v, m) for m in measures for v in experiment.variants if (v, m) in measured]
-    split = [[c for c in columns if c[1] == m] for m in measures] if several else [columns]
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for m in dict.fromkeys(row.measure for row in rows):
+        title = heading(m).capitalize() if several else f"By {' and '.join(names)}"
+        parts.setdefault(title, []).extend(
+            (v, m) for v in experiment.variants if (v, m) in measured
+        )
     return [
         Table(
-            title=heading(part[0][1]).capitalize() if several else f"By {' and '.join(names)}",
+            title=title,
             columns=_columns(
                 (*names, *(v if several else heading(m) for v, m in part)), len(names)
             ),
             rows=[
                 (
                     *(fmt.cell(key, value) for key, value in label),
-                    *(_cell(at.get((v, m, label)), full=full) for v, m in part),
+                    *(_cell(at.get((v, m, label))) for v, m in part),
                 )
                 for label in labels
                 if any((v, m, label) in at for v, m in part)
             ],
             words=len(names),
         )
-        for part in split
+        for title, part in parts.items()
     ]
 
 
-def _cell(row: Row | None, unit_of: str | None = None, *, full: bool) -> str | Cell:
+def _cell(row: Row | None, unit_of: str = "") -> str | Cell:
     if row is None:
         return fmt.UNKNOWN
     said = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
         said += f" ±{row.estimate.cv_ratio * 100:.0f} %"
-    return said if row.ratio is None else Cell(text=said, below=_of_baseline(row.ratio, full=full))
+    return said if row.ratio is None else Cell(text=said, below=_of_baseline(row.ratio))
 
 
-def _of_baseline(ratio: Estimate, *, full: bool) -> str:
+def _of_baseline(ratio: Estimate) -> str:
     """Return how many times the baseline's; ``same`` where all repetitions gave one number."""
     if ratio.ci95 is None:
         return f"{ratio.value:.2f}×"
     low, high = ratio.ci95
     if max(abs(low - 1), abs(high - 1)) < _ROUNDING:
         return "same"
-    return f"{ratio.value:.2f}×" + (f", {low:.2f} … {high:.2f}" if full else "")
+    return f"{ratio.value:.2f}×, {low:.2f} … {high:.2f}"
 
 
-def ours(headline: Headline) -> str:
+def _ours(headline: Headline) -> str:
     """Return a headline's number here; the reason where there is none."""
     if headline.ours is None:
         return headline.why or fmt.UNKNOWN
@@ -380,80 +357,111 @@ def ours(headline: Headline) -> str:
     return f"{_number(headline.ours)}{mark}{headline.unit}"
 
 
-def interval(headline: Headline) -> str:
+def _interval(headline: Headline) -> str:
     """Return its 95 % interval: ``1.71 … 1.96``."""
     if headline.ours is None or headline.ci95 is None:
-        return fmt.UNKNOWN
-    return f"{_number(headline.ci95[0])} … {_number(headline.ci95[1])}"
-
-
-def against(headline: Headline) -> str:
-    """Return how many times what is stated it is: ``1.05×``."""
-    return fmt.UNKNOWN if headline.ratio is None else f"{headline.ratio:.2f}×"
+        return ""
+    return " … ".join(map(_number, headline.ci95))
 
 
 def _number(value: float) -> str:
-    size = f"{abs(value):.3g}"
     if 0 < abs(value) < 1e-4:
         return "< 0.0001" if value > 0 else "> −0.0001"
-    if "e" in size:
-        size = f"{abs(value):.0f}"
-    return ("−" if value < 0 else "") + size
-
-
-def told(comparison: Comparison) -> list[Change]:
-    """Return the leaf causes that moved most, those told from noise first."""
-    leaves = [c for c in comparison.leaves() if c.difference_ns]
-    return sorted(leaves, key=lambda c: (not c.told, -abs(c.difference_ns)))[:_CAUSES]
-
-
-def change_line(change: Change, step_ns: int) -> str:
-    """Return one cause's difference in words."""
-    share = f", {signed(change.difference_ns / step_ns)} of the step" if step_ns else ""
-    sure = "" if change.told else " (within noise)" if change.told is not None else " (no interval)"
-    return f"{full_label(change.id)}: {signed_duration(change.difference_ns)}{share}{sure}"
+    size = f"{abs(value):.3g}"
+    return ("−" if value < 0 else "") + (f"{abs(value):.0f}" if "e" in size else size)
 
 
 def _headlines(headlines: Sequence[Headline]) -> Section:
     """Show what systems are known for beside the same numbers here."""
     blocks: list[Block] = []
     for h in headlines:
-        value = ours(h)
-        if h.ours is not None and h.ci95 is not None:
-            value += f" (95 %: {interval(h)})"
+        interval = _interval(h)
+        value = _ours(h) + (f" (95 %: {interval})" if interval else "")
         if h.ratio is not None:
-            value += f", {against(h)} what is stated"
-        stated = [
-            Fact(label=who, value=words)
-            for who, words in (("survey", h.survey), ("primary source", h.primary))
-            if words is not None
-        ]
-        blocks.append(
-            Facts(
-                title=f"{h.system}: {h.claim}",
-                facts=[*stated, Fact(label="here", value=value, note=h.configuration)],
-                formats=TERMINAL,
-            )
-        )
-    blocks.append(replace(_headline_table(headlines), formats=DOCUMENT))
+            value += f", {h.ratio:.2f}× what is stated"
+        stated = {"survey": h.survey, "primary source": h.primary}
+        facts = [Fact(label=who, value=words) for who, words in stated.items() if words]
+        facts.append(Fact(label="here", value=value, note=h.configuration))
+        blocks.append(Facts(title=f"{h.system}: {h.claim}", facts=facts, formats=TERMINAL))
+    blocks.append(replace(headline_table(headlines), formats=DOCUMENT))
     return Section(title="Headlines", id="headlines", blocks=blocks)
 
 
-def _headline_table(headlines: Sequence[Headline]) -> Table:
+def headline_table(headlines: Sequence[Headline]) -> Table:
+    """Return headlines as a table; the ratio is ours over what is stated."""
     prose = [Column(h, kind="prose") for h in ("system", "number", "survey", "primary source")]
     return Table(
         columns=(*prose, "here", "95 %", "ratio", Column("configuration", kind="prose", wide=True)),
         rows=[
             (
                 *(h.system, h.claim, h.survey or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
-                *(ours(h), interval(h), against(h), h.configuration),
+                *(_ours(h), _interval(h) or fmt.UNKNOWN),
+                *(fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×", h.configuration),
             )
             for h in headlines
         ],
     )
 
 
-def headline_table(headlines: Sequence[Headline]) -> list[str]:
-    """Return headlines as lines of a Markdown table; the ratio is ours over what is stated."""
-    [table] = to_markdown.table(_headline_table(headlines))
-    return table.split("\n")
+def sweeps(experiment: Experiment) -> list[tuple[str, figures.Figure]]:
+    """Return (title, figure) of measures with a number among their labels, a line per all else."""
+    curves: dict[tuple[str, str], dict[str, list[tuple[float, Row]]]] = {}
+    for row in experiment.rows:
+        numbers = [(k, v) for k, v in row.labels if not isinstance(v, str)]
+        if len(numbers) != 1:
+            continue
+        key, at = numbers[0]
+        words = [row.variant] if len(experiment.variants) > 1 else []
+        words += [str(v) for k, v in row.labels if k != key]
+        curve = curves.setdefault((row.measure, key), {})
+        curve.setdefault(" ".join(words) or row.measure, []).append((float(at), row))
+    return [
+        (f"{heading(measure)} over {fmt.heading(key)}".capitalize(), _figure(measure, key, of))
+        for (measure, key), of in curves.items()
+        if max(len(points) for points in of.values()) > 2
+    ]
+
+
+def _figure(measure: str, key: str, curves: dict[str, list[tuple[float, Row]]]) -> figures.Figure:
+    """Return curves with whiskers from the least to the most of the repetitions."""
+    unit = next((u for suffix, u in _UNITS.items() if measure.endswith(suffix)), "")
+    scale = 1e-9 if measure.endswith("_ns") else 1.0
+    for points in curves.values():
+        points.sort(key=lambda point: point[0])
+    xs = sorted({x for points in curves.values() for x, _ in points})
+    ys = [row.estimate.value for points in curves.values() for _, row in points]
+    figure = figures.lines(
+        {
+            name: ([x for x, _ in points], [row.estimate.value * scale for _, row in points])
+            for name, points in curves.items()
+        },
+        x=fmt.heading(key),
+        y=heading(measure),
+        unit=unit,
+        log_x=xs[0] > 0 and xs[-1] >= 16 * xs[0],
+        log_y=min(ys) > 0 and max(ys) > 20 * min(ys),
+        x_ticks={x: fmt.cell(key, int(x) if x == int(x) else x) for x in xs},
+    )
+    for trace, points in zip(figure["data"], curves.values(), strict=True):
+        rows = [row for _, row in points]
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [(max(row.values) - row.estimate.value) * scale for row in rows],
+            "arrayminus": [(row.estimate.value - min(row.values)) * scale for row in rows],
+            "thickness": 1,
+            "width": 3,
+        }
+        trace["customdata"] = [
+            [fmt.cell(key, x), fmt.cell(measure, row.estimate.value)] for x, row in points
+        ]
+        trace["hovertemplate"] = (
+            "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}<extra></extra>"
+        )
+    return figure
+
+
+def heading(measure: str) -> str:
+    """Return a measure's name for people; "best" alone would not say of what."""
+    words = fmt.heading(measure)
+    return f"{words} rate" if measure.endswith("_flop_per_s") else words
