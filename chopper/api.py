@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.attribution import Recoverable
-
-    Source = str | Path | Sequence[str | Path]
+    from chopper.pipeline import Source
 
 
 class AttributedRun(Attributed):

@@ -81,9 +81,9 @@ class RankSummary:
     label: str
     device: str | None
     peak_source: str | None
-    observed_ns: int
-    ideal_ns: int
-    steps: int
+    observed_ns: int = 0
+    ideal_ns: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
-from chopper.attribution import RankSummary, cause_rows_of, groups_of
+from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.storage.run import Run
@@ -113,9 +113,11 @@ def aggregate(
 ) -> Attributed:
     """Put the results of all ranks together: of the kind of steps that the step time is of."""
     findings = _findings(recording, matched, results)
-    summaries = [_summary(recording.part(rank), joined[rank], r) for rank, r in results.items()]
     pieces = _stacked([r.piece for r in results.values()])
     windows = _stacked([r.window for r in results.values()])
+    summaries = with_times(
+        [_summary(recording.part(rank), joined[rank]) for rank in results], pieces, windows
+    )
     bases = bases_of(summaries, list(results.values()))
     claims = withheld(findings)
     by_step = {g.key: g.causes for g in groups_of(pieces, windows, "step")}
@@ -190,17 +192,14 @@ def _replayed(recording: Run, changed: Mapping[int, Mapping[str, pa.Table]]) -> 
     return Run(manifest, None, tables, source=f"{recording.source} (replayed)")
 
 
-def _summary(part: RankManifest, joined: JoinedRank, result: RankResult) -> RankSummary:
-    """Sum up the attribution of one rank."""
+def _summary(part: RankManifest, joined: JoinedRank) -> RankSummary:
+    """Name a rank and its device."""
     device: Device | None = None if joined.host_only else device_of(part)
     return RankSummary(
-        rank=result.rank,
-        label=part.label or f"rank {result.rank}",
+        rank=part.rank,
+        label=part.label or f"rank {part.rank}",
         device=device.name if device else None,
         peak_source=joined.ceiling.source if joined.ceiling else None,
-        observed_ns=result.observed_ns,
-        ideal_ns=result.ideal_ns,
-        steps=result.steps,
     )
 
 

@@ -7,33 +7,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from chopper.analyzers.causes.compute import MATH, ComputeSplit, split_compute
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
 from chopper.analyzers.causes.event_work import EventWork, event_work
-from chopper.analyzers.causes.exposed import (
-    Exposed,
-    communication_table,
-    matched_share,
-    split_exposed,
-)
+from chopper.analyzers.causes.exposed import communication_table, matched_share, split_exposed
 from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
 from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
 from chopper.analyzers.causes.quality import check_rank
-from chopper.analyzers.causes.states import States, exclusive_states
-from chopper.analyzers.trace.collectives import link_peaks
-from chopper.analyzers.trace.columns import dictionary, ints, nullable
+from chopper.analyzers.causes.states import Shares, States, exclusive_states
+from chopper.analyzers.trace.columns import dictionary, ints, nullable, pick
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.windows import Windows
+from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.trace.tables import DeviceEvents
     from chopper.storage.manifest import Finding
 
 
@@ -42,7 +35,6 @@ class RankResult:
     """The attribution of one rank, as declared tables.
 
     Attributes:
-        observed_ns: length of all windows; ``piece.time_ns`` sums to it exactly.
         coverage: name → (covered, of how much), to be added up over ranks.
         work, factors: of each device event; None when there are no windows.
     """
@@ -54,12 +46,14 @@ class RankResult:
     window: pa.Table
     gap: pa.Table
     findings: list[Finding]
-    observed_ns: int
-    ideal_ns: int
-    steps: int
     coverage: dict[str, tuple[float, float]]
     work: EventWork | None = None
     factors: Factors | None = None
+
+    @property
+    def observed_ns(self) -> int:
+        """Length of all windows; ``piece.time_ns`` sums to it exactly."""
+        return int((ints(self.window, "end_ns") - ints(self.window, "start_ns")).sum())
 
 
 def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:
@@ -69,9 +63,20 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         joined: from :func:`join_rank`.
         matched: its collectives matched with the other ranks'; None when it is alone.
     """
-    given, windows = joined.inputs, joined.windows
+    inputs, windows = joined.inputs, joined.windows
+    rank = inputs.rank
     if not len(windows):
-        return _empty(joined)
+        links = joined.links()
+        return RankResult(
+            rank=rank,
+            event_link=joined.event_link,
+            communication=communication_table(joined, links.events, None),
+            piece=TABLES["piece"].empty(),
+            window=TABLES["window"].empty(),
+            gap=TABLES["gap"].empty(),
+            findings=check_rank(joined, links),
+            coverage={},
+        )
     states, waiting, gaps, work = _by_host(joined, matched)
     links = joined.links()
     factors = measure(
@@ -79,39 +84,49 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         states,
         work,
         joined.ceiling,
-        given.device_clock,
-        given.kernel_counter,
-        given.device_limit,
+        inputs.device_clock,
+        inputs.kernel_counter,
+        inputs.device_limit,
     )
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, links, joined, matched, waiting)
     piece = _pieces(joined, links, states, compute, exposed, gaps)
     observed = int(windows.bounds_ns[-1] - windows.bounds_ns[0])
-    total = int(piece["time_ns"].to_numpy().sum())
+    total = int(ints(piece, "time_ns").sum())
     if total != observed:
-        raise AssertionError(
-            f"rank {given.rank}: causes sum to {total} ns, windows to {observed} ns"
-        )
-    window = _window_table(given.rank, windows)
-    gap = _gap_table(given.rank, gaps)
+        raise AssertionError(f"rank {rank}: causes sum to {total} ns, windows to {observed} ns")
+    window = TABLES["window"].of(
+        {
+            "rank": np.full(len(windows), rank),
+            "step_index": np.arange(len(windows)),
+            "number": nullable(windows.numbers),
+            "start_ns": windows.bounds_ns[:-1],
+            "end_ns": windows.bounds_ns[1:],
+        }
+    )
+    gap = TABLES["gap"].of(
+        {
+            "rank": np.full(len(gaps.start_ns), rank),
+            "step_index": gaps.window,
+            "start_ns": gaps.start_ns,
+            "end_ns": gaps.end_ns,
+            "cause": dictionary(gaps.cause, LEAVES),
+            "event_row": nullable(gaps.event_row),
+        }
+    )
     if not windows.recorded.all():
         piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
-    is_ideal = pc.equal(piece["cause"], "compute.ideal")
-    lengths = np.diff(windows.bounds_ns)[windows.recorded]
     return RankResult(
-        rank=given.rank,
+        rank=rank,
         event_link=joined.event_link,
-        communication=_communication(joined, links.events, matched),
+        communication=communication_table(joined, links.events, matched),
         piece=piece,
         window=window,
         gap=gap,
         findings=check_rank(joined, links, compute.too_fast, compute.of_peak_ratio)
-        + check_factors(given.rank, links, factors, compute),
-        observed_ns=int(lengths.sum()),
-        ideal_ns=pc.sum(piece["time_ns"].filter(is_ideal)).as_py() or 0,
-        steps=len(lengths),
+        + check_factors(rank, links, factors, compute),
         coverage={
-            **_coverage(links, compute, work, states.event_row[compute.fragment]),
+            **_coverage(links, compute, work, states.event_row[compute.shares.fragment]),
             "collectives_matched_ratio": matched_share(joined.communication, matched),
             "clock_ratio": clock_coverage(links, factors),
         },
@@ -125,21 +140,19 @@ def _pieces(
     links: Links,
     states: States,
     compute: ComputeSplit,
-    exposed: Exposed,
+    exposed: Shares,
     gaps: Gaps,
 ) -> pa.Table:
     """Return the `piece` table of one rank: computing, exposed communication and copies, idle."""
-    fragment = np.concatenate([compute.fragment, exposed.fragment])
+    fragment, cause, time_ns = map(np.concatenate, zip(compute.shares, exposed, strict=True))
     ran = states.event_row[fragment]
     window = np.concatenate([states.window[fragment], gaps.window])
     event = np.concatenate([ran, gaps.event_row])
     kernel = np.concatenate([ran, np.where(gaps.of_event, gaps.event_row, -1)])
-    cause = np.concatenate([compute.cause, exposed.cause, gaps.cause])
-    time_ns = np.concatenate([compute.time_ns, exposed.time_ns, gaps.end_ns - gaps.start_ns])
+    cause = np.concatenate([cause, gaps.cause])
+    time_ns = np.concatenate([time_ns, gaps.end_ns - gaps.start_ns])
     of_gaps = (gaps.phase, gaps.layer, gaps.op)
-    phase, layer, op = (
-        np.concatenate(pair) for pair in zip(grouping_of(links, ran), of_gaps, strict=True)
-    )
+    phase, layer, op = map(np.concatenate, zip(grouping_of(links, ran), of_gaps, strict=True))
     waited = _without_a_core(joined, window, cause, time_ns)
     if waited is not None:
         # What waiting takes out of a piece is a piece of its own.
@@ -151,21 +164,19 @@ def _pieces(
         window, event, kernel = window[rows], event[rows], kernel[rows]
         phase, layer, op = phase[rows], layer[rows], op[rows]
     codes, kernels = links.events.names
-    pieces = pa.Table.from_arrays(
-        [
-            pa.array(np.full(len(event), joined.inputs.rank, dtype=np.int32)),
-            pa.array(window.astype(np.int32)),
-            dictionary(cause, LEAVES),
-            nullable(event),
-            dictionary(phase, links.phases),
-            dictionary(layer, links.layers[1]),
-            dictionary(op, links.op_names[1]),
-            dictionary(np.where(kernel >= 0, codes[kernel], -1), kernels),
-            pa.array(time_ns),
-        ],
-        schema=TABLES["piece"].arrow,
+    return TABLES["piece"].of(
+        {
+            "rank": np.full(len(event), joined.inputs.rank),
+            "step_index": window,
+            "cause": dictionary(cause, LEAVES),
+            "event_row": nullable(event),
+            "phase": dictionary(phase, links.phases),
+            "layer": dictionary(layer, links.layers[1]),
+            "op": dictionary(op, links.op_names[1]),
+            "kernel": dictionary(pick(codes, kernel), kernels),
+            "time_ns": time_ns,
+        }
     )
-    return TABLES["piece"].validate(pieces)
 
 
 def _by_host(
@@ -185,34 +196,7 @@ def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
     step = ints(table, "step_index")
     inside = windows.recorded[step]
     index = (np.cumsum(windows.recorded) - 1)[step[inside]].astype(np.int32)
-    place = table.schema.get_field_index("step_index")
-    return table.filter(pa.array(inside)).set_column(
-        place, table.schema.field(place), pa.array(index)
-    )
-
-
-def _communication(joined: JoinedRank, events: DeviceEvents, matched: Matched | None) -> pa.Table:
-    """Return the `communication` table of one rank."""
-    peaks = link_peaks(joined.communication.kinds, joined.ceiling)
-    return communication_table(joined.inputs.rank, events, joined.communication, matched, peaks)
-
-
-def _empty(joined: JoinedRank) -> RankResult:
-    """Return the attribution of a rank without windows."""
-    links = joined.links()
-    return RankResult(
-        rank=joined.inputs.rank,
-        event_link=joined.event_link,
-        communication=_communication(joined, links.events, None),
-        piece=TABLES["piece"].empty(),
-        window=TABLES["window"].empty(),
-        gap=TABLES["gap"].empty(),
-        findings=check_rank(joined, links),
-        observed_ns=0,
-        ideal_ns=0,
-        steps=0,
-        coverage={},
-    )
+    return with_column(table.filter(pa.array(inside)), "step_index", pa.array(index))
 
 
 def _states(links: Links, windows: Windows, matched: Matched | None) -> tuple[States, np.ndarray]:
@@ -285,47 +269,20 @@ _MAY_SLEEP = np.array(
 """Waiting for somebody else, if it is not working for itself."""
 
 
-def _window_table(rank: int, windows: Windows) -> pa.Table:
-    count = len(windows)
-    return pa.Table.from_arrays(
-        [
-            pa.array(np.full(count, rank, dtype=np.int32)),
-            pa.array(np.arange(count, dtype=np.int32)),
-            nullable(windows.numbers),
-            pa.array(windows.bounds_ns[:-1]),
-            pa.array(windows.bounds_ns[1:]),
-        ],
-        schema=TABLES["window"].arrow,
-    )
-
-
-def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
-    return pa.Table.from_arrays(
-        [
-            pa.array(np.full(len(gaps.start_ns), rank, dtype=np.int32)),
-            pa.array(gaps.window.astype(np.int32)),
-            pa.array(gaps.start_ns),
-            pa.array(gaps.end_ns),
-            dictionary(gaps.cause, LEAVES),
-            nullable(gaps.event_row),
-        ],
-        schema=TABLES["gap"].arrow,
-    )
-
-
 def _coverage(
     links: Links, compute: ComputeSplit, work: EventWork, event: np.ndarray
 ) -> dict[str, tuple[float, float]]:
     """Return what is covered of computing, whose pieces are of ``event``, and of all events."""
     events = float(len(links.events))
+    _, cause, time_ns = compute.shares
 
     def time_of(mask: np.ndarray) -> float:
-        return float(compute.time_ns[mask].sum())
+        return float(time_ns[mask].sum())
 
-    whole = float(compute.time_ns.sum())
-    math = time_of(np.isin(compute.cause, MATH) & work.math[event])
-    no_peak = time_of(compute.cause == CODES["compute.no_peak"])
-    unmodelled = time_of(compute.cause == CODES["compute.unmodelled"])
+    whole = float(time_ns.sum())
+    math = time_of(np.isin(cause, MATH) & work.math[event])
+    no_peak = time_of(cause == CODES["compute.no_peak"])
+    unmodelled = time_of(cause == CODES["compute.unmodelled"])
     return {
         "compute_modelled_ratio": (whole - unmodelled, whole),
         "work_known_ratio": (time_of(work.known[event]), whole),

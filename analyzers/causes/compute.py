@@ -19,6 +19,7 @@ import numpy as np
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.causes.event_work import EventWork, main_cause
+from chopper.analyzers.causes.states import Shares, States, stacked
 from chopper.analyzers.trace.join import COMPUTE
 from chopper.causes import CODES
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
 
 _IDEAL = CODES["compute.ideal"]
@@ -48,20 +48,16 @@ _SCALE_SAID = 0.98
 
 @dataclass(frozen=True, slots=True)
 class ComputeSplit:
-    """Rows of (fragment, cause, time); the times of a fragment sum to its share.
+    """Compute time of a rank by cause.
 
     Attributes:
-        fragment: index into the fragments of `States`.
-        cause: code of the leaf.
         too_fast: fragments of kernels that beat their ideal time, which no peak allows.
         of_peak_ratio: what all products need at the peak, over the time that they took.
         scaled: fragments whose measured factors explain more than was observed.
         split_ns: time of those fragments and of all that were split into factors.
     """
 
-    fragment: np.ndarray
-    cause: np.ndarray
-    time_ns: np.ndarray
+    shares: Shares
     too_fast: int
     of_peak_ratio: float
     scaled: int
@@ -97,14 +93,8 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
         *((fragment, name, time) for name, time in shares.items()),
         *(() if clock is None else _labelled(fragment, event, clock, links, factors)),
     ]
-    kept = []
-    for where, of, time in parts:
-        some = np.flatnonzero(time)
-        kept.append((where[some], np.broadcast_to(of, len(time))[some], time[some]))
     return ComputeSplit(
-        np.concatenate([f for f, _, _ in kept]),
-        np.concatenate([c for _, c, _ in kept]),
-        np.concatenate([t for _, _, t in kept]),
+        stacked(parts),
         int((math & (allowed > length * 1.02 + 1000)).sum()),
         float(allowed[math].sum() / max(int(length[math].sum()), 1)),
         int(scaled.sum()),

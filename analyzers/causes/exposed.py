@@ -7,12 +7,12 @@ far as its bytes need that long, below peak for the rest.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.causes.states import Shares, States, stacked
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
 from chopper.analyzers.trace.columns import nullable
@@ -21,11 +21,11 @@ from chopper.analyzers.work.name_search import NameSearch
 from chopper.arrow import to_arrow
 from chopper.causes import CODES
 from chopper.tables import TABLES
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.collectives import Communication
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
@@ -41,87 +41,58 @@ _DIRECTIONS = {
 """Names of copies; the last one that fits counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed:
-    """Rows of (fragment, cause, time); the times of a fragment sum to its share.
-
-    Attributes:
-        fragment: index into the fragments of `States`.
-        cause: code of the leaf.
-        time_ns: more than 0.
-    """
-
-    fragment: np.ndarray
-    cause: np.ndarray
-    time_ns: np.ndarray
-
-
 def split_exposed(
     states: States,
     links: Links,
     joined: JoinedRank,
     matched: Matched | None,
     waiting: np.ndarray,
-) -> Exposed:
-    """Exposed communication and copies by cause."""
-    klass = links.work_class[states.event_row]
-    copies = np.flatnonzero((klass == COPY) & (states.share_ns > 0))
-    sent = np.flatnonzero((klass == COMMUNICATION) & (states.share_ns > 0))
-    copy_cause = copy_direction(links.events)[states.event_row[copies]]
-    if matched is None:
-        is_matched = np.zeros(len(sent), dtype=bool)
-    else:
-        event = states.event_row[sent]
-        ready = matched.ready_ns[event]
-        # The root of a broadcast need not stay until all have come; nor do ranks of other clocks.
-        stayed = links.events.end_ns[event] >= ready - LEFT_EARLY_NS
-        is_matched = (ready >= 0) & stayed
+) -> Shares:
+    """Exposed communication and copies by cause; ``waiting``: fragments before the last rank."""
+    events, event, share = links.events, states.event_row, states.share_ns
+    klass = links.work_class[event]
+    copies = np.flatnonzero((klass == COPY) & (share > 0))
+    sent = np.flatnonzero((klass == COMMUNICATION) & (share > 0))
+    ready_ns = np.full(len(events), -1) if matched is None else matched.ready_ns
+    # The root of a broadcast need not stay until all have come; nor do ranks of other clocks.
+    stayed = (ready_ns >= 0) & (events.end_ns >= ready_ns - LEFT_EARLY_NS)
+    is_matched = stayed[event[sent]]
     waits = sent[is_matched & waiting[sent]]
     transfers = sent[is_matched & ~waiting[sent]]
     alone = sent[~is_matched]
-    ideal = _transfer_ideal(states, links, joined, matched, transfers)
+    ideal = _transfer_ideal(states, links, joined, ready_ns, transfers)
     known = ~np.isnan(ideal)
-    share = states.share_ns[transfers]
-    at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
-    parts = [
-        (copies, copy_cause, states.share_ns[copies]),
-        (waits, CODES["communication.wait"], states.share_ns[waits]),
-        (alone, CODES["communication.unseparated"], states.share_ns[alone]),
-        (transfers[~known], CODES["communication.transfer.no_peak"], share[~known]),
-        (transfers[known], CODES["communication.transfer.at_peak"], at_peak[known]),
-        (transfers[known], CODES["communication.transfer.below_peak"], (share - at_peak)[known]),
-    ]
-    fragment = np.concatenate([f for f, _, _ in parts])
-    cause = np.concatenate([np.broadcast_to(c, len(f)) for f, c, _ in parts])
-    time_ns = np.concatenate([t for _, _, t in parts])
-    keep = time_ns > 0
-    return Exposed(fragment[keep], cause[keep], time_ns[keep])
+    at_peak = np.minimum(np.floor(ideal[known]), share[transfers[known]]).astype(np.int64)
+    below_peak = share[transfers[known]] - at_peak
+    return stacked(
+        [
+            (copies, copy_direction(events)[event[copies]], share[copies]),
+            (waits, CODES["communication.wait"], share[waits]),
+            (alone, CODES["communication.unseparated"], share[alone]),
+            (transfers[~known], CODES["communication.transfer.no_peak"], share[transfers[~known]]),
+            (transfers[known], CODES["communication.transfer.at_peak"], at_peak),
+            (transfers[known], CODES["communication.transfer.below_peak"], below_peak),
+        ]
+    )
 
 
 def _transfer_ideal(
-    states: States,
-    links: Links,
-    joined: JoinedRank,
-    matched: Matched | None,
-    transfers: np.ndarray,
+    states: States, links: Links, joined: JoinedRank, ready_ns: np.ndarray, transfers: np.ndarray
 ) -> np.ndarray:
     """Time at link peak of each transfer's exposed part, NaN where unknown."""
-    peaks = link_peaks(joined.communication.kinds, joined.ceiling)
-    if matched is None or not any(peaks):
-        return np.full(len(transfers), np.nan)
-    at_peak_s = np.full(len(links.events), np.nan)
-    peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
-    at_peak_s[joined.communication.event_row] = joined.communication.bus_bytes / peak
-    event = states.event_row[transfers]
-    whole = np.zeros(len(links.events), dtype=np.int64)
-    np.add.at(whole, event, states.share_ns[transfers])
+    events, communication = links.events, joined.communication
+    peaks = link_peaks(communication.kinds, joined.ceiling)
+    peak = np.array([*(p or np.nan for p in peaks), np.nan])[communication.kind]
+    at_peak_s = np.full(len(events), np.nan)
+    at_peak_s[communication.event_row] = communication.bus_bytes / peak
+    event, share = states.event_row[transfers], states.share_ns[transfers]
+    whole = np.zeros(len(events), dtype=np.int64)
+    np.add.at(whole, event, share)
     # A transfer that is hidden in part needs the link for its exposed part only.
-    end = links.events.end_ns[event]
-    begin = np.clip(matched.ready_ns[event], links.events.start_ns[event], end)
-    length = np.maximum(end - begin, 1)
-    exposed = np.minimum(whole[event] / length, 1.0)
-    part = states.share_ns[transfers] / np.maximum(whole[event], 1)
-    return at_peak_s[event] * 1e9 * exposed * part
+    end = events.end_ns[event]
+    begin = np.clip(ready_ns[event], events.start_ns[event], end)
+    exposed = np.minimum(whole[event] / np.maximum(end - begin, 1), 1.0)
+    return at_peak_s[event] * 1e9 * exposed * (share / np.maximum(whole[event], 1))
 
 
 def matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:
@@ -141,21 +112,13 @@ def copy_direction(events: DeviceEvents) -> np.ndarray:
 
 
 def communication_table(
-    rank: int,
-    events: DeviceEvents,
-    communication: Communication,
-    matched: Matched | None,
-    link_bytes_per_s: list[float | None],
+    joined: JoinedRank, events: DeviceEvents, matched: Matched | None
 ) -> pa.Table:
-    """The communication events of one rank, with what they were matched to. -> COMMUNICATION.
-
-    Args:
-        link_bytes_per_s: link peak of each of the ``kinds``.
-    """
-    rows = communication.event_row
-    kinds = communication.kinds
-    offset, instance = 0, np.full(len(rows), -1, dtype=np.int64)
-    ready = instance
+    """The communication events of one rank, with what they were matched to. -> COMMUNICATION."""
+    communication = joined.communication
+    rows, kinds = communication.event_row, communication.kinds
+    offset = 0
+    instance = ready = np.full(len(rows), -1, dtype=np.int64)
     if matched is not None:
         offset, instance = matched.offset_ns, matched.instance[rows]
         ready = np.where(instance >= 0, matched.ready_ns[rows] - offset, -1)
@@ -164,33 +127,21 @@ def communication_table(
         return to_arrow(values, kind).take(pa.array(communication.kind))
 
     text = pa.dictionary(pa.int32(), pa.string())
-    return pa.Table.from_arrays(
-        [
-            pa.array(np.full(len(rows), rank, dtype=np.int32)),
-            pa.array(rows),
-            of_kinds([k.what for k in kinds], text),
-            of_kinds([k.group for k in kinds], text),
-            of_kinds([_ranges(k.members) if k.members else None for k in kinds], text),
-            of_kinds([k.size for k in kinds], pa.int64()),
-            nullable(communication.sequence),
-            nullable(instance),
-            pa.array(events.start_ns[rows] - offset),
-            pa.array(events.end_ns[rows] - offset),
-            nullable(ready),
-            of_kinds([k.message_bytes for k in kinds], pa.int64()),
-            of_kinds([k.bus_ratio for k in kinds], pa.float64()),
-            of_kinds(link_bytes_per_s, pa.float64()),
-        ],
-        schema=TABLES["communication"].arrow,
+    return TABLES["communication"].of(
+        {
+            "rank": np.full(len(rows), joined.inputs.rank),
+            "event_row": rows,
+            "collective": of_kinds([k.what for k in kinds], text),
+            "group": of_kinds([k.group for k in kinds], text),
+            "ranks": of_kinds([ranges(k.members) if k.members else None for k in kinds], text),
+            "rank_count": of_kinds([k.size for k in kinds], pa.int64()),
+            "sequence_id": nullable(communication.sequence),
+            "instance_id": nullable(instance),
+            "arrival_ns": events.start_ns[rows] - offset,
+            "left_ns": events.end_ns[rows] - offset,
+            "ready_ns": nullable(ready),
+            "message_bytes": of_kinds([k.message_bytes for k in kinds], pa.int64()),
+            "bus_factor": of_kinds([k.bus_ratio for k in kinds], pa.float64()),
+            "link_bytes_per_s": of_kinds(link_peaks(kinds, joined.ceiling), pa.float64()),
+        }
     )
-
-
-def _ranges(members: tuple[int, ...]) -> str:
-    """``(0, 1, 2, 3, 8)`` → ``0-3,8``."""
-    parts: list[list[int]] = []
-    for member in members:
-        if parts and member == parts[-1][1] + 1:
-            parts[-1][1] = member
-        else:
-            parts.append([member, member])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -7,7 +7,7 @@ communication > copy > idle; events of the winning class share the moment equall
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from chopper.analyzers.trace.columns import run_starts
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chopper.analyzers.trace.windows import Windows
 
 
@@ -36,6 +38,30 @@ class States:
     gap_start_ns: np.ndarray
     gap_end_ns: np.ndarray
     gap_window: np.ndarray
+
+
+class Shares(NamedTuple):
+    """Time of fragments of `States` by leaf cause; a fragment's rows sum to its share.
+
+    Attributes:
+        fragment: index of the fragment.
+        cause: code of the leaf.
+        time_ns: more than 0.
+    """
+
+    fragment: np.ndarray
+    cause: np.ndarray
+    time_ns: np.ndarray
+
+
+def stacked(parts: Iterable[tuple[np.ndarray, np.ndarray | int, np.ndarray]]) -> Shares:
+    """Put parts (fragments, their cause or causes, times) one after another, zeros left out."""
+    kept = []
+    for fragment, cause, time_ns in parts:
+        rows = np.flatnonzero(time_ns)
+        causes = np.broadcast_to(cause, len(time_ns))
+        kept.append((fragment[rows], causes[rows], time_ns[rows]))
+    return Shares(*map(np.concatenate, zip(*kept, strict=True)))
 
 
 def exclusive_states(
