@@ -58,19 +58,25 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One cause in both runs, leaf or parent; nanoseconds per step."""
+class Total:
+    """A time of the whole step in both runs, in nanoseconds per step."""
 
-    id: str
-    parent: str | None
-    label: str
     a_ns: int
     b_ns: int
-    difference_ns: int
     ci95_ns: Interval | None
     """95 % interval of the difference; None with fewer than three steps in a run."""
     ci95_ratio: tuple[float, float] | None
     """95 % interval of the difference over A; None without one, or where A spent nothing."""
+
+    @property
+    def difference_ns(self) -> int:
+        """B less A."""
+        return self.b_ns - self.a_ns
+
+    @property
+    def ratio(self) -> float | None:
+        """Difference over A."""
+        return self.b_ns / self.a_ns - 1 if self.a_ns else None
 
     @property
     def told(self) -> bool | None:
@@ -79,21 +85,12 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
-    """A time of the whole step in both runs."""
+class Change(Total):
+    """One cause in both runs, leaf or parent; nanoseconds per step."""
 
-    a_ns: int
-    b_ns: int
-    difference_ns: int
-    ratio: float | None
-    """Difference over A."""
-    ci95_ns: Interval | None
-    ci95_ratio: tuple[float, float] | None
-
-    @property
-    def told(self) -> bool | None:
-        """True when the difference is told from noise; None without an interval."""
-        return None if self.ci95_ns is None else self.ci95_ns[0] > 0 or self.ci95_ns[1] < 0
+    id: str
+    parent: str | None
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +259,8 @@ class Comparison:
             "a": _side_dict(self.a),
             "b": _side_dict(self.b),
             "checks": [asdict(c) for c in self.checks],
-            "step": _with_told(self.step),
-            "median": _with_told(self.median),
-            "untraced": None if self.untraced is None else _with_told(self.untraced),
-            "causes": [_with_told(c) for c in self.changes],
+            **{name: _total_dict(getattr(self, name)) for name in ("step", "median", "untraced")},
+            "causes": [_change_dict(change) for change in self.changes],
             "kernels": [asdict(i) for i in self.kernels],
             "operations": [asdict(i) for i in self.operations],
             "notes": list(self.notes),
@@ -351,8 +346,12 @@ def _lower(text: str) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-def _with_told(value: Total | Change) -> dict[str, Any]:
-    return {**asdict(value), "told": value.told}
+def _total_dict(total: Total | None) -> dict[str, Any] | None:
+    return None if total is None else _change_dict(total) | {"ratio": total.ratio}
+
+
+def _change_dict(change: Total) -> dict[str, Any]:
+    return {**asdict(change), "difference_ns": change.difference_ns, "told": change.told}
 
 
 def _side_dict(side: Side) -> dict[str, Any]:

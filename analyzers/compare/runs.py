@@ -7,7 +7,7 @@ their differences to the difference of the step, exactly.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -118,47 +118,29 @@ def _changes(
             id=node,
             parent=parent(node),
             label=CAUSES[node].label,
-            a_ns=int(times[0][i]),
-            b_ns=int(times[1][i]),
-            difference_ns=int(times[1][i] - times[0][i]),
-            ci95_ns=_rounded(intervals, i),
-            ci95_ratio=_ratios(intervals, i),
+            **_total(times[0][i], times[1][i], intervals, i),
         )
         for i, node in enumerate(nodes)
         if times[0][i] or times[1][i]
     )
-    return changes, _total(int(times[0][-1]), int(times[1][-1]), intervals, len(nodes))
+    return changes, Total(**_total(times[0][-1], times[1][-1], intervals, len(nodes)))
 
 
-def _total(a_ns: int, b_ns: int, intervals: Intervals | None, at: int) -> Total:
-    return Total(
-        a_ns=a_ns,
-        b_ns=b_ns,
-        difference_ns=b_ns - a_ns,
-        ratio=b_ns / a_ns - 1 if a_ns else None,
-        ci95_ns=_rounded(intervals, at),
-        ci95_ratio=_ratios(intervals, at),
-    )
+def _total(a_ns: int, b_ns: int, intervals: Intervals | None, at: int) -> dict[str, Any]:
+    """Return the fields of :class:`Total`."""
+    times: dict[str, Any] = {"a_ns": int(a_ns), "b_ns": int(b_ns)}
+    if intervals is None:
+        return times | {"ci95_ns": None, "ci95_ratio": None}
+    low, high = intervals.difference[:, at].tolist()
+    ratios = intervals.ratio[:, at].tolist()
+    times["ci95_ns"] = round(low), round(high)
+    return times | {"ci95_ratio": None if np.isnan(ratios[0]) else tuple(ratios)}
 
 
 def _median(sides: tuple[Steps, Steps]) -> Total:
     a, b = (s.step_ns for s in sides)
     middle = [round(float(np.median(v))) if len(v) else 0 for v in (a, b)]
-    return _total(middle[0], middle[1], compare_medians(a, b), 0)
-
-
-def _rounded(intervals: Intervals | None, i: int) -> tuple[int, int] | None:
-    if intervals is None:
-        return None
-    low, high = intervals.difference[:, i]
-    return round(float(low)), round(float(high))
-
-
-def _ratios(intervals: Intervals | None, i: int) -> tuple[float, float] | None:
-    if intervals is None or np.isnan(intervals.ratio[0, i]):
-        return None
-    low, high = intervals.ratio[:, i]
-    return float(low), float(high)
+    return Total(**_total(*middle, compare_medians(a, b), 0))
 
 
 def _side(run: Attributed, steps: Steps) -> Side:
@@ -182,7 +164,7 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     if a is None or b is None or times[0].kind != times[1].kind:
         return None
     lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
-    return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
+    return Total(**_total(a.median_ns, b.median_ns, compare_medians(*lengths), 0))
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:
