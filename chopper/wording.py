@@ -158,9 +158,8 @@ _UNITS: dict[str, Callable[[float | None], str]] = {
 
 def unit(column: str) -> str | None:
     """The unit that a column's name ends in, None for none: ``time_ns`` → ``ns``."""
-    return next(
-        (u for u in sorted(_UNITS, key=len, reverse=True) if column.endswith("_" + u)), None
-    )
+    units = sorted(_UNITS, key=len, reverse=True)
+    return next((u for u in units if column == u or column.endswith(f"_{u}")), None)
 
 
 _ACRONYM = re.compile(r"\b(mfu|hfu|cpu|flop|id)\b")
@@ -171,7 +170,7 @@ def heading(column: str) -> str:
     found = unit(column)
     words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
     words = _ACRONYM.sub(lambda m: m.group().upper(), words)
-    if found != "count" or words.endswith(("s", "out of sequence")):
+    if found != "count" or words.endswith(("s", "out of sequence", "count")):
         return words
     return f"{words}es" if words.endswith(("ch", "sh", "x")) else f"{words}s"
 

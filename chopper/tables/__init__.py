@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chopper.errors import SchemaError
+from chopper.wording import unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,21 +24,8 @@ ColumnType = Literal["int64", "int32", "int16", "float64", "bool", "string", "te
 """``string`` is dictionary-encoded (few distinct values), ``text`` is plain UTF-8."""
 
 
-_TYPES: dict[str, ColumnType] = {
-    "bytes_per_s": "float64",
-    "flop_per_s": "float64",
-    "ns": "int64",
-    "bytes": "int64",
-    "hz": "int64",
-    "flop": "int64",
-    "count": "int64",
-    "w": "float64",
-    "j": "float64",
-    "c": "float64",
-    "ratio": "float64",
-    "factor": "float64",
-}
-"""Unit at the end of a column's name, and the type that its values usually have."""
+_FRACTIONS = ("bytes_per_s", "flop_per_s", "w", "j", "c", "ratio", "factor")
+"""Units whose values are usually no whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +40,14 @@ class Column:
     @property
     def unit(self) -> str | None:
         """Unit of the values, None for words, names, numbers of things and plain numbers."""
-        return _unit(self.name)
-
-
-def _unit(name: str) -> str | None:
-    return next((unit for unit in _TYPES if name == unit or name.endswith(f"_{unit}")), None)
+        return unit(self.name)
 
 
 def column(name: str, doc: str, type: ColumnType | None = None) -> Column:
     """Declare a column that is never null, of its unit's type; ``string`` without a unit."""
-    return Column(name, type or _TYPES.get(_unit(name) or "", "string"), doc)
+    if type is None and (measured := unit(name)) is not None:
+        type = "float64" if measured in _FRACTIONS else "int64"
+    return Column(name, type or "string", doc)
 
 
 def optional(name: str, doc: str, type: ColumnType | None = None) -> Column:
