@@ -25,24 +25,13 @@ _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 COLUMNS = (
     column("time_ns", "Computing time that these kernels alone account for (level 1)."),
     optional("clock_mean_hz", "Mean SM clock, weighted by time."),
-    optional(
-        "loss_ns",
-        "Time attributed to a clock below the reference; null where the clock or the reference is "
-        "not known of any kernel.",
-    ),
-    optional(
-        "loss_error_ns",
-        "Bound of the loss's error: of the sensitivity and of clocks between samples, added up.",
-    ),
+    optional("loss_ns", "Time lost to a clock below the reference; null where one is unknown."),
+    optional("loss_error_ns", "Bound of the loss's error, of sensitivity and sampling together."),
     optional("clock_p5_hz", "5th percentile of the SM clock, weighted by time."),
     optional("clock_median_hz", "Median SM clock, weighted by time."),
     optional("clock_p95_hz", "95th percentile of the SM clock, weighted by time."),
     optional("power_mean_w", "Mean power of the whole board in that time."),
-    optional(
-        "power_cap_ratio",
-        "Share of the time under a power limit; like the shares of other reasons of the time "
-        "whose reason was recorded, and null where none was.",
-    ),
+    optional("power_cap_ratio", "Share under a power limit of the time whose reason is known."),
     optional("thermal_ratio", "Share of the time under a thermal limit."),
     optional("application_ratio", "Share of the time at a clock that was set."),
     optional("idle_ramp_ratio", "Share of the time at a clock still low from idling."),
@@ -50,14 +39,9 @@ COLUMNS = (
     optional("unlabelled_ratio", "Share of the time whose reason was not recorded."),
     column("known_ratio", "Share of the time whose clock is known."),
     optional("clock_error_hz", "Mean bound of a kernel's clock error from sampling."),
-    optional(
-        "sensitivity_ratio",
-        "Mean dependence of the duration on the clock: 0 none, 1 inversely proportional.",
-    ),
+    optional("sensitivity_ratio", "Mean dependence on the clock: 0 none, 1 inverse proportion."),
 )
-AT_REFERENCE = optional(
-    "at_reference_ns", "Time of the same kernels at the reference clock; null as the loss."
-)
+AT_REFERENCE = optional("at_reference_ns", "Time at the reference clock; null as the loss.")
 
 
 def clock_columns(found: Clocked, groups: Groups) -> dict[str, pa.Array | np.ndarray]:

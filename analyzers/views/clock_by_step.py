@@ -1,4 +1,8 @@
-"""SM clock by step, and the step's time at the reference clock."""
+"""SM clock by step, and the step's time at the reference clock.
+
+That time is shorter by what kernels lost below the reference clock (longer, where they ran above
+it), with idle and communication as they were.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,7 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         optional("number", "Step number; null for a whole trace.", "int64"),
         column("observed_ns", "Observed time: length of the step's window."),
-        optional(
-            "at_reference_ns",
-            "Length that the step would have at the reference clock: shorter by what kernels lost "
-            "below it (longer, where they ran above it), with idle and communication as they "
-            "were; null as the loss.",
-        ),
+        optional("at_reference_ns", "Length of the step at the reference clock; null as the loss."),
         *COLUMNS,
     ),
     title="Clocks by step",

@@ -25,11 +25,7 @@ VIEW = View(
         column("sensitivity_error_ratio", "Standard error of that sensitivity."),
         optional("slope_ratio", "Sensitivity measured from instances at several clocks."),
         optional("slope_error_ratio", "Standard error of the measured sensitivity."),
-        column(
-            "roofline_ratio",
-            "Ideal time over roofline time, which stands for the sensitivity without a measured "
-            "one.",
-        ),
+        column("roofline_ratio", "Ideal over roofline time: the sensitivity if none was measured."),
         column("count", "Number of instances."),
         column("used_count", "Number of instances that ran alone at a known clock."),
         optional("clock_low_hz", "Lowest clock of the instances used."),

@@ -1,4 +1,7 @@
-"""Kernels that ran beside others, compared with the same work alone, clocks made equal."""
+"""Kernels that ran beside others, compared with the same work alone, clocks made equal.
+
+Without a baseline, the time lost is bounded against the instance that overlapped least.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,11 @@ VIEW = View(
         *COLUMNS,
         optional("slowdown_ratio", "Mean duration beside others over the baseline."),
         column("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
-        optional(
-            "alone_ns", "Baseline: median duration of three instances or more that ran alone."
-        ),
+        optional("alone_ns", "Baseline, median duration alone; null with fewer than three."),
         optional("overlapped_ns", "Median duration of instances that ran beside others."),
         column("alone_count", "Number of instances that ran alone."),
         column("overlapped_count", "Number of instances that ran beside others."),
-        optional(
-            "bound_ns",
-            "Without a baseline: lower bound of the time lost, against the instance that "
-            "overlapped least.",
-        ),
+        optional("bound_ns", "Lower bound of the time lost; null where there is a baseline."),
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),

@@ -37,9 +37,7 @@ VIEW = View(
         optional("step", "Step number; null for all steps together.", "int64"),
         optional("phase", "Phase of the host; null for all phases."),
         column("time_ns", "Time of the step or phase."),
-        optional(
-            "active_cores", "Mean number of cores that were busy at all in a sample.", "float64"
-        ),
+        optional("active_cores", "Mean number of cores busy at all in a sample.", "float64"),
         optional("minimum_cores", "Mean number of cores that the work would fill.", "float64"),
         optional("rank_cores", "Cores that the rank and its child processes used.", "float64"),
         optional("children_cores", "Cores that the rank's child processes used.", "float64"),

@@ -20,13 +20,9 @@ VIEW = View(
     __doc__,
     (
         column("rank", "Global rank on which the stretch lies.", "int32"),
-        column(
-            "start_ns", "Start of the stretch since that of the path, in the clock of its rank."
-        ),
+        column("start_ns", "Start since that of the path, in the clock of the stretch's rank."),
         column("dur_ns", "Duration of the stretch."),
-        column(
-            "cause", "Id of a leaf cause; of an event with several, the one with most of its time."
-        ),
+        column("cause", "Id of the leaf cause; of several, the one with most of the time."),
         column("name", "Operator, kernel, host span, or what a wait led to."),
         optional("event_row", "Row of the device event that ran; null where none did.", "int64"),
         optional("span_row", "Row of the host span that ran; null where none did.", "int64"),

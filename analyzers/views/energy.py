@@ -50,26 +50,14 @@ VIEW = View(
     "energy",
     __doc__,
     (
-        column(
-            "scope",
-            "Scope of the row: run (all steps read), phase, steps (a group of at least 5 s) or "
-            "window (a span that another tool measured).",
-        ),
-        column(
-            "source",
-            "Source of the energy: all devices, device N, or a domain such as package-0 or "
-            "package-0/dram.",
-        ),
+        column("scope", "Scope: run, phase, steps (a group) or window (of another tool)."),
+        column("source", "Source: all devices, device N, or a domain such as package-0/dram."),
         column("ranks", "Global ranks that compute on the source."),
         optional("energy_per_step_j", "Mean energy per step."),
         optional("energy_per_token_j", "Energy over the number of tokens of these steps."),
         optional("power_mean_w", "Mean power: energy over time."),
         optional("energy_j", "Total energy."),
-        optional(
-            "energy_error_j",
-            "Bound of the energy's error, from readings around the edges and the counter's own "
-            "steps.",
-        ),
+        optional("energy_error_j", "Bound of the energy's error, from readings around its edges."),
         optional("span_ns", "Time over which the energy was measured."),
         column("step_count", "Number of steps within the span."),
         optional("phase", "Phase, in rows of scope phase."),
@@ -77,11 +65,7 @@ VIEW = View(
         optional("first_step", "Number of the first step within the span.", "int64"),
         optional("last_step", "Number of the last step within the span.", "int64"),
         optional("tokens_count", "Number of tokens of these steps, over all ranks of the source."),
-        optional(
-            "tokens_from",
-            "Origin of the number of tokens: program (prof.step(tokens=…)), or embeddings of "
-            "traced steps.",
-        ),
+        optional("tokens_from", "Origin of the tokens: program, or embeddings of traced steps."),
         optional("basis", "Basis of the energy: counter, or power (readings integrated)."),
         optional("host", "Name of the host."),
         optional("start_ns", "Start of the span, Unix time."),

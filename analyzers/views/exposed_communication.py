@@ -29,20 +29,12 @@ VIEW = View(
         column("exposed_ns", "Exposed communication: time in which no computing ran beside it."),
         column("share_ratio", "Exposed communication as a share of the observed time."),
         column("hidden_ns", "Hidden communication: time in which computing ran beside it."),
-        column(
-            "elapsed_ns",
-            "Duration of the events in the steps; exceeds exposed and hidden time where they "
-            "overlap.",
-        ),
+        column("elapsed_ns", "Sum of the events' durations in the steps, overlapped or not."),
         column("waiting_ns", "Part of the exposed time before the last rank arrived."),
         column("at_peak_ns", "Part of the exposed time that the bytes need at the link's peak."),
         column("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
         column("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),
-        column(
-            "unseparated_ns",
-            "Part of the exposed time of unmatched collectives, where wait and transfer are not "
-            "separated.",
-        ),
+        column("unseparated_ns", "Exposed time of unmatched collectives, wait and transfer alike."),
         optional("group", "Name of the process group."),
     ),
     title="Exposed and hidden communication",

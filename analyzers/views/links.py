@@ -85,11 +85,7 @@ VIEW = View(
         optional("signal", "Signs of congestion in words; null without any.", "text"),
         optional("tx_bytes_per_s", "Rate of bytes sent."),
         optional("rx_bytes_per_s", "Rate of bytes received."),
-        optional(
-            "both_bytes_per_s",
-            "Rate of bytes sent and received, where the device does not tell them apart (AMD's "
-            "PCIe).",
-        ),
+        optional("both_bytes_per_s", "Rate of bytes both ways, where not told apart (AMD's PCIe)."),
         optional("pause_ratio", "Share of the time in which sending was paused by flow control."),
         optional("cnp_handled_hz", "Rate of congestion notifications obeyed.", "float64"),
         optional("retransmit_ratio", "Share of the bytes sent that were sent again (EFA)."),
@@ -104,9 +100,7 @@ VIEW = View(
         optional("retransmits_per_byte", "Retransmits (RoCE) per byte sent.", "float64"),
         optional("retransmit_count", "Number of order errors, timeouts and adaptive retransmits."),
         optional("out_of_sequence_count", "Number of packets that came out of order."),
-        optional(
-            "error_count", "Number of discards, link and CRC errors, replays, NAKs, recoveries."
-        ),
+        optional("error_count", "Number of discards, link errors, replays, NAKs, recoveries."),
         optional("tx_bytes", "Bytes sent in all."),
         optional("rx_bytes", "Bytes received in all."),
     ),

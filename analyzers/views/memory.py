@@ -38,17 +38,11 @@ VIEW = View(
     (
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
-        column(
-            "phase",
-            "Phase of the host: forward, recompute, backward, optimizer, data or other; `all` for "
-            "whole steps.",
-        ),
+        column("phase", "Phase of the host, forward, backward, …; `all` for whole steps."),
         optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
         optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
         optional("fragmentation_ratio", "Share of reserved bytes that no tensor held at the peak."),
-        optional(
-            "median_fragmentation_ratio", "Median share of reserved bytes that no tensor held."
-        ),
+        optional("median_fragmentation_ratio", "Median share of reserved bytes no tensor held."),
         optional("allocation_count", "Number of allocations per step."),
         optional("requested_bytes", "Bytes allocated per step, reused blocks included."),
         optional("allocator_call_count", "cudaMalloc, hipFree and the like per step.", "float64"),

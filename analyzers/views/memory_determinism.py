@@ -26,9 +26,7 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
         column("steps_count", "Number of traced steps."),
-        optional(
-            "similarity_ratio", "Mean similarity of steps' allocations to those of the step before."
-        ),
+        optional("similarity_ratio", "Mean similarity of a step's allocations to the last one's."),
         optional("identical_ratio", "Share of steps that allocate exactly as the step before."),
         column("event_count", "Mean number of allocations and frees per step."),
         column("distinct_sizes_count", "Mean number of different block sizes per step."),
@@ -36,12 +34,7 @@ VIEW = View(
         optional("peak_std_bytes", "Standard deviation over steps of the peak that tensors held."),
         optional("clock_mean_hz", "Mean over steps of the device's mean clock."),
         optional("clock_std_hz", "Mean over steps of the clock's standard deviation in a step."),
-        optional(
-            "clock_correlation",
-            "Pearson correlation over steps of dissimilarity (1 − similarity) with the clock's "
-            "standard deviation.",
-            "float64",
-        ),
+        optional("clock_correlation", "Pearson's, of dissimilarity and clock_std_hz.", "float64"),
         optional("no_correlation", "Reason why there is no correlation.", "text"),
     ),
     title="Memory determinism",

@@ -27,12 +27,7 @@ VIEW = View(
         column("share_ratio", "Share of all bytes in use on the device."),
         column("block_count", "Number of the line's blocks that are in use."),
         column("largest_bytes", "Size of the largest of these blocks."),
-        optional(
-            "where",
-            "Source line that allocated them, as file:line: function; null where no stack was "
-            "recorded.",
-            "text",
-        ),
+        optional("where", "Source line that allocated them; null where none was recorded.", "text"),
     ),
     title="Who holds memory",
     section="Memory",

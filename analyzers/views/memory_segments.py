@@ -30,9 +30,7 @@ VIEW = View(
         column("allocated_bytes", "Bytes of the segments that tensors hold."),
         optional("fragmentation_ratio", "Share of the segments' bytes that no tensor holds."),
         column("gap_count", "Number of gaps between tensors, free segments included."),
-        column(
-            "largest_gap_bytes", "Size of the largest gap: what still fits without a new segment."
-        ),
+        column("largest_gap_bytes", "Size of the largest gap: what fits without a new segment."),
         column("whole_free_bytes", "Bytes in unused segments, which empty_cache() returns."),
         optional("rounding_bytes", "Bytes held beyond what tensors requested."),
     ),

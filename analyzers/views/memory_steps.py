@@ -29,14 +29,8 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
         column("step", "Number of the step.", "int64"),
-        optional(
-            "similarity_ratio",
-            "Similarity to the allocations of the step before: Dice's coefficient of runs of "
-            "three successive events.",
-        ),
-        optional(
-            "same_as_previous", "True where the step allocates exactly as the one before.", "bool"
-        ),
+        optional("similarity_ratio", "Dice's similarity to the allocations of the step before."),
+        optional("same_as_previous", "True where it allocates exactly as the step before.", "bool"),
         column("event_count", "Number of allocations and frees."),
         column("distinct_sizes_count", "Number of different block sizes."),
         column("requested_bytes", "Bytes allocated in the step."),

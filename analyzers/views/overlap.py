@@ -34,14 +34,9 @@ VIEW = View(
         optional("spearman", "Rank correlation of overlap ratio and duration.", "float64"),
         optional("pearson", "Linear correlation of overlap ratio and duration.", "float64"),
         optional("median_alone_ns", "Median duration of instances without any overlap."),
-        optional(
-            "median_beside_ns", "Median duration of instances with communication beside half of it."
-        ),
+        optional("median_beside_ns", "Median duration of instances overlapped at least half."),
         column("alone_instance_count", "Number of instances without any overlap."),
-        column(
-            "beside_instance_count",
-            "Number of instances overlapped for half of their time or more.",
-        ),
+        column("beside_instance_count", "Number of instances overlapped at least half."),
         column("overlap_ns", "Time of all instances in which communication ran beside them."),
         column("time_ns", "Time of all instances."),
         column("kernel", "Name of the kernel as recorded."),

@@ -33,20 +33,13 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("stream_id", "Stream whose queue it is.", "int64"),
         column("phase", "Phase that the host was launching."),
-        column(
-            "time_ns",
-            "Time that the host spent launching that phase, between the first and the last step.",
-        ),
+        column("time_ns", "Time of launching that phase, between the first and the last step."),
         column("empty_ratio", "Share of the time with nothing queued."),
         column("mean_depth", "Mean number of queued launches over time.", "float64"),
         column("median_depth", "Median number of queued launches, weighted by time.", "int64"),
         column("p95_depth", "95th percentile of the queued launches, weighted by time.", "int64"),
         column("max_depth", "Largest number of queued launches.", "int64"),
-        column(
-            "full_ratio",
-            "Share of the time with at least 1024 queued: CUDA's queue is full then, and "
-            "launching calls block.",
-        ),
+        column("full_ratio", "Share of the time with CUDA's queue full: 1024 entries at least."),
         column("device_id", "Ordinal of the stream's device.", "int32"),
     ),
     title="Queue depth",

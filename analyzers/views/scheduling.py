@@ -48,9 +48,7 @@ VIEW = View(
         optional("training", "True where the thread ran operators or launched kernels.", "bool"),
         optional("waiting_ratio", "Share of the time ready to run, without a core."),
         optional("running_ratio", "Share of the time in which the thread was on a core."),
-        optional(
-            "throttled_ratio", "Time in which the cgroup's CPU quota held the job, over the span."
-        ),
+        optional("throttled_ratio", "Share of the time in which the cgroup's CPU quota held it."),
         optional("steal_ratio", "Share of the time taken by the hypervisor, mean over the cores."),
         optional("pressure_cpu_ratio", "Share of the time in which a task waited for a core."),
         optional("waiting_ns", "Total time ready without a core."),

@@ -34,12 +34,7 @@ VIEW = View(
         column("communication_ns", "Exposed communication: no compute kernel ran beside it."),
         column("copy_ns", "Exposed copies: neither computing nor communication was running."),
         column("idle_ns", "Time in which nothing was running on the device."),
-        optional(
-            "outlier",
-            "True where the step is further from the rank's median than 3.5 robust standard "
-            "deviations and than 2 %; null with fewer than five steps.",
-            "bool",
-        ),
+        optional("outlier", "True for an outlier; null with fewer than five steps.", "bool"),
         optional("deviation_ratio", "Difference to the rank's median step, over that median."),
     ),
     title="Steps",

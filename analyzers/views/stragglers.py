@@ -33,11 +33,7 @@ VIEW = View(
     __doc__,
     (
         column("straggler_rank", "Global rank that arrived last.", "int32"),
-        optional(
-            "cause",
-            "Leaf cause that made the rank late; null where it was late before, or nothing took "
-            "longer.",
-        ),
+        optional("cause", "Leaf cause that made the rank late; null where nothing took longer."),
         column("waiting_ns", "Straggler wait of the other ranks, shared by the causes' excess."),
         column("share_ratio", "Share of the straggler wait at all collectives."),
         column("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),

@@ -55,9 +55,7 @@ VIEW = View(
         optional("op", "Operator that lost most; without a loss, the one that ran longest."),
         optional("kernels", "The three kernels that lost most, with their shares.", "text"),
         optional("step", "Index of the step in which the episode's first kernel ran.", "int32"),
-        column(
-            "source", "Source of the episode: reasons of readings, or counters of throttled time."
-        ),
+        column("source", "Source: reasons of readings, or counters of throttled time."),
         column("start_ns", "Start of the episode, Unix time."),
     ),
     version=2,

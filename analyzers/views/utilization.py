@@ -44,21 +44,12 @@ VIEW = View(
         optional("mfu_ratio", "Model FLOP utilization (MFU)."),
         optional("hfu_ratio", "Hardware FLOP utilization (HFU)."),
         optional("peak_flop_per_s", "Ceiling for this mix of data types."),
-        optional(
-            "tokens_per_s",
-            "Tokens that the rank's embedding looked up per second; null where one table's shapes "
-            "do not tell that.",
-            "float64",
-        ),
+        optional("tokens_per_s", "Tokens looked up per second; null where not known.", "float64"),
         optional("model_flop", "FLOP that the model's mathematics needs."),
         optional("hardware_flop", "FLOP including recomputation and the optimizer's."),
         optional("model_needs_ns", "Time that the model's FLOP need at the ceiling."),
         optional("hardware_needs_ns", "Time that all FLOP need at the ceiling."),
-        column(
-            "time_ns",
-            "Time T of the definition, summed over ranks: the observed time, scaled to the median "
-            "step without a trace.",
-        ),
+        column("time_ns", "Time T of the definition, summed over ranks."),
         column("observed_ns", "Observed time of the traced steps, summed over ranks."),
         optional("reason", "Reason why values are null or lower bounds.", "text"),
         optional("source", "Origin of the ceiling's value.", "text"),

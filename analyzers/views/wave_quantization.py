@@ -19,11 +19,7 @@ VIEW = View(
     __doc__,
     (
         *COLUMNS,
-        column(
-            "slowdown_ratio",
-            "Blocks of the fullest unit over the mean, less what the roofline accounts for "
-            "already.",
-        ),
+        column("slowdown_ratio", "Blocks of the fullest unit over the mean, beyond the roofline."),
         column("loss_ns", "Time attributed to wave quantization."),
         column("grid", "Blocks per grid as recorded."),
         optional("block", "Threads per block as recorded."),
