@@ -16,7 +16,7 @@ from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, busy_of, text_rows, whole_or_null
 from chopper.tables import Table, column, optional
 
-SHARE = optional("share_ratio", "Share of the sum of times over all rows.")
+SHARE = optional("share_ratio", "Share of the sum of times over all rows; null for no time.")
 RATES = (
     optional("compute_rate_flop_per_s", "FLOP over the time of the device events."),
     optional("memory_rate_bytes_per_s", "Bytes over the time of the device events."),

@@ -24,13 +24,13 @@ NO_CLOCKS = (
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 COLUMNS = (
     column("time_ns", "Computing time that these kernels alone account for (level 1)."),
-    optional("clock_mean_hz", "Mean SM clock, weighted by time."),
+    optional("clock_mean_hz", "Mean SM clock, weighted by time; null where none is known."),
     optional("loss_ns", "Time lost to a clock below the reference; null where one is unknown."),
     optional("loss_error_ns", "Bound of the loss's error, of sensitivity and sampling together."),
     optional("clock_p5_hz", "5th percentile of the SM clock, weighted by time."),
-    optional("clock_median_hz", "Median SM clock, weighted by time."),
+    optional("clock_median_hz", "Median SM clock, weighted by time; null where none is known."),
     optional("clock_p95_hz", "95th percentile of the SM clock, weighted by time."),
-    optional("power_mean_w", "Mean power of the whole board in that time."),
+    optional("power_mean_w", "Mean power of the whole board in that time; null where not read."),
     optional("power_cap_ratio", "Share under a power limit of the time whose reason is known."),
     optional("thermal_ratio", "Share of the time under a thermal limit."),
     optional("application_ratio", "Share of the time at a clock that was set."),

@@ -22,7 +22,7 @@ VIEW = View(
     __doc__,
     (
         column("collective", "Normalized name of the collective, as allreduce."),
-        optional("ranks", "Global ranks that take part."),
+        optional("ranks", "Global ranks that take part; null where not recorded."),
         column("phase", "Phase of the communication events."),
         optional("layer", "Module path of the layer of the communication events."),
         column("event_count", "Number of communication events."),
@@ -35,7 +35,7 @@ VIEW = View(
         column("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
         column("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),
         column("unseparated_ns", "Exposed time of unmatched collectives, wait and transfer alike."),
-        optional("group", "Name of the process group."),
+        optional("group", "Name of the process group; null where not recorded."),
     ),
     title="Exposed and hidden communication",
     section="Communication",

@@ -23,7 +23,7 @@ VIEW = View(
     __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
-        optional("step", "Step number.", "int64"),
+        optional("step", "Step number; null where no step holds it.", "int64"),
         column("kind", "Kind of the compared events: collective or kernel."),
         column("median_ns", "Median lead: time by which this rank begins before the last one."),
         column("p95_ns", "95th percentile of the lead."),

@@ -43,7 +43,7 @@ VIEW = View(
         optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
         optional("fragmentation_ratio", "Share of reserved bytes that no tensor held at the peak."),
         optional("median_fragmentation_ratio", "Median share of reserved bytes no tensor held."),
-        optional("allocation_count", "Number of allocations per step."),
+        optional("allocation_count", "Number of allocations per step; null without events."),
         optional("requested_bytes", "Bytes allocated per step, reused blocks included."),
         optional("allocator_call_count", "cudaMalloc, hipFree and the like per step.", "float64"),
         optional("allocator_ns", "Host time in runtime calls that allocate or free, per step."),

@@ -41,7 +41,7 @@ VIEW = View(
         optional("step", "Step number; null for spans of time.", "int64"),
         column("since_ns", "Start of the step or span, since that of the first row."),
         column("dur_ns", "Length of the step or span."),
-        optional("allocated_bytes", "Peak of the bytes that tensors held."),
+        optional("allocated_bytes", "Peak of the bytes that tensors held; null where not read."),
         optional("reserved_bytes", "Peak of the bytes reserved from the driver."),
         optional("device_used_bytes", "Peak of the bytes in use on the device, by all processes."),
         optional("host_process_bytes", "Peak of the resident bytes of the rank and its children."),

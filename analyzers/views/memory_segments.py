@@ -24,7 +24,7 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`."),
         optional("kind", "Kind of segment: small (blocks of up to 1 MiB) or large."),
-        optional("stream_id", "Stream that the segments serve.", "int64"),
+        optional("stream_id", "Stream that the segments serve; null where not recorded.", "int64"),
         column("segment_count", "Number of segments."),
         column("reserved_bytes", "Size of the segments, reserved from the driver."),
         column("allocated_bytes", "Bytes of the segments that tensors hold."),

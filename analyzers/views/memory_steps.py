@@ -37,7 +37,7 @@ VIEW = View(
         optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
         optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
         column("clock_count", "Number of clock samples in the step."),
-        optional("clock_mean_hz", "Mean of the device's clock in the step."),
+        optional("clock_mean_hz", "Mean of the device's clock in the step; null without samples."),
         optional("clock_std_hz", "Standard deviation of the device's clock samples in the step."),
         column("sequence", "Hash of the signed sizes in order, equal for steps alike.", "text"),
     ),

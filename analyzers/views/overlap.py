@@ -26,7 +26,7 @@ VIEW = View(
     "overlap",
     __doc__,
     (
-        optional("op", "Operator that launched the kernels."),
+        optional("op", "Operator that launched the kernels; null where none was recorded."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
         column("instance_count", "Number of instances of the kernel."),
         column("overlap_ratio", "Share of the instances' time with communication beside them."),

@@ -34,7 +34,7 @@ VIEW = View(
     "unmodelled",
     __doc__,
     (
-        optional("kernel", "Name of the kernel as recorded."),
+        optional("kernel", "Name of the kernel as recorded; null where not recorded."),
         column("time_ns", "Exclusive time attributed to the kernel."),
         optional("share_ratio", "Share of all computing time."),
         column("reason", "Reason why the kernel's work, or its ideal time, is not known."),
