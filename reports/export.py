@@ -9,9 +9,13 @@ of clock, power and temperature are counter tracks.
 from __future__ import annotations
 
 import gzip
+import itertools
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.errors import OutputError, UsageError, reason_of
 from chopper.storage.files import encode_json
@@ -20,14 +24,10 @@ from chopper.wording import device_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
-
     from chopper.analyzers.attributed import Attributed
 
 Kind = Literal["parquet", "csv", "perfetto"]
 KINDS: tuple[str, ...] = get_args(Kind)
-_STREAM_ID, _STEPS_ID, _GAPS_ID = 2_000_000_000, 2_100_000_000, 2_100_000_001
-"""Numbers of tracks that cannot be those of threads."""
 
 
 def export(
@@ -126,7 +126,6 @@ def _write(table: pa.Table, path: Path) -> None:
         with path.open("wb") as file:
             pq.write_table(table, file, compression="zstd")
         return
-    import pyarrow as pa
     from pyarrow import csv
 
     plain = [
@@ -161,12 +160,27 @@ def _events(run: Attributed, zero: int) -> Iterator[dict[str, Any]]:
     labels = {r.rank: r.label for r in run.ranks}
     for rank in run.recording.ranks:
         yield _name(rank, 0, "process_name", labels.get(rank, f"rank {rank}"))
-        yield _name(rank, _STEPS_ID, "thread_name", "chopper: steps")
-        yield _name(rank, _GAPS_ID, "thread_name", "chopper: causes of idle")
-        yield from _own_tracks(run, rank, zero)
-        yield from _host(run, rank, zero)
-        yield from _device(run, rank, zero)
+        tracks: dict[object, int] = {}
+        spans = itertools.chain(_host(run, rank), _device(run, rank), _own_tracks(run, rank))
+        for key, label, category, name, start, dur, args in spans:
+            if key not in tracks:
+                tracks[key] = len(tracks) + 1
+                yield _name(rank, tracks[key], "thread_name", label)
+            yield {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": rank,
+                "tid": tracks[key],
+                "ts": (start - zero) / 1e3,
+                "dur": dur / 1e3,
+                "args": args,
+            }
         yield from _counters(run, rank, zero)
+
+
+def _name(rank: int, track: int, kind: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": name}}
 
 
 _READ = (
@@ -179,11 +193,9 @@ _READ = (
 
 def _counters(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     """Clock, power and temperature of the rank's device in its windows, one track each."""
-    import pyarrow.compute as pc
-
     from chopper.analyzers.trace.samples import of_rank
 
-    windows = run.windows.filter(pc.equal(run.windows["rank"], rank))
+    windows = run.windows.filter(pc.field("rank") == rank)
     low, high = pc.min(windows["start_ns"]).as_py(), pc.max(windows["end_ns"]).as_py()
     for table, column, name, factor in _READ if low is not None else ():
         samples = of_rank(run.recording, rank, table)
@@ -199,82 +211,49 @@ def _counters(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]
                 }
 
 
-def _name(rank: int, track: int, kind: str, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": name}}
+_Span = tuple[object, str, str, str, int, int, dict[str, Any]]
+"""Key and name of the track; category, name, start, duration and arguments of the event."""
 
 
-def _span(
-    rank: int, track: int, category: str, name: str, start: int, dur: int, args: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": rank,
-        "tid": track,
-        "ts": start / 1e3,
-        "dur": dur / 1e3,
-        "args": args,
-    }
-
-
-def _own_tracks(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _own_tracks(run: Attributed, rank: int) -> Iterator[_Span]:
     from chopper.causes import CAUSES
 
-    for row in run.windows.to_pylist():
-        if row["rank"] == rank:
-            name = "whole trace" if row["number"] is None else f"step {row['number']}"
-            length = row["end_ns"] - row["start_ns"]
-            yield _span(rank, _STEPS_ID, "step", name, row["start_ns"] - zero, length, {})
-    for row in run.gaps.to_pylist():
-        if row["rank"] == rank:
-            cause = row["cause"]
-            label, args = CAUSES[cause].label, {"cause": cause, "event_row": row["event_row"]}
-            length = row["end_ns"] - row["start_ns"]
-            yield _span(rank, _GAPS_ID, "idle", label, row["start_ns"] - zero, length, args)
+    mine = pc.field("rank") == rank
+    for row in run.windows.filter(mine).to_pylist():
+        name = "whole trace" if row["number"] is None else f"step {row['number']}"
+        start = row["start_ns"]
+        yield "steps", "chopper: steps", "step", name, start, row["end_ns"] - start, {}
+    for row in run.gaps.filter(mine).to_pylist():
+        start, label = row["start_ns"], CAUSES[row["cause"]].label
+        args = {"cause": row["cause"], "event_row": row["event_row"]}
+        yield "gaps", "chopper: causes of idle", "idle", label, start, row["end_ns"] - start, args
 
 
-def _host(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _host(run: Attributed, rank: int) -> Iterator[_Span]:
     spans = _table(run, rank, "host_span")
-    names = {(t["pid"], t["tid"]): t for t in _table(run, rank, "thread").to_pylist()}
-    tracks: dict[tuple[int, int], int] = {}
+    threads = _table(run, rank, "thread").to_pylist()
+    names = {(t["pid"], t["tid"]): t["thread_name"] for t in threads}
     columns = ("pid", "tid", "category", "name", "start_ns", "dur_ns", "input_dims")
-    for pid, tid, category, name, start, dur, dims in zip(
-        *(spans[c].to_pylist() for c in columns), strict=True
-    ):
-        if (pid, tid) not in tracks:
-            tracks[pid, tid] = track = len(tracks) + 1
-            known = names.get((pid, tid), {}).get("thread_name")
-            yield _name(rank, track, "thread_name", known or f"thread {tid}")
+    rows = zip(*(spans[c].to_pylist() for c in columns), strict=True)
+    for pid, tid, category, name, start, dur, dims in rows:
+        label = names.get((pid, tid)) or f"thread {tid}"
         args = {} if dims is None else {"Input Dims": dims}
-        yield _span(rank, tracks[pid, tid], category, name, start - zero, dur, args)
+        yield ("host", pid, tid), label, category, name, start, dur, args
 
 
-def _device(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
-    import numpy as np
-
-    events = _table(run, rank, "device_event")
-    links = run.links.get(rank)
-    if links is None:
+def _device(run: Attributed, rank: int) -> Iterator[_Span]:
+    if rank not in run.links:
         return
-    on_host = run.joined[rank].host_only
-    pieces = run.pieces
-    mine = np.flatnonzero(pieces["rank"].to_numpy() == rank)
+    events, links = _table(run, rank, "device_event"), run.links[rank]
     # Pieces with most time come last, so that each event keeps its largest cause.
-    mine = mine[np.argsort(pieces["time_ns"].to_numpy()[mine], kind="stable")]
-    row, cause = pieces["event_row"].take(mine).to_pylist(), pieces["cause"].take(mine).to_pylist()
-    largest = {r: c for r, c in zip(row, cause, strict=True) if not c.startswith("idle")}
-    tracks: dict[tuple[int, int], int] = {}
-    columns = [
-        events[c].to_pylist() for c in ("device_id", "stream_id", "name", "start_ns", "dur_ns")
-    ]
-    columns += [links[c].to_pylist() for c in ("work_class", "phase", "op", "layer")]
-    for i, (device, stream, name, start, dur, *told) in enumerate(zip(*columns, strict=True)):
-        if (device, stream) not in tracks:
-            tracks[device, stream] = track = _STREAM_ID + len(tracks)
-            where = "host work" if on_host else device_name(device)
-            yield _name(rank, track, "thread_name", f"{where}, stream {stream}")
-        args = dict(zip(("phase", "op", "layer"), told[1:], strict=True))
+    pieces = run.pieces.filter(pc.field("rank") == rank).sort_by("time_ns")
+    pairs = zip(pieces["event_row"].to_pylist(), pieces["cause"].to_pylist(), strict=True)
+    largest = {row: cause for row, cause in pairs if not cause.startswith("idle")}
+    columns = ("device_id", "stream_id", "name", "start_ns", "dur_ns")
+    of_links = ("work_class", "phase", "op", "layer")
+    lists = [events[c].to_pylist() for c in columns] + [links[c].to_pylist() for c in of_links]
+    for i, (device, stream, name, start, dur, *own) in enumerate(zip(*lists, strict=True)):
+        on = "host work" if run.joined[rank].host_only else device_name(device)
         # What another kernel hid, or lies outside of the windows, cost no time of its own.
-        args["cause"] = largest.get(i)
-        yield _span(rank, tracks[device, stream], told[0], name, start - zero, dur, args)
+        args = dict(zip(of_links[1:], own[1:], strict=True)) | {"cause": largest.get(i)}
+        yield (device, stream), f"{on}, stream {stream}", own[0], name, start, dur, args

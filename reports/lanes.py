@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.trace.columns import ints, row_set, strings
 from chopper.causes import CAUSES
 from chopper.reports.pack import deflate_text, pack
 
@@ -41,15 +42,6 @@ _MAX_SHORT = 20_000
 _STATES = ("compute", "communication", "copy")
 _HOLE_FACTOR = 4
 _HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
-
-
-def dictionary(column: Any) -> tuple[list[str], np.ndarray]:
-    """Return values and codes of a dictionary column; null is the code past the end."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.unify_dictionaries().combine_chunks()
-    values = column.dictionary.to_pylist()
-    codes = column.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
-    return values, codes.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +70,8 @@ class RankColumns:
         self.start = self.events["start_ns"].to_numpy()
         self.dur = self.events["dur_ns"].to_numpy()
         self._longest = int(self.dur.max(initial=0))
-        self._pieces = run.pieces.filter(pc.equal(run.pieces["rank"], rank))
-        self.gaps = run.gaps.filter(pc.equal(run.gaps["rank"], rank))
+        self._pieces = run.pieces.filter(pc.field("rank") == rank)
+        self.gaps = run.gaps.filter(pc.field("rank") == rank)
         self.spans = trace.host_span
         self.span_start = self.spans["start_ns"].to_numpy()
         self.span_dur = self.spans["dur_ns"].to_numpy()
@@ -111,12 +103,11 @@ class RankColumns:
         """Each device event's two largest causes and the share of the first.
 
         Returns:
-            first and second: (events,) codes into the names, past their end for none; share:
-            (events,) in 255ths; names of causes. Idle is left out: it is before an event.
+            first and second: (events,) codes into the names, -1 for none; share: (events,) in
+            255ths; names of causes. Idle is left out: it is before an event.
         """
-        names, codes = dictionary(self._pieces["cause"])
-        row = self._pieces["event_row"].fill_null(-1).to_numpy()
-        time_ns = self._pieces["time_ns"].to_numpy()
+        codes, names = strings(self._pieces, "cause")
+        row, time_ns = ints(self._pieces, "event_row"), ints(self._pieces, "time_ns")
         idle = np.array([*(n.startswith("idle") for n in names), True])
         mine = (row >= 0) & ~idle[codes] & (time_ns > 0)
         pairs, inverse = np.unique(row[mine] * len(names) + codes[mine], return_inverse=True)
@@ -124,7 +115,7 @@ class RankColumns:
         event, code = np.divmod(pairs, max(len(names), 1))
         order = np.lexsort((-spent, event))
         event, code, spent = event[order], code[order], spent[order]
-        first, second = (np.full(len(self.start), len(names), dtype=np.int64) for _ in range(2))
+        first, second = (np.full(len(self.start), -1, dtype=np.int64) for _ in range(2))
         share = np.zeros(len(self.start), dtype=np.int64)
         largest = np.flatnonzero(np.diff(event, prepend=-1))
         if len(largest):
@@ -163,9 +154,9 @@ class Kinds:
         """Return the numbers of names, and -1 behind them, for none."""
         return np.array([*(self._names.setdefault(n, len(self._names)) for n in names), -1])
 
-    def column(self, array: pa.Array) -> Column:
+    def column(self, table: pa.Table, name: str) -> Column:
         """Return a dictionary column as codes, and the number of each."""
-        values, codes = dictionary(array)
+        codes, values = strings(table, name)
         return codes, self.numbers(values)
 
     def one(self, name: str, category: str, *, cause: str | None = None) -> int:
@@ -181,7 +172,7 @@ class Kinds:
         fields = [columns.get(field, none) for field in self._FIELDS]
         combined = np.zeros(count, dtype=np.int64)
         for codes, of_code in fields:
-            combined = combined * len(of_code) + codes
+            combined = combined * len(of_code) + codes % len(of_code)
         distinct, inverse = np.unique(combined, return_inverse=True)
         keys = []
         for _, of_code in reversed(fields):
@@ -258,18 +249,26 @@ class Packer:
         end: np.ndarray,
         kind: np.ndarray,
         *,
-        share: np.ndarray | None = None,
-        path: np.ndarray | None = None,
-        depth: int = 0,
-        note: str | None = None,
+        share: np.ndarray | int = 0,
+        path: np.ndarray | int = 0,
+        **row: Any,
     ) -> None:
-        none = np.zeros(len(start), np.int64)
-        said = {} if note is None else {"note": note}
-        self._rows.append({"group": group, **said, "type": type, "depth": depth, "n": len(start)})
+        self._rows.append({"group": group, "type": type, "depth": 0, "n": len(start)} | row)
         # Starts are coded as differences within each row.
         begins = np.diff(start - self.window.start_ns, prepend=0)
-        on_path = none if path is None else path.astype(np.int64)
-        self._parts.append((begins, end - start, kind, none if share is None else share, on_path))
+        of_each = (np.broadcast_to(v, len(start)).astype(np.int64) for v in (share, path))
+        self._parts.append((begins, end - start, kind, *of_each))
+
+    def _add_levels(
+        self, label: str, start: np.ndarray, end: np.ndarray, *, levels: int, **more: Any
+    ) -> int:
+        """Add spans that may nest, a row for each level; return how many are in those rows."""
+        level = levels_of(start, end)
+        for depth in range(min(int(level.max(initial=0)) + 1, levels)):
+            at = level == depth
+            of_level = {k: v[at] if isinstance(v, np.ndarray) else v for k, v in more.items()}
+            self._add(label, start=start[at], end=end[at], depth=depth, **of_level)
+        return int((level < levels).sum())
 
     def path(self, limit: int) -> None:
         """Add the critical path: what lies on this rank, the longest, and where it is elsewhere."""
@@ -306,12 +305,6 @@ class Packer:
         used, code = np.unique(codes, return_inverse=True)
         return code, self.kinds.numbers(values[i] for i in used.tolist())
 
-    def _on_path(self, count: int, rows: np.ndarray | None) -> np.ndarray:
-        mask = np.zeros(count, dtype=bool)
-        if rows is not None:
-            mask[rows[rows >= 0]] = True
-        return mask
-
     def device(self) -> None:
         """Add phases, layers, states and streams."""
         rank, lane, rows = self.rank, self.lane, self.rank.rows(self.window)
@@ -319,48 +312,45 @@ class Packer:
         end = start + rank.dur[rows]
         events = rank.events.select(["name", "device_id", "stream_id"]).take(pa.array(rows))
         links = rank.links.select(["op", "layer", "phase", "work_class"]).take(pa.array(rows))
-        op, layer, phase = (self.kinds.column(links[c]) for c in ("op", "layer", "phase"))
-        classes, class_codes = dictionary(links["work_class"])
+        columns = {name: self.kinds.column(links, name) for name in ("op", "layer", "phase")}
+        codes, classes = strings(links, "work_class")
         first, second, share, causes = rank.causes
         of_cause = self.kinds.numbers(causes)
         kind = self.kinds.many(
             len(rows),
-            name=self.kinds.column(events["name"]),
-            op=op,
-            layer=layer,
-            phase=phase,
+            name=self.kinds.column(events, "name"),
             first=(first[rows], of_cause),
             second=(second[rows], of_cause),
-            category=(class_codes, self.kinds.numbers(classes)),
+            category=(codes, self.kinds.numbers(classes)),
+            **columns,
         )
-        share = share[rows]
-        on_path = self._on_path(len(rank.start), None if lane is None else lane.event[lane.runs])[
-            rows
-        ]
-        self._runs(start, end, phase, class_codes, classes, "Phase")
-        self._runs(start, end, layer, class_codes, classes, "Layer")
-        self._states(start, end, class_codes, classes)
-        device, stream = events["device_id"].to_numpy(), events["stream_id"].to_numpy()
+        on_path = np.zeros(len(rows), dtype=bool)
+        if lane is not None:
+            on_path = row_set(lane.event[lane.runs], len(rank.start))[rows]
+        for name in ("phase", "layer"):
+            self._runs(start, end, columns[name], codes, classes, name)
+        self._states(start, end, codes, classes)
+        device, stream = ints(events, "device_id"), ints(events, "stream_id")
         several = len(np.unique(device)) > 1
-        host = rank.host_only
         for dev, number in _pairs(device, stream):
             mine = np.flatnonzero((device == dev) & (stream == number))
             label = f"stream {number}"
-            if host:
+            if rank.host_only:
                 label = rank.thread_labels.get(number, f"thread {number}")
             if several:
                 label = f"{fmt.device_name(dev)} {label}"
-            busy_ns = np.bincount(class_codes[mine], weights=end[mine] - start[mine])
-            level = levels_of(start[mine], end[mine])
-            for depth in range(int(level.max(initial=0)) + 1):
-                at = mine[level == depth]
-                self._add(
-                    *(label, "device", start[at], end[at], kind[at]),
-                    share=share[at],
-                    path=on_path[at],
-                    depth=depth,
-                    note=classes[int(busy_ns.argmax())],
-                )
+            busy_ns = np.bincount(codes[mine], weights=end[mine] - start[mine])
+            self._add_levels(
+                label,
+                start[mine],
+                end[mine],
+                levels=len(mine),
+                type="device",
+                kind=kind[mine],
+                share=share[rows][mine],
+                path=on_path[mine],
+                note=classes[int(busy_ns.argmax())],
+            )
 
     def _runs(
         self,
@@ -387,8 +377,8 @@ class Packer:
         last = np.minimum(last, np.append(first[1:], np.iinfo(np.int64).max))
         distinct, which = np.unique(value[change], return_inverse=True)
         names = self.kinds.names
-        kinds = [self.kinds.one(names[v], label.lower()) for v in distinct.tolist()]
-        self._add(label, label.lower(), first, last, np.array(kinds)[which])
+        kinds = [self.kinds.one(names[v], label) for v in distinct.tolist()]
+        self._add(label.capitalize(), label, first, last, np.array(kinds)[which])
 
     def _states(
         self, start: np.ndarray, end: np.ndarray, class_codes: np.ndarray, classes: list[str]
@@ -396,8 +386,8 @@ class Packer:
         """Add the lane that shows each moment as a busy state, or as a gap with its cause."""
         window = self.window
         gaps = self.rank.gaps
-        gaps = gaps.filter(pc.equal(gaps["step_index"], window.step_index))
-        causes, codes = dictionary(gaps["cause"])
+        gaps = gaps.filter(pc.field("step_index") == window.step_index)
+        codes, causes = strings(gaps, "cause")
         edges, state = exclusive(start, end, class_codes, classes, window.start_ns, window.end_ns)
         busy = np.flatnonzero(state >= 0)
         kinds = [
@@ -421,29 +411,28 @@ class Packer:
         overlapping = rank.host_rows(self.window)
         rows = _longest(overlapping, rank.span_dur[overlapping], limit)
         spans = rank.spans.select(["name", "category", "pid", "tid"]).take(pa.array(rows))
-        name, category = (self.kinds.column(spans[c]) for c in ("name", "category"))
-        kind = self.kinds.many(len(rows), name=name, category=category)
+        columns = {name: self.kinds.column(spans, name) for name in ("name", "category")}
+        kind = self.kinds.many(len(rows), **columns)
         start = rank.span_start[rows]
         end = start + rank.span_dur[rows]
-        on_path = self._on_path(len(rank.span_start), None if lane is None else lane.span)[rows]
-        pid, tid = spans["pid"].to_numpy(), spans["tid"].to_numpy()
-        threads = {
-            key: np.flatnonzero((pid == key[0]) & (tid == key[1])) for key in _pairs(pid, tid)
-        }
+        on_path = np.zeros(len(rows), dtype=bool)
+        if lane is not None:
+            on_path = row_set(lane.span, len(rank.span_start))[rows]
+        pid, tid = ints(spans, "pid"), ints(spans, "tid")
+        threads = {key: (pid == key[0]) & (tid == key[1]) for key in map(tuple, _pairs(pid, tid))}
         shown = 0
-        for key in sorted(threads, key=lambda k: -len(threads[k]))[:MAX_THREADS]:
+        for key in sorted(threads, key=lambda k: -int(threads[k].sum()))[:MAX_THREADS]:
             mine = threads[key]
-            level = levels_of(start[mine], end[mine])
-            label = rank.thread_labels.get(key[1], f"thread {key[1]}")
-            for depth in range(min(int(level.max(initial=0)) + 1, MAX_DEPTH)):
-                at = mine[level == depth]
-                shown += len(at)
-                self._add(
-                    *(label, "host", start[at], end[at], kind[at]),
-                    path=on_path[at],
-                    depth=depth,
-                    note="host",
-                )
+            shown += self._add_levels(
+                rank.thread_labels.get(key[1], f"thread {key[1]}"),
+                start[mine],
+                end[mine],
+                levels=MAX_DEPTH,
+                type="host",
+                kind=kind[mine],
+                path=on_path[mine],
+                note="host",
+            )
         return len(overlapping) - len(rows), len(rows) - shown
 
     def clock(self) -> None:
@@ -488,9 +477,10 @@ def _longest(rows: np.ndarray, length: np.ndarray, limit: int) -> np.ndarray:
     return rows[np.sort(np.argpartition(length, len(rows) - limit)[len(rows) - limit :])]
 
 
-def _pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
+def _pairs(a: np.ndarray, b: np.ndarray) -> list[list[int]]:
     """Return the distinct pairs, ascending."""
-    return [(x, y) for x in np.unique(a).tolist() for y in np.unique(b[a == x]).tolist()]
+    pairs: list[list[int]] = np.unique(np.stack([a, b]), axis=1).T.tolist()
+    return pairs
 
 
 def exclusive(

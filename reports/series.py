@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,77 +42,23 @@ class Series:
     value: np.ndarray
 
 
-class _Line(NamedTuple):
-    """One line of a figure; panel and label may name a key of the table in braces."""
-
+class _Line(msgspec.Struct, array_like=True):
     column: str
     panel: str
     label: str
     unit: str
     grows: bool = False
-    """A running total, of which the growth is drawn, where it grows at all."""
 
 
-_DEVICE = {
-    "device_clock": (
-        _Line("sm_clock_hz", "SM clock", "{device}", "hz"),
-        _Line("power_w", "Board power", "{device}", "w"),
-    ),
-    "device_counter": (
-        _Line("temperature_c", "Temperature", "{device}", "c"),
-        _Line("memory_temperature_c", "Temperature", "{device} memory", "c"),
-        _Line("device_utilization_ratio", "Device busy", "{device}", "ratio"),
-        _Line("link_tx_bytes", "NVLink, XGMI", "{device} sent", "bytes_per_s", grows=True),
-        _Line("link_rx_bytes", "NVLink, XGMI", "{device} received", "bytes_per_s", grows=True),
-        _Line("pcie_tx_bytes", "PCIe", "{device} sent", "bytes_per_s", grows=True),
-        _Line("pcie_rx_bytes", "PCIe", "{device} received", "bytes_per_s", grows=True),
-        _Line("pcie_bytes", "PCIe", "{device} both ways", "bytes_per_s", grows=True),
-    ),
-    "device_activity": (
-        _Line("sm_utilization_ratio", "Device units", "{device} SMs", "ratio"),
-        _Line("tensor_utilization_ratio", "Device units", "{device} tensor cores", "ratio"),
-        _Line("dram_utilization_ratio", "Device units", "{device} memory", "ratio"),
-    ),
-}
-_BUFFERED = {
-    "sm_clock_hz": _Line("value", "SM clock, driver's own samples", "{device}", "hz"),
-    "memory_clock_hz": _Line("value", "Memory clock, driver's own samples", "{device}", "hz"),
-    "power_w": _Line("value", "Board power, driver's own samples", "{device}", "w"),
-}
-"""What ``device_buffered`` holds, by quantity; clocks are written when they change."""
-_HOST = {
-    "cpu_core": (
-        _Line("busy_ratio_mean", "CPU", "mean of cores{host}", "ratio"),
-        _Line("busy_ratio_max", "CPU", "busiest core{host}", "ratio"),
-    ),
-    "host": (
-        _Line("memory_available_bytes", "Host memory available", "available{host}", "bytes"),
-        _Line("pressure_cpu_some_ns", "Pressure", "waiting for a core{host}", "ratio", grows=True),
-        _Line(
-            "pressure_memory_some_ns", "Pressure", "waiting for memory{host}", "ratio", grows=True
-        ),
-        _Line("pressure_io_some_ns", "Pressure", "waiting for I/O{host}", "ratio", grows=True),
-        _Line("cgroup_throttled_ns", "Pressure", "throttled by quota{host}", "ratio", grows=True),
-    ),
-    "nic": (
-        _Line("rx_bytes", "Network", "{interface} received{host}", "bytes_per_s", grows=True),
-        _Line("tx_bytes", "Network", "{interface} sent{host}", "bytes_per_s", grows=True),
-    ),
-}
-_MEMORY = (
-    _Line("allocated_bytes", "Device memory", "rank {rank} in tensors", "bytes"),
-    _Line("reserved_bytes", "Device memory", "rank {rank} reserved", "bytes"),
-)
-_RANK = {
-    # The sampler of one rank may have watched all ranks of its host.
-    "process": (
-        _Line("cpu_ratio", "CPU of ranks", "rank {rank}", "ratio"),
-        _Line("rss_bytes", "Memory of ranks", "rank {rank}", "bytes"),
-    ),
-    "device_memory": _MEMORY,
-    "memory_event": _MEMORY,
-    "counter": (_Line("value", "Counter {name}", "{track}", ""),),
-}
+class _Lines(msgspec.Struct):
+    device: dict[str, list[_Line]]
+    buffered: dict[str, _Line]
+    host: dict[str, list[_Line]]
+    rank: dict[str, list[_Line]]
+
+
+_LINES = msgspec.toml.decode(Path(__file__).with_name("series.toml").read_bytes(), type=_Lines)
+_BUFFERED = [line.panel for line in _LINES.buffered.values()]
 _KEYS = {
     "nic": ["interface"],
     "process": ["rank"],
@@ -119,13 +67,12 @@ _KEYS = {
 }
 """Columns whose values tell the series of a table apart."""
 _FIRST = (
-    *("SM clock", *(line.panel for line in _BUFFERED.values()), "Board power"),
+    *("SM clock", *_BUFFERED, "Board power"),
     *("Temperature", "Device busy", "Device units", "NVLink, XGMI", "PCIe"),
 )
 """Panels of devices come first: they explain the kernels above them."""
-SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks")) - {
-    line.panel for line in _BUFFERED.values()
-}
+SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks"))
+SAMPLED -= frozenset(_BUFFERED)
 """Panels of what is read at a rate; what is said at events (allocations) holds until the next."""
 _GAP_FACTOR = 4
 _LEAST_GAP_NS = 2_000_000
@@ -145,10 +92,10 @@ def collect(run: Run) -> list[Series]:
     for rank in run.ranks:
         name = run.part(rank).hostname
         host = {"host": f" {name}" if several and name else ""}
-        for table, lines in _HOST.items():
+        for table, lines in _LINES.host.items():
             series += _of_table(run.table(rank, table), table, lines, None, host)
     for rank in run.ranks:
-        for table, lines in _RANK.items():
+        for table, lines in _LINES.rank.items():
             series += _of_table(run.table(rank, table), table, lines, rank, {"rank": rank})
     series.sort(key=lambda s: _FIRST.index(s.panel) if s.panel in _FIRST else len(_FIRST))
     return [with_gaps(s) for s in series if len(s.time_ns) > 1 and np.isfinite(s.value).any()]
@@ -156,33 +103,32 @@ def collect(run: Run) -> list[Series]:
 
 def _of_device(run: Run, rank: int) -> Iterator[Series]:
     """Yield what was read of the device of a rank; of a log without a trace, of each in it."""
-    for name in (*_DEVICE, "device_buffered"):
+    for name in (*_LINES.device, "device_buffered"):
         for number, table in per_device(run, rank, name):
             key = {"device": f"rank {rank}" if number is None else f"device {number}"}
-            for line in _DEVICE.get(name, ()):
-                yield from _drawn(table, line, rank, key)
-            for quantity, line in _BUFFERED.items() if name not in _DEVICE else ():
-                rows = table.filter(pc.equal(table["quantity"], quantity))
+            parts = [(table, line) for line in _LINES.device.get(name, ())]
+            if name == "device_buffered":
+                parts = [
+                    (table.filter(pc.field("quantity") == quantity), line)
+                    for quantity, line in _LINES.buffered.items()
+                ]
+            for rows, line in parts:
                 yield from _drawn(rows, line, rank, key)
 
 
 def _of_table(
-    table: pa.Table, name: str, lines: tuple[_Line, ...], rank: int | None, key: dict[str, Any]
+    table: pa.Table, name: str, lines: list[_Line], rank: int | None, key: dict[str, Any]
 ) -> Iterator[Series]:
+    if name == "cpu_core" and table.num_rows:
+        of_cores = [("busy_ratio", "mean"), ("busy_ratio", "max")]
+        table = table.group_by("time_ns").aggregate(of_cores)
+    if name == "memory_event":
+        known = ~pc.field("device_id").is_null()
+        table = table.filter((pc.field("device_type") != _ON_HOST) & known)
     if not table.num_rows:
         return
-    if name == "cpu_core":
-        by_time = table.group_by("time_ns").aggregate(
-            [("busy_ratio", "mean"), ("busy_ratio", "max")]
-        )
-        table = by_time.sort_by("time_ns")
-    if name == "memory_event":
-        table = table.filter(
-            (pc.field("device_type") != _ON_HOST) & ~pc.field("device_id").is_null()
-        )
-    if name not in _KEYS:
-        parts = [(key, table)]
-    else:
+    parts = [(key, table)]
+    if name in _KEYS:
         words = pa.table({c: table[c].cast(pa.string()) for c in _KEYS[name]})
         parts = []
         for own in words.group_by(_KEYS[name], use_threads=False).aggregate([]).to_pylist():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
@@ -33,58 +32,32 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The cases of one injection and magnitude: their sum, and the worst of them."""
+_WORST_FIRST = ("missed", "ok", "refused", "skipped")
 
-    suite: str
-    injection: str
-    cause: str
-    magnitude: str
-    cases: tuple[Case, ...]
 
-    @property
-    def status(self) -> str:
-        """The worst status: missed before ok before refused before skipped."""
-        return min((c.status for c in self.cases), key=("missed", "ok", "refused", "skipped").index)
-
-    @property
-    def name(self) -> str:
-        """The injection; of a mix, with the last part of the cause that the row is about."""
-        mixed = any(c.mixed for c in self.cases)
-        return f"{self.injection}: {self.cause.rpartition('.')[2]}" if mixed else self.injection
-
-    def cells(self) -> tuple[str | Cell, ...]:
-        """Return what each column of the table shows."""
-        name = Cell(text=self.name, hint=self.cause)
-        status = Cell(text=self.status, mark=_MARKS[self.status])
-        scored = [c for c in self.cases if c.status in ("ok", "missed")]
-        if not scored:
-            return (name, self.magnitude, str(len(self.cases)), *[fmt.UNKNOWN] * 4, status)
+def _row(cases: Sequence[Case]) -> tuple[str | Cell, ...]:
+    """Return the row of the cases of one injection and magnitude: their sum, the worst of them."""
+    first = cases[0]
+    name = first.injection
+    if any(c.mixed for c in cases):
+        name += f": {first.cause.rpartition('.')[2]}"
+    status = min((c.status for c in cases), key=_WORST_FIRST.index)
+    scored = [c for c in cases if c.status in ("ok", "missed")]
+    numbers = [str(len(cases)), *[fmt.UNKNOWN] * 4]
+    if scored:
         worst = max(scored, key=lambda c: c.error_ratio)
         leaking = max(scored, key=lambda c: c.leaked_ratio)
         shown = worst.recovered_ratio
-        return (
-            name,
-            self.magnitude,
+        into = leaking.worst_leak if leaking.leaked_ratio >= 5e-5 else None
+        numbers = [
             str(len(scored)),
             fmt.duration(sum(c.injected_ns for c in scored)),
             f"{worst.error_ratio:.2%} of it" if shown is None else f"{shown:.2%}",
             f"{leaking.leaked_ratio:.2%}",
-            leaking.worst_leak[0]
-            if leaking.worst_leak and leaking.leaked_ratio >= 5e-5
-            else fmt.UNKNOWN,
-            status,
-        )
-
-
-def rows(cases: Sequence[Case]) -> list[Row]:
-    """Gather cases by suite, injection, cause and magnitude, in the order they came."""
-    gathered: dict[tuple[str, str, str, str], list[Case]] = {}
-    for case in cases:
-        key = (case.suite, case.injection, case.cause, case.magnitude)
-        gathered.setdefault(key, []).append(case)
-    return [Row(*key, tuple(found)) for key, found in gathered.items()]
+            into[0] if into else fmt.UNKNOWN,
+        ]
+    outcome = Cell(text=status, mark=_MARKS[status])
+    return (Cell(text=name, hint=first.cause), first.magnitude, *numbers, outcome)
 
 
 def verdict(cases: Sequence[Case]) -> str:
@@ -102,33 +75,26 @@ def verdict(cases: Sequence[Case]) -> str:
     return ", ".join(parts)
 
 
-def _notes(cases: Sequence[Case]) -> list[str]:
-    """Return why cases were missed, refused or skipped; the same reason once."""
-    grouped: dict[tuple[str, str, str], list[Case]] = {}
-    for case in cases:
-        if case.status != "ok" and case.reason:
-            grouped.setdefault((case.status, case.injection, case.reason), []).append(case)
-    return [
-        f"{status}: {injection} "
-        f"({', '.join(dict.fromkeys(f'{c.magnitude} {c.flavour}' for c in of))}): {reason}"
-        for (status, injection, reason), of in sorted(grouped.items(), key=lambda i: i[0][0])
-    ]
-
-
 def page(cases: Sequence[Case]) -> Page:
     """Return the page of a validation."""
-    table = Table(
-        columns=_COLUMNS, rows=[row.cells() for row in rows(cases)], words=2, note=_LEGEND
-    )
-    notes = _notes(cases)
-    return Page(
-        title="Validation on known causes",
-        headline=f"{verdict(cases)}.",
-        sections=(
-            Section(title="Injections", blocks=(table,)),
-            *([Section(title="Not recovered", blocks=(Items(items=notes),))] if notes else []),
-        ),
-    )
+    rows: dict[object, list[Case]] = {}
+    reasons: dict[tuple[str, str, str], dict[str, None]] = {}
+    for case in cases:
+        key = (case.suite, case.injection, case.cause, case.magnitude)
+        rows.setdefault(key, []).append(case)
+        if case.status != "ok" and case.reason:
+            of = reasons.setdefault((case.status, case.injection, case.reason), {})
+            of[f"{case.magnitude} {case.flavour}"] = None
+    notes = [
+        f"{status}: {injection} ({', '.join(of)}): {reason}"
+        for (status, injection, reason), of in sorted(reasons.items(), key=lambda i: i[0][0])
+    ]
+    table = Table(columns=_COLUMNS, rows=[*map(_row, rows.values())], words=2, note=_LEGEND)
+    sections = [Section(title="Injections", blocks=(table,))]
+    if notes:
+        sections.append(Section(title="Not recovered", blocks=(Items(items=notes),)))
+    headline = f"{verdict(cases)}."
+    return Page(title="Validation on known causes", headline=headline, sections=sections)
 
 
 def render(cases: Sequence[Case], format: str, *, seed: int) -> str:

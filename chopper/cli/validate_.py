@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.causes import parents
 from chopper.cli import _shared as shared
 from chopper.errors import UsageError
+from chopper.quantities import one_of
 from chopper.validation.results import MAGNITUDES
 
 if TYPE_CHECKING:
-    from chopper.validation.results import Case
+    from collections.abc import Iterable
 
-_SUITES = ("synthetic", "real")
+    from chopper.validation.results import Case
 
 
 @click.command("validate", short_help="Prove the attribution's accuracy on known causes.")
@@ -62,8 +64,10 @@ def command(
 
     if output is not None:
         shared.check_report(output, force=force)
-    wanted = _magnitudes(magnitudes)
-    chosen = _injections(causes, (suite,) if suite else _SUITES)
+    wanted: tuple[str, ...] = MAGNITUDES
+    if magnitudes is not None:
+        wanted = tuple(_named("magnitude", "--magnitudes", magnitudes, MAGNITUDES))
+    chosen = _injections(causes, (suite,) if suite else ("synthetic", "real"))
     started = time.perf_counter()
     done: list[Case] = []
 
@@ -86,17 +90,16 @@ def command(
         sys.exit(1)
 
 
-def _magnitudes(named: str | None) -> tuple[str, ...]:
-    if named is None:
-        return MAGNITUDES
-    found = tuple(n.strip() for n in named.split(",") if n.strip())
-    unknown = [n for n in found if n not in MAGNITUDES]
-    if unknown or not found:
-        raise UsageError(
-            f"--magnitudes {named!r}: {', '.join(unknown) or 'none named'}; "
-            f"expected of {', '.join(MAGNITUDES)}"
-        )
-    return found
+def _named(kind: str, option: str, text: str, known: Iterable[str]) -> list[str]:
+    """Return the names in a list with commas.
+
+    Raises:
+        UsageError: one is not known, or there is none.
+    """
+    names = [n.strip() for n in text.split(",") if n.strip()]
+    if not names:
+        raise UsageError(f"{option} {text!r}: none named; expected of {', '.join(known)}")
+    return [one_of(kind, name, known) for name in names]
 
 
 def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -107,37 +110,19 @@ def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[s
     }
     if named is None:
         return {suite: tuple(names) for suite, names in known.items()}
-    wanted = [n.strip() for n in named.split(",") if n.strip()]
+    # An injection has its own name, that of its cause and those of the cause's parents.
+    called = {
+        (suite, name): {name, cause, *parents(cause)}
+        for suite, names in known.items()
+        for name, cause in names.items()
+    }
+    every = dict.fromkeys(sorted(set().union(*called.values())))
+    wanted = {*_named("injection", "--causes", named, every)}
     chosen: dict[str, tuple[str, ...]] = {}
-    matched: set[str] = set()
-    for suite, names in known.items():
-        for name, cause in names.items():
-            fits = {w for w in wanted if w in (name, cause) or cause.startswith(w + ".")}
-            if fits:
-                matched |= fits
-                chosen[suite] = (*chosen.get(suite, ()), name)
-    unknown = [w for w in wanted if w not in matched]
-    if unknown or not wanted:
-        raise UsageError(
-            f"--causes {named!r}: no injection of {', '.join(unknown) or 'no name'}; "
-            + _instead(unknown, known)
-        )
+    for (suite, name), names_of in called.items():
+        if wanted & names_of:
+            chosen[suite] = (*chosen.get(suite, ()), name)
     return chosen
-
-
-def _instead(unknown: list[str], known: dict[str, dict[str, str]]) -> str:
-    """Suggest names close to the unknown ones, else say where names are listed."""
-    from difflib import get_close_matches
-
-    every = {name for names in known.values() for pair in names.items() for name in pair}
-    close = [c for u in unknown for c in get_close_matches(u, every, n=2, cutoff=0.5)]
-    if close:
-        return f"did you mean {' or '.join(dict.fromkeys(close))}?"
-    some = ", ".join(sorted(names)[0] for names in known.values())
-    return (
-        f"expected the name of one ({some} …: the docs' pages on validation list them), or a "
-        "cause's id such as idle.preparation"
-    )
 
 
 def _show_progress(case: Case, count: int, seconds: float) -> None:

@@ -119,10 +119,10 @@ def test_a_missed_bar_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--causes", "data_stal"], "no injection of data_stal; did you mean data_stall"),
-        (["--causes", "xyzzy"], "no injection of xyzzy; expected the name of one"),
-        (["--causes", ","], "no injection of no name"),
-        (["--magnitudes", "huge"], "huge; expected of small, medium, large"),
+        (["--causes", "data_stal"], "no injection is called 'data_stal'; did you mean data_stall"),
+        (["--causes", "xyzzy"], "no injection is called 'xyzzy'; there are"),
+        (["--causes", ","], "none named"),
+        (["--magnitudes", "huge"], "there are small, medium, large"),
         (["-o", "report.pdf"], "report.pdf"),
     ],
 )
