@@ -1,7 +1,7 @@
 """The part that setuptools cannot read from pyproject.toml: extensions in C, optional.
 
 Where they cannot be compiled, traces are read and devices sampled in Python and host spans are
-nested in numpy: the same results, several times slower.
+nested in Python: the same results, many times slower.
 """
 
 from __future__ import annotations

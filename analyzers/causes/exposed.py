@@ -6,7 +6,6 @@ far as its bytes need that long, below peak for the rest.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from chopper.analyzers.trace.tables import DeviceEvents
 
 _DIRECTIONS = {
-    "copy.device_to_device": NameSearch(re.compile("DtoD|PtoP|DeviceToDevice")),
-    "copy.device_to_host": NameSearch(re.compile("DtoH|DeviceToHost")),
-    "copy.host_to_device": NameSearch(re.compile("HtoD|HostToDevice")),
+    "copy.device_to_device": NameSearch("DtoD|PtoP|DeviceToDevice"),
+    "copy.device_to_host": NameSearch("DtoH|DeviceToHost"),
+    "copy.host_to_device": NameSearch("HtoD|HostToDevice"),
     "copy.memset": names.is_fill,
 }
 """Names of copies; the last one that fits counts."""

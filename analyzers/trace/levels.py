@@ -1,10 +1,11 @@
-"""The forest of spans in numpy, all rows of a level or a round at once.
+"""The forest of spans in Python and numpy: what ``walks.py`` computes in C, many times slower.
 
-What ``walks.py`` computes in C, several times slower and with more memory: for where the package
-was installed without a C compiler, and what the tests compare with.
+For where the package was installed without a C compiler, and what the tests compare with.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 import numpy as np
 
@@ -19,70 +20,26 @@ def nest(
         start_ns, dur_ns: the spans, sorted by start, then longest first.
         thread: dense thread number of each.
     """
-    order = np.argsort(thread, kind="stable")
-    start, ordered = start_ns[order], thread[order]
-    end = start + dur_ns[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    parent = _parents(start, end, first, tolerance_ns)
-    depth = _depths(parent)
-    start, end = _clip(start, end, parent, depth, ordered)
-    out_parent, out_start, out_end = (np.empty(len(order), np.int64) for _ in range(3))
-    out_depth = np.empty_like(depth)
-    out_parent[order] = np.where(parent >= 0, order[parent], -1)
-    out_depth[order] = depth
-    out_start[order] = start
-    out_end[order] = end
-    return out_parent, out_depth, out_start, out_end
-
-
-def _parents(
-    start: np.ndarray, end: np.ndarray, first: np.ndarray, tolerance_ns: int
-) -> np.ndarray:
-    """Nearest earlier span that contains each one, by pointer jumping (log n rounds)."""
-    parent = np.arange(len(start)) - 1
-    parent[first] = -1
-    at = np.flatnonzero(parent >= 0)
-    while len(at):
-        p = parent[at]
-        skip = (end[p] + tolerance_ns < end[at]) | (end[p] <= start[at])
-        at, p = at[skip], p[skip]
-        # What lies between p and its own candidate does not reach as far as p either.
-        parent[at] = parent[p]
-        at = at[parent[at] >= 0]
-    return parent
-
-
-def _depths(parent: np.ndarray) -> np.ndarray:
-    at = parent.copy()
-    hops = (parent >= 0).astype(np.int32)
-    # Doubling: depth = number of parents on the way up.
-    live = np.flatnonzero(at >= 0)
-    while len(live):
-        target = at[live]
-        hops[live] += hops[target]
-        above = at[target]
-        at[live] = above
-        live = live[above >= 0]
-    return hops
-
-
-def _clip(
-    start: np.ndarray, end: np.ndarray, parent: np.ndarray, depth: np.ndarray, thread: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    start, end = start.copy(), end.copy()
-    by_depth = np.argsort(depth, kind="stable")
-    for rows in np.split(by_depth, np.cumsum(np.bincount(depth))[:-1]):
-        p = parent[rows]
-        inside = p >= 0
-        mine = rows[inside]
-        end[mine] = np.minimum(end[mine], end[parent[mine]])
-        start[mine] = np.minimum(start[mine], end[mine])
-        # Rows of one depth come thread by thread, parent by parent, in time order.
-        siblings = (p[1:] == p[:-1]) & (thread[rows[1:]] == thread[rows[:-1]])
-        before, after = rows[:-1][siblings], rows[1:][siblings]
-        end[before] = np.minimum(end[before], np.maximum(start[after], start[before]))
-    return start, end
+    start, end = start_ns.tolist(), (start_ns + dur_ns).tolist()
+    parent, sibling = np.full((2, len(start)), -1)
+    depth = np.zeros(len(start), dtype=np.int32)
+    open_spans: dict[int, list[int]] = defaultdict(list)
+    for row, own in enumerate(thread.tolist()):
+        stack, before = open_spans[own], -1
+        while stack and (end[stack[-1]] + tolerance_ns < end[row] or end[stack[-1]] <= start[row]):
+            before = stack.pop()
+        if before >= 0:
+            sibling[before] = row
+        parent[row], depth[row] = stack[-1] if stack else -1, len(stack)
+        stack.append(row)
+    for row, (above, after) in enumerate(zip(parent.tolist(), sibling.tolist(), strict=True)):
+        if above >= 0:
+            end[row] = min(end[row], end[above])
+            start[row] = min(start[row], end[row])
+        if after >= 0:
+            inside = (end[after], end[above]) if above >= 0 else ()
+            end[row] = min(end[row], max(min((start[after], *inside)), start[row]))
+    return parent, depth, np.array(start, dtype=np.int64), np.array(end, dtype=np.int64)
 
 
 def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:

@@ -7,37 +7,32 @@ import re
 from chopper.analyzers.work.name_search import NameSearch
 
 is_communication = NameSearch(
-    re.compile(
-        r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"
-        r"|(one|two)_?shot_?(all|reduce)|deep_ep::|deepep::|internode::|intranode::"
-        r"|cross_device_reduce|quick_?reduce|moeAllToAll|mnnvl::"
-        r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_permute|_sum_rows)",
-        re.IGNORECASE,
-    ),
-    # FSDP's copies into and out of communication buffers carry the collective's name.
-    excluded=re.compile(r"copy_(in|out)|^Mem(cpy|set)|torch_scatter", re.IGNORECASE),
+    r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"
+    r"|(one|two)_?shot_?(all|reduce)|deep_ep::|deepep::|internode::|intranode::"
+    r"|cross_device_reduce|quick_?reduce|moeAllToAll|mnnvl::"
+    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_permute|_sum_rows)",
+    excluded=r"copy_(in|out)|^Mem(cpy|set)|torch_scatter",
+    ignore_case=True,
 )
 """A kernel (or host span) that moves data between ranks."""
 
-is_copy_kernel = NameSearch(re.compile(r"^__amd_rocclr_(copy|fill)", re.IGNORECASE))
+is_copy_kernel = NameSearch(r"^__amd_rocclr_(copy|fill)", ignore_case=True)
 """A kernel that is a copy or a fill in disguise (ROCm's blit kernels)."""
 
-is_fill = NameSearch(re.compile(r"^__amd_rocclr_fill|^Memset", re.IGNORECASE))
+is_fill = NameSearch(r"^__amd_rocclr_fill|^Memset", ignore_case=True)
 """A copy-class event that fills memory."""
 
 # Redispatched views are recorded a second time, without their namespace.
 is_metadata_operator = NameSearch(
-    re.compile(
-        r"^(aten::)?(view|reshape|_reshape_alias|as_strided|as_strided_|expand|expand_as|permute"
-        r"|transpose|t|swapaxes|movedim|squeeze|squeeze_|unsqueeze|unsqueeze_|select|slice|narrow"
-        r"|split|split_with_sizes|chunk|unbind|detach|detach_|alias|view_as|_unsafe_view|flatten"
-        r"|unflatten|empty|empty_like|empty_strided|new_empty|new_empty_strided|resize_|resize_as_"
-        r"|set_|resolve_conj|resolve_neg|is_nonzero|item|_local_scalar_dense|numpy_T|mT|mH"
-        r"|result_type|can_cast|lift_fresh|lift_fresh_|requires_grad_|output_nr|_version"
-        r"|retain_grad|is_same_size|_has_compatible_shallow_copy_type|broadcast_tensors"
-        r"|broadcast_to|view_as_real|view_as_complex|_conj|real|imag|diagonal|unfold|size|stride"
-        r"|is_pinned|record_stream|_nested_tensor_size|sym_size|data_ptr)$"
-    )
+    r"^(aten::)?(view|reshape|_reshape_alias|as_strided|as_strided_|expand|expand_as|permute"
+    r"|transpose|t|swapaxes|movedim|squeeze|squeeze_|unsqueeze|unsqueeze_|select|slice|narrow"
+    r"|split|split_with_sizes|chunk|unbind|detach|detach_|alias|view_as|_unsafe_view|flatten"
+    r"|unflatten|empty|empty_like|empty_strided|new_empty|new_empty_strided|resize_|resize_as_"
+    r"|set_|resolve_conj|resolve_neg|is_nonzero|item|_local_scalar_dense|numpy_T|mT|mH"
+    r"|result_type|can_cast|lift_fresh|lift_fresh_|requires_grad_|output_nr|_version"
+    r"|retain_grad|is_same_size|_has_compatible_shallow_copy_type|broadcast_tensors"
+    r"|broadcast_to|view_as_real|view_as_complex|_conj|real|imag|diagonal|unfold|size|stride"
+    r"|is_pinned|record_stream|_nested_tensor_size|sym_size|data_ptr)$"
 )
 """An operator that touches sizes and strides only: no device would run anything for it."""
 
@@ -57,161 +52,139 @@ def is_wrapper(name: str) -> bool:
     return bool(_WRAPPER.search(name)) or not _NAMESPACED.search(name)
 
 
-is_leaf_work = NameSearch(re.compile(r"^[A-Z]\w*$|^## Call CompiledFxGraph"))
+is_leaf_work = NameSearch(r"^[A-Z]\w*$|^## Call CompiledFxGraph")
 """A span that works itself when it contains no operator: a compiled graph, an own Function."""
 
 is_helper_operator = NameSearch(
-    re.compile(r"^aten::(fill_|zero_|copy_|to|_to_copy|clone|contiguous|zeros|ones)$")
+    r"^aten::(fill_|zero_|copy_|to|_to_copy|clone|contiguous|zeros|ones)$"
 )
 """An operator that others call to prepare or convert their memory."""
 
 is_copying_composite = NameSearch(
-    re.compile(
-        r"^aten::(dropout|ravel|empty_permuted|unsafe_chunk|conj|reshape_as|swapdims|moveaxis|zero_"
-        r"|to|_to_copy|clone|contiguous|zeros|ones|full|zeros_like|ones_like|full_like|new_zeros"
-        r"|new_ones|new_full|type_as|float|half|bfloat16|double|cpu|cuda)$"
-    )
+    r"^aten::(dropout|ravel|empty_permuted|unsafe_chunk|conj|reshape_as|swapdims|moveaxis|zero_"
+    r"|to|_to_copy|clone|contiguous|zeros|ones|full|zeros_like|ones_like|full_like|new_zeros"
+    r"|new_ones|new_full|type_as|float|half|bfloat16|double|cpu|cuda)$"
 )
 """An operator that does nothing itself: it calls a helper, or nothing at all."""
 
 is_host_communication = NameSearch(
-    re.compile(r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:")
+    r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:"
 )
 """The issuing side of a collective on the host."""
 
-is_collective_span = NameSearch(re.compile(r"^(gloo|mpi|ucc):"))
+is_collective_span = NameSearch(r"^(gloo|mpi|ucc):")
 """A host span during which a CPU backend runs a collective."""
 
-is_unscoped_span = NameSearch(re.compile(r"^gloo:(send|recv|recvAnySource)$"))
+is_unscoped_span = NameSearch(r"^gloo:(send|recv|recvAnySource)$")
 """A span that begins in one call and ends in a later one: what lies within is not its child.
 
 Gloo's point-to-point transfers, from ``isend`` and ``irecv`` to ``wait``.
 """
 
-is_barrier = NameSearch(
-    re.compile(r"barrier|^c10d::(_?wait|monitored)|wait_tensor", re.IGNORECASE),
-)
+is_barrier = NameSearch(r"barrier|^c10d::(_?wait|monitored)|wait_tensor", ignore_case=True)
 """The host blocks until other ranks come."""
 
 is_allocator_call = NameSearch(
-    re.compile(
-        r"^(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Free|Register|Unregister)|ExtMallocWithFlags)"
-        r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|SetAccess|AddressFree)"
-        r"|^hipMem(Create|Release|Map|Unmap)"
-    )
+    r"^(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Free|Register|Unregister)|ExtMallocWithFlags)"
+    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|SetAccess|AddressFree)"
+    r"|^hipMem(Create|Release|Map|Unmap)"
 )
 """A runtime call that allocates or frees."""
 
-is_host_allocation = NameSearch(re.compile(r"^aten::(empty|empty_strided|resize_)$"))
+is_host_allocation = NameSearch(r"^aten::(empty|empty_strided|resize_)$")
 """An operator that asks the allocator for memory and does nothing else."""
 
 is_synchronizing_call = NameSearch(
-    re.compile(
-        r"^(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
-        r"|^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^hipMemcpyWithStream"
-    )
+    r"^(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
+    r"|^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^hipMemcpyWithStream"
 )
 """A runtime call that blocks until the device is done."""
 
 is_driver_overhead = NameSearch(
-    re.compile(
-        r"driver compiler|module loading|lazy function loading|command buffer full", re.IGNORECASE
-    )
+    r"driver compiler|module loading|lazy function loading|command buffer full", ignore_case=True
 )
 """Overhead in CUPTI's record that the driver has without a profiler as well."""
 
-is_flush = NameSearch(re.compile("flush", re.IGNORECASE))
+is_flush = NameSearch("flush", ignore_case=True)
 """The profiler empties its buffers, which it may do on a thread of its own."""
 
-is_synchronizing_operator = NameSearch(re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero)$"))
+is_synchronizing_operator = NameSearch(r"^aten::(item|_local_scalar_dense|is_nonzero)$")
 """An operator that reads a value back."""
 
 is_data_loading = NameSearch(
-    re.compile(
-        r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.{0,60}__next__"
-        r"|torch/utils/data/dataloader\.py.{0,60}: __next__"
-    )
+    r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.{0,60}__next__"
+    r"|torch/utils/data/dataloader\.py.{0,60}: __next__"
 )
 """Waiting for, or making, the next batch."""
 
 # torch._dynamo.utils.dynamo_timed records every part of a compilation in this way, those of
 # Inductor and Triton's autotuning too; the plain names are its events of the same.
 is_compilation = NameSearch(
-    re.compile(
-        r" \(dynamo_timed\)$|^(dynamo|entire_frame_compile|entire_backward_compile|inductor_compile"
-        r"|backend_compile|compile_attempt_\d+)$"
-    )
+    r" \(dynamo_timed\)$|^(dynamo|entire_frame_compile|entire_backward_compile|inductor_compile"
+    r"|backend_compile|compile_attempt_\d+)$"
 )
 """A span of torch.compile at work: tracing, code generation, compiling, autotuning."""
 
 is_gradient_reduction = NameSearch(
-    re.compile(r"^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::(mul_out|copy_bucket_to_grad)$")
+    r"^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::(mul_out|copy_bucket_to_grad)$"
 )
 """DDP's own work on its buckets, which its hooks do after the last node of backward too."""
 
-is_forward = NameSearch(re.compile(r"^chopper::forward$"))
+is_forward = NameSearch(r"^chopper::forward$")
 """The forward of an outermost module, as chopper marks it."""
 
-is_recomputation = NameSearch(re.compile(r"^chopper::recompute::"))
+is_recomputation = NameSearch(r"^chopper::recompute::")
 """A forward that is run again within backward, as chopper marks it."""
 
-is_backward = NameSearch(
-    re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
-)
+is_backward = NameSearch(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
 """A node of the autograd engine."""
 
 is_factory = NameSearch(
-    re.compile(r"^aten::(arange|empty|empty_strided|eye|full|ones|rand|randn|scalar_tensor|zeros)$")
+    r"^aten::(arange|empty|empty_strided|eye|full|ones|rand|randn|scalar_tensor|zeros)$"
 )
 """An operator that takes no tensor: autograd never numbers it."""
 
-is_optimizer = NameSearch(re.compile(r"^Optimizer\.(step|zero_grad)#"))
+is_optimizer = NameSearch(r"^Optimizer\.(step|zero_grad)#")
 """The optimizer's step, or zero_grad."""
 
-is_garbage_collection = NameSearch(re.compile(r"^chopper::gc|^Python GC$"))
+is_garbage_collection = NameSearch(r"^chopper::gc|^Python GC$")
 """A span during which Python's collector ran."""
 
 # FSDP and DDP name their hooks. DeepSpeed and Megatron do not: with Python stacks, the files do,
 # except for the functions around a whole forward, backward or step.
 is_sharding_region = NameSearch(
-    re.compile(
-        r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::"
-        r"|^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::|^aten::(un)?flatten_dense_tensors$"
-        r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*"
-        r"\.py\(\d+\): (?!forward$|backward$|step$|__init__$|__call__$|wrapper$)"
-        r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?"
-        r"\w{0,40}(buffer|data_parallel|fsdp)\w{0,40}"
-        r"\.py\(\d+\): (?!forward$|backward$|__init__$|__call__$)"
-    )
+    r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::"
+    r"|^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::|^aten::(un)?flatten_dense_tensors$"
+    r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*"
+    r"\.py\(\d+\): (?!forward$|backward$|step$|__init__$|__call__$|wrapper$)"
+    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?"
+    r"\w{0,40}(buffer|data_parallel|fsdp)\w{0,40}"
+    r"\.py\(\d+\): (?!forward$|backward$|__init__$|__call__$)"
 )
 """A span of the hooks of FSDP, DDP, ZeRO or Megatron's distributed optimizer."""
 
 is_sharding_copy = NameSearch(
-    re.compile(
-        r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_?|cat|split_with_sizes_copy|_?chunk_cat"
-        r"|fill_|zero_|_foreach_zero_|div_?|mul_?|_foreach_(mul|div)_|clone|constant_pad_nd)$"
-    )
+    r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_?|cat|split_with_sizes_copy|_?chunk_cat"
+    r"|fill_|zero_|_foreach_zero_|div_?|mul_?|_foreach_(mul|div)_|clone|constant_pad_nd)$"
 )
 """An operator that copies, scales or casts, when it occurs inside such hooks."""
 
-is_event_wait = NameSearch(re.compile(r"^(cuda|hip|cu)StreamWaitEvent"))
+is_event_wait = NameSearch(r"^(cuda|hip|cu)StreamWaitEvent")
 """A call after which a stream waits for what another one has been given to do."""
 
-is_backend_span = NameSearch(re.compile(r"^(nccl|rccl):"))
+is_backend_span = NameSearch(r"^(nccl|rccl):")
 """A device backend's own span around the launch of a collective."""
 
-is_graph_launch = NameSearch(re.compile(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch"))
+is_graph_launch = NameSearch(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
 """A call that replays a whole graph."""
 
-is_kernel_launch = NameSearch(
-    re.compile(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)")
-)
+is_kernel_launch = NameSearch(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)")
 """A call that starts kernels: one, or those of a graph."""
 
-is_capture_begin = NameSearch(re.compile(r"^(cuda|hip|cu)StreamBeginCapture"))
+is_capture_begin = NameSearch(r"^(cuda|hip|cu)StreamBeginCapture")
 """From this call on, launches become nodes of a graph and start nothing."""
 
-is_capture_end = NameSearch(re.compile(r"^(cuda|hip|cu)StreamEndCapture"))
+is_capture_end = NameSearch(r"^(cuda|hip|cu)StreamEndCapture")
 """After this call, launches start kernels again."""
 
 _PROGRAM_PHASE = "chopper::phase::"

@@ -41,7 +41,7 @@ def matmul_dtype(dtype: str | None, kernel_name: str) -> str | None:
 
 
 _KINDS = tuple(
-    (row["family"], NameSearch(re.compile("|".join(row["patterns"]), re.IGNORECASE)))
+    (row["family"], NameSearch("|".join(row["patterns"]), ignore_case=True))
     for row in _NAMES["family"]
 )
 

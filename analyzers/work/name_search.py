@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,31 +16,27 @@ _FEW = 256
 _LOOKAROUND = re.compile(r"\(\?<?[!=][^()]*\)")
 
 
-@dataclass(frozen=True)
 class NameSearch:
     """Test of whether names contain a pattern, and not another.
 
     Called with a name it searches as ``re`` does. :meth:`many` gives the same for many names in a
     tenth of the time: Arrow's engine has no lookarounds, so it searches without them, which finds
     all that match and more; what it finds is searched again.
-
-    Attributes:
-        pattern: to be found.
-        excluded: not to be found.
     """
 
-    pattern: re.Pattern[str]
-    excluded: re.Pattern[str] | None = None
+    def __init__(
+        self, pattern: str, *, excluded: str | None = None, ignore_case: bool = False
+    ) -> None:
+        flags = re.IGNORECASE if ignore_case else 0
+        self.pattern = re.compile(pattern, flags)
+        self.excluded = None if excluded is None else re.compile(excluded, flags)
+        self._wider = _LOOKAROUND.sub("", pattern)
 
     def __call__(self, name: str) -> bool:
         """Tell whether one name has it."""
         if not self.pattern.search(name):
             return False
         return self.excluded is None or not self.excluded.search(name)
-
-    @cached_property
-    def _wider(self) -> str:
-        return _LOOKAROUND.sub("", self.pattern.pattern)
 
     def many(self, values: Sequence[str]) -> np.ndarray:
         """Mask of the names that have it."""
