@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult
-from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.match import Matched
-from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
+from chopper.analyzers.trace.samples import (
+    LEAST_THREAD_SPAN_NS,
+    core_wait_ratio,
+    thread_growth,
+    working_tids,
+)
 from chopper.attribution import FIRST, StepTime
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
@@ -37,8 +40,6 @@ _KIND_RATIO = 0.2
 """Steps of a kind that was not traced are worth a window from this share of the time on."""
 _OUTSIDE_RATIO = 0.2
 """From so much of the program's time after the last step on, the steps are not its whole story."""
-_WORK = ("cpu_op", "runtime", "driver")
-"""Categories of host spans that show that a thread runs operators or launches."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -148,13 +149,13 @@ def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
         if not windows.num_rows:
             continue
         bounds = windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py()
-        spans = recording.table(rank, "host_span")
-        working = matching(*strings(spans, "category", narrow=True), _WORK.__contains__)
-        tids = {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
         ratio, which = core_wait_ratio(recording, rank, *bounds) or 0.0, "its main thread"
-        worst = thread_wait(recording, rank, tids, *bounds)
-        if worst is not None and worst[1] > ratio:
-            which, ratio = f"its thread {worst[0]}", worst[1]
+        if bounds[1] - bounds[0] >= LEAST_THREAD_SPAN_NS:
+            working = working_tids(recording.table(rank, "host_span"))
+            for thread in thread_growth(recording, rank, *bounds):
+                waited = min(thread.wait_ns / (bounds[1] - bounds[0]), 1.0)
+                if thread.tid in working and waited > ratio:
+                    which, ratio = f"its thread {thread.name}", waited
         if ratio >= _CORE_WAIT_RATIO:
             findings.append(
                 Finding(

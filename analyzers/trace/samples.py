@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.arrow import with_column
 from chopper.storage.clock import in_order
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     from chopper.storage.manifest import Device, RankManifest
     from chopper.storage.run import Run
+
+
+_WORK = ("cpu_op", "runtime", "driver")
+"""Categories of host spans that show that a thread runs operators or launches."""
 
 
 def of_rank(run: Run, rank: int, name: str) -> pa.Table:
@@ -33,19 +38,27 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         rank's ordinal of the device, as in the rank's other tables: the driver's differs where
         a process sees some of the devices only, or in another order.
     """
-    part = run.part(rank)
-    beside = _ranks_beside(run, rank)
+    part, beside = run.part(rank), _ranks_beside(run, rank)
+    device, ordinals = _device_of(part), [run.part(other).device_id for other in beside]
     if _computes_on_host(run, rank, beside):
         return TABLES[name].empty()
     for source in beside:
         table = run.table(source, name)
-        if table.num_rows:
-            chosen = _of_device(table, part)
-            if not chosen.num_rows and _named(table, part):
-                chosen = _of_whole(table, part, run.table(source, "device_limit"))
-            by_ordinal = source != rank and not _named(table, part)
-            if chosen.num_rows and not (by_ordinal and _ordinals_repeat(run, beside)):
-                return in_order(chosen)
+        has_uuids = table["device_uuid"].null_count < table.num_rows
+        uuid = device.uuid if device is not None and has_uuids else None
+        if uuid is not None:
+            wanted = {canonical_uuid(uuid)}
+            chosen = _rows_named(table, wanted, part)
+            if not chosen.num_rows:
+                chosen = _rows_named(table, _whole(run.table(source, "device_limit"), part), part)
+        elif part.device_id is not None:
+            chosen = table.filter(pc.equal(table["device_id"], part.device_id))
+        else:
+            chosen = table if len(pc.unique(table["device_id"])) == 1 else table.slice(0, 0)
+        # Where each rank of a host sees one device only, all of them call it 0.
+        is_ambiguous = len({*ordinals}) < len(ordinals)
+        if chosen.num_rows and not (source != rank and uuid is None and is_ambiguous):
+            return in_order(chosen)
     return TABLES[name].empty()
 
 
@@ -104,42 +117,13 @@ def _device_of(part: RankManifest) -> Device | None:
     return next((d for d in part.devices if d.device_id == part.device_id), None)
 
 
-def _named(table: pa.Table, part: RankManifest) -> bool:
-    """Tell whether both the samples and the rank say which device they mean by UUID."""
-    device = _device_of(part)
-    known = table["device_uuid"].null_count < table.num_rows
-    return known and device is not None and device.uuid is not None
-
-
-def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
-    """Tell whether ranks of a host name different devices by the same ordinal.
-
-    Where each of them sees one device only, all of them call it 0.
-    """
-    ordinals = [run.part(rank).device_id for rank in ranks]
-    return len(set(ordinals)) < len(ordinals)
-
-
-def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
-    device = _device_of(part)
-    if device is not None and device.uuid is not None and _named(table, part):
-        wanted = canonical_uuid(device.uuid)
-        uuids = pc.unique(table["device_uuid"].cast(pa.string())).to_pylist()
-        return _rows_named(table, [u for u in uuids if u and canonical_uuid(u) == wanted], part)
-    if part.device_id is not None:
-        return table.filter(pc.equal(table["device_id"], part.device_id))
-    if len(pc.unique(table["device_id"])) == 1:
-        return table
-    return table.slice(0, 0)
-
-
-def _of_whole(table: pa.Table, part: RankManifest, limits: pa.Table) -> pa.Table:
-    """Rows of the one device whose PCI address the rank's device has; none where it is not one."""
+def _whole(limits: pa.Table, part: RankManifest) -> set[str]:
+    """UUID of the one device whose PCI address the rank's device has; none where it is not one."""
     device = _device_of(part)
     wanted = _slot((device and device.pci_address) or "")
     rows = limits.select(["device_uuid", "pci_address"]).to_pylist() if wanted else []
-    uuids = {r["device_uuid"] for r in rows if _slot(r["pci_address"] or "") == wanted}
-    return _rows_named(table, sorted(filter(None, uuids)) if len(uuids) == 1 else [], part)
+    uuids = {r["device_uuid"] for r in rows if _slot(r["pci_address"] or "") == wanted} - {None}
+    return {canonical_uuid(uuid) for uuid in uuids} if len(uuids) == 1 else set()
 
 
 def _slot(pci_address: str) -> tuple[int, ...] | None:
@@ -151,13 +135,12 @@ def _slot(pci_address: str) -> tuple[int, ...] | None:
         return None
 
 
-def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Table:
-    """Rows of these devices, under the rank's own ordinal."""
+def _rows_named(table: pa.Table, uuids: set[str], part: RankManifest) -> pa.Table:
+    """Rows of devices by their UUIDs in one form, under the rank's own ordinal."""
     column = table["device_uuid"].cast(pa.string())
-    own = table.filter(pc.is_in(column, value_set=pa.array(uuids, pa.string())))
-    at = own.schema.get_field_index("device_id")
-    ordinal = pa.array([part.device_id] * own.num_rows, pa.int32())
-    return own.set_column(at, own.schema.field(at), ordinal)
+    forms = [u for u in pc.unique(column).to_pylist() if u and canonical_uuid(u) in uuids]
+    own = table.filter(pc.is_in(column, value_set=pa.array(forms, pa.string())))
+    return with_column(own, "device_id", pa.array([part.device_id] * own.num_rows, pa.int32()))
 
 
 def table_beside(run: Run, rank: int, name: str) -> pa.Table:
@@ -210,32 +193,43 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     return None
 
 
-_LEAST_THREAD_SPAN_NS = 1_000_000_000
+LEAST_THREAD_SPAN_NS = 1_000_000_000
 """Threads are read twice a second: over less time their share says nothing."""
 
 
-def thread_wait(
-    run: Run, rank: int, tids: set[int], start_ns: int, end_ns: int
-) -> tuple[str, float] | None:
-    """Return the name of the thread, of some of a rank, that waited most for a core; and the share.
+class ThreadGrowth(NamedTuple):
+    """Growth of the kernel's totals of one thread: on a core, ready without one, times put on."""
 
-    From the growth of ``process_thread.run_delay_ns``; None where none of them was read over a
-    second and more.
-    """
-    if end_ns - start_ns < _LEAST_THREAD_SPAN_NS:
-        return None
+    tid: int
+    name: str
+    run_ns: int
+    wait_ns: int
+    slice_count: int
+
+
+def thread_growth(run: Run, rank: int, start_ns: int, end_ns: int) -> list[ThreadGrowth]:
+    """Return what each thread of a rank did between two moments. PROCESS_THREAD."""
     table = table_beside(run, rank, "process_thread")
-    mine = (ints(table, "rank") == rank) & (ints(table, "time_ns") <= end_ns)
-    table = table.filter(mine & np.isin(ints(table, "tid"), sorted(tids)))
-    waits: list[tuple[str, float]] = []
-    for tid in pc.unique(table["tid"]).to_pylist():
-        own = table.filter(pc.equal(table["tid"], tid))
-        # A row stands where the thread ran or waited: the last one before a moment holds then.
-        first = max(int(pc.sum(pc.less_equal(own["time_ns"], start_ns)).as_py()) - 1, 0)
-        total = own["run_delay_ns"]
-        waited = total[own.num_rows - 1].as_py() - total[first].as_py()
-        waits.append((own["name"][0].as_py(), min(waited / (end_ns - start_ns), 1.0)))
-    return max(waits, key=lambda one: one[1], default=None)
+    table = table.filter(pa.array(ints(table, "rank") == rank))
+    tids, time_ns = ints(table, "tid"), ints(table, "time_ns")
+    codes, labels = strings(table, "name")
+    totals = np.stack([ints(table, n) for n in ("run_ns", "run_delay_ns", "slice_count")])
+    threads = []
+    for tid in np.unique(tids).tolist():
+        mine = np.flatnonzero(tids == tid)
+        # A row stands where something grew: the last one before a moment still holds then.
+        first = max(int(np.searchsorted(time_ns[mine], start_ns, side="right")) - 1, 0)
+        last = int(np.searchsorted(time_ns[mine], end_ns, side="right")) - 1
+        grown = (totals[:, mine[last]] - totals[:, mine[first]]).tolist()
+        if last >= first and min(grown) >= 0:
+            threads.append(ThreadGrowth(tid, labels[codes[mine[0]]], *grown))
+    return threads
+
+
+def working_tids(host_span: pa.Table) -> set[int]:
+    """Return the threads that run operators or launch kernels. HOST_SPAN."""
+    works = matching(*strings(host_span, "category", narrow=True), _WORK.__contains__)
+    return {*np.unique(ints(host_span, "tid")[works]).tolist()}
 
 
 def canonical_uuid(uuid: str) -> str:

@@ -18,13 +18,16 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import counter_of
 from chopper.analyzers.events.steps import steps_of
-from chopper.analyzers.trace.columns import ints, matching, strings
-from chopper.analyzers.trace.samples import table_beside
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.samples import (
+    LEAST_THREAD_SPAN_NS,
+    table_beside,
+    thread_growth,
+    working_tids,
+)
 from chopper.analyzers.views import View
 from chopper.tables import column, optional
 
-_LEAST_SPAN_NS = 1_000_000_000
-"""Threads are read twice a second."""
 _THREADS = 24
 _LEAST_RATIO = 0.001
 _EVENTS = (
@@ -37,7 +40,6 @@ _HELD = {
     "pressure_memory_ratio": "pressure_memory_some_ns",
     "pressure_io_ratio": "pressure_io_some_ns",
 }
-_WORK = frozenset(("cpu_op", "runtime", "driver"))
 
 VIEW = View(
     "scheduling",
@@ -93,7 +95,7 @@ def scheduling(run: Attributed) -> pa.Table:
             continue
         row: dict[str, Any] = {"rank": rank, "span_ns": end - start, **host, **events}
         ranks.append(row)
-        if end - start < _LEAST_SPAN_NS:
+        if end - start < LEAST_THREAD_SPAN_NS:
             row["reason"] = "the steps last less than a second; threads are read twice in one"
             continue
         if mine:
@@ -116,43 +118,22 @@ def scheduling(run: Attributed) -> pa.Table:
 
 def _threads(run: Attributed, rank: int, start: int, end: int) -> list[dict[str, Any]]:
     """Running and waiting of each thread of a rank between two moments."""
-    table = table_beside(run.recording, rank, "process_thread")
-    table = table.filter(pa.array(ints(table, "rank") == rank))
-    if not table.num_rows:
-        return []
-    working: set[int] = set()
-    if rank in run.joined:
-        host = run.joined[rank].host_span
-        working |= set(ints(host, "tid")[matching(*strings(host, "category"), _WORK.__contains__)])
-    tids, time = ints(table, "tid"), ints(table, "time_ns")
-    codes, labels = strings(table, "name")
-    totals = np.stack([ints(table, n) for n in ("run_ns", "run_delay_ns", "slice_count")])
-    found = []
-    for tid in np.unique(tids).tolist():
-        mine = np.flatnonzero(tids == tid)
-        # A row stands where something grew: the last one before a moment still holds then.
-        first = max(int(np.searchsorted(time[mine], start, side="right")) - 1, 0)
-        last = int(np.searchsorted(time[mine], end, side="right")) - 1
-        if last < first:
-            continue
-        ran, wait, slices = (totals[:, mine[last]] - totals[:, mine[first]]).tolist()
-        if min(ran, wait, slices) < 0:
-            continue
-        found.append(
-            {
-                "rank": rank,
-                "thread": labels[codes[mine[0]]],
-                "tid": tid,
-                "training": tid in working,
-                "waiting_ratio": wait / (end - start),
-                "running_ratio": ran / (end - start),
-                "waiting_ns": wait,
-                "running_ns": ran,
-                "span_ns": end - start,
-                "slice_count": slices,
-            }
-        )
-    return found
+    working = working_tids(run.joined[rank].host_span) if rank in run.joined else set()
+    return [
+        {
+            "rank": rank,
+            "thread": thread.name,
+            "tid": thread.tid,
+            "training": thread.tid in working,
+            "waiting_ratio": thread.wait_ns / (end - start),
+            "running_ratio": thread.run_ns / (end - start),
+            "waiting_ns": thread.wait_ns,
+            "running_ns": thread.run_ns,
+            "span_ns": end - start,
+            "slice_count": thread.slice_count,
+        }
+        for thread in thread_growth(run.recording, rank, start, end)
+    ]
 
 
 def _growth(table: pa.Table, names: Iterable[str], start: int, end: int) -> dict[str, float | None]:

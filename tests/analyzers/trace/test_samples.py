@@ -10,7 +10,7 @@ from chopper.analyzers.trace.samples import (
     core_wait_ratio,
     of_rank,
     per_device,
-    thread_wait,
+    thread_growth,
 )
 from chopper.storage.manifest import Device, RankManifest, RunManifest
 from chopper.storage.run import Run
@@ -261,18 +261,15 @@ def delays(*rows: tuple[int, int, int]) -> pa.Table:
     )
 
 
-def test_the_training_thread_that_waited_most_is_named() -> None:
+def test_the_waiting_of_threads_between_two_moments() -> None:
     run = a_run([part(0)], {})
     put_table(
         run, 0, "process_thread",
         delays((0, 7, 5), (0, 8, 0), (0, 9, 0),
                (900, 7, 105), (1000, 8, 300), (1000, 9, 900), (2500, 8, 999)),
     )  # fmt: skip
-    # Thread 9 waited more, but does not train; what comes after the time does not count.
-    for among, name, ratio in (({7, 8}, "thread 8", 0.15), ({7}, "thread 7", 0.05)):
-        worst = thread_wait(run, 0, among, 100 * 10**6, 2100 * 10**6)
-        assert worst is not None
-        assert worst[0] == name
-        assert worst[1] == pytest.approx(ratio)
-    assert thread_wait(run, 0, {1}, 100 * 10**6, 2100 * 10**6) is None
-    assert thread_wait(run, 0, {7, 8}, 0, 10**8) is None
+    # What comes after the time does not count.
+    grown = {t.tid: (t.name, t.wait_ns) for t in thread_growth(run, 0, 100 * 10**6, 2100 * 10**6)}
+    assert grown[8] == ("thread 8", round(0.15 * 2 * 10**9))
+    assert grown[7] == ("thread 7", round(0.05 * 2 * 10**9))
+    assert grown.keys() == {7, 8, 9}
