@@ -44,11 +44,7 @@ _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
-    """Return findings on the clock offsets that were taken out of the ranks' times.
-
-    Args:
-        offsets_ns: rank → how far its clock is ahead, and of whose.
-    """
+    """Return findings on clock offsets (rank → offset, and to whose) taken out of ranks' times."""
     return [
         Finding(
             code="run.clock_offset",

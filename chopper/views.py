@@ -73,10 +73,7 @@ def view(run: Attributed, name: str) -> pa.Table:
 def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.Table]:
     """Return several views; values that several of them need are made once.
 
-    Args:
-        run: whose.
-        names: of the views.
-        shared: values that views need and that are there already: ``replay``, ``events`` …
+    ``shared`` are such values that are there already: ``replay``, ``events`` …
 
     Raises:
         UsageError: no such view.

@@ -148,13 +148,7 @@ def _error(text: str, at: int, expected: str) -> UsageError:
 def decide(
     comparison: Comparison, conditions: tuple[Condition, ...], *, point: bool = False
 ) -> Verdict:
-    """Judge a comparison.
-
-    Args:
-        comparison: of the two runs.
-        conditions: from :func:`parse`; the gate fails when one of them is met.
-        point: by the difference itself, whatever its interval says.
-    """
+    """Judge a comparison; with ``point`` by the difference, whatever its interval says."""
     if comparison.refused:
         said = ", ".join(c.label for c in comparison.refused)
         return Verdict(True, (), f"A and B do not do the same work ({said})")

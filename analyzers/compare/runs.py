@@ -139,8 +139,8 @@ def _total(a_ns: int, b_ns: int, intervals: Intervals | None, at: int) -> dict[s
 
 def _median(sides: tuple[Steps, Steps]) -> Total:
     a, b = (s.step_ns for s in sides)
-    middle = [round(float(np.median(v))) if len(v) else 0 for v in (a, b)]
-    return Total(**_total(*middle, compare_medians(a, b), 0))
+    a_ns, b_ns = (round(float(np.median(v))) if len(v) else 0 for v in (a, b))
+    return Total(**_total(a_ns, b_ns, compare_medians(a, b), 0))
 
 
 def _side(run: Attributed, steps: Steps) -> Side:
@@ -208,9 +208,7 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
 def _calls(side: Steps, level: Literal["kernel", "op"]) -> tuple[list[str], np.ndarray]:
     """Kernels or operators of the compared steps, summed over ranks.
 
-    Returns:
-        (names; rows of count and time per rank window, and of the mean and variance over steps of
-        a step's time)
+    (Names; count and time per rank window, mean and variance over steps of a step's time.)
     """
     events, step = side.events, side.step_of_event
     codes, names = events.kernel if level == "kernel" else events.op

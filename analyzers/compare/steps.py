@@ -53,12 +53,7 @@ class Steps:
 
 
 def cut(run: Attributed, *, warm_up: bool) -> Steps:
-    """PIECE, WINDOW -> time by step and cause.
-
-    Args:
-        run: the attributed run.
-        warm_up: keep leading steps that took much longer than those after them.
-    """
+    """PIECE, WINDOW -> time by step and cause; leading slow steps only with ``warm_up``."""
     pieces, windows = run.pieces, run.windows
     numbers, step_of_window = np.unique(ints(windows, "number", null=_WHOLE), return_inverse=True)
     counts = np.bincount(step_of_window, minlength=len(numbers))

@@ -31,12 +31,7 @@ SPREAD = (
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of operators.
-
-    Attributes:
-        groups: call of each event.
-        busy_ns: time of each call.
-    """
+    """Calls of operators: the call of each event, and the time of each call."""
 
     groups: Groups
     busy_ns: np.ndarray
@@ -83,11 +78,7 @@ def work_columns(
 ) -> dict[str, pa.Array]:
     """Columns of modelled work; null where it is not known of all products of a group.
 
-    Args:
-        events: events of the run.
-        group: group of each event.
-        time_ns: time of each group.
-        divisor: work is told per so many calls.
+    Work is told per ``divisor`` calls of a group.
     """
     size = len(time_ns)
     flop = _sum_if_known(events.work_flop, events.modelled, group, size)

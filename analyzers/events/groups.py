@@ -44,12 +44,7 @@ def sum_by(group: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
 
 
 class Groups:
-    """Rows that agree in several integer keys, numbered in the order of the keys.
-
-    Attributes:
-        first: first row of each group.
-        of_row: group of each row.
-    """
+    """Rows that agree in several integer keys (``of_row``), numbered in the order of the keys."""
 
     def __init__(self, keys: Sequence[np.ndarray]) -> None:
         self.first, self.of_row = distinct_rows(keys)
@@ -78,12 +73,7 @@ class Groups:
 
 
 def rows_of(keys: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the row of each wanted combination among the keys, the first of several; -1 for none.
-
-    Args:
-        keys: integer columns of the same length.
-        wanted: as many columns, of another length.
-    """
+    """Return the first row with each wanted combination of integer keys, -1 for none."""
     _, number = distinct_rows([np.concatenate(pair) for pair in zip(keys, wanted, strict=True)])
     size = len(keys[0])
     row = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
@@ -114,10 +104,7 @@ def busy_of(group: np.ndarray, size: int, start_ns: np.ndarray, dur_ns: np.ndarr
 
 
 def running_max(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Return the cumulative maximum, which begins anew where ``begins`` is set.
-
-    ``begins`` is set at the first value.
-    """
+    """Return the cumulative maximum, which begins anew where ``begins`` is set, as at the first."""
     low = int(values.min())
     # Shifted by more than their range per group, groups cannot see each other's maxima.
     width = int(values.max()) - low + 1

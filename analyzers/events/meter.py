@@ -96,13 +96,8 @@ def meter_of(
 ) -> Meter | None:
     """Return a meter from a counter's readings; None with fewer than two or when it never moved.
 
-    A step up that would take more than twice the power limit is a jump, not energy: the counter was
-    reset or spoilt there, as where it steps down.
-
-    Args:
-        time_ns: of the readings.
-        total_j: what the counter said, NaN for absent.
-        limit_w: power limit of what it counts; None where it is not known.
+    A step up that would take more than twice the power limit (of what it counts, where known) is a
+    jump, not energy: the counter was reset or spoilt there, as where it steps down.
     """
     read = counter_of(time_ns, total_j)
     if read is None:

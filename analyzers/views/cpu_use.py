@@ -82,11 +82,7 @@ def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
 
 
 def cpu_use(run: Attributed) -> pa.Table:
-    """CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE.
-
-    Per rank: the whole run, each phase over all steps, each step. Phases are those of the host:
-    time until a launch belongs to the phase of that launch.
-    """
+    """CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE: by rank the run, its phases, its steps."""
     rows: list[dict[str, object]] = []
     for rank in run.recording.ranks:
         sampled = {**_cores(run, rank), **_process(run, rank)}

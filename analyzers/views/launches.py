@@ -78,12 +78,7 @@ def _launch_ns(run: Attributed, events: Events) -> np.ndarray:
 
 
 def overhead_of(events: Events, launch_ns: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the parts of the launch overhead of each event; 0 where there is none.
-
-    Args:
-        events: the run's events.
-        launch_ns: start of the launching call, -1 where unknown.
-    """
+    """Return the parts of the launch overhead of each event; ``launch_ns`` is -1 where unknown."""
     rows = np.flatnonzero(of_class(events, "compute"))
     keys = (events.rank, events.device_id, events.step)
     order = rows[np.lexsort([events.start_ns[rows], *(key[rows] for key in reversed(keys))])]

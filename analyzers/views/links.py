@@ -129,10 +129,7 @@ class _Link:
 
 
 def links(run: Attributed) -> pa.Table:
-    """FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS.
-
-    The whole run first, congested links and busy ones on top; then the steps.
-    """
+    """FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS, the run first, congested links on top."""
     run_rows: list[Row] = []
     step_rows: list[Row] = []
     for link in _links(run.recording):

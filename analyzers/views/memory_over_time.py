@@ -55,9 +55,7 @@ VIEW = View(
 
 
 def memory_over_time(run: Attributed) -> pa.Table:
-    """ALLOCATOR_EVENT, MEMORY_EVENT, DEVICE_MEMORY, DEVICE_COUNTER, PROCESS, HOST, STEP
-    -> MEMORY_OVER_TIME.
-    """
+    """ALLOCATOR_EVENT, DEVICE_MEMORY, DEVICE_COUNTER, PROCESS, HOST, STEP -> MEMORY_OVER_TIME."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
         series = _series(run, rank)

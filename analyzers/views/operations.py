@@ -49,7 +49,6 @@ VIEW = View(
 def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, HOST_SPAN -> OPERATIONS, most time first.
 
-    An operator's call is one row of `host_span`; its time is that of all events that it launched.
     Events without an operator are one row per phase, each event a call.
     """
     first = calls.groups.first

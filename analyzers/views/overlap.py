@@ -125,10 +125,7 @@ def ranks_within(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarra
 
 
 def correlations(a: np.ndarray, b: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Return Pearson's coefficient in each group.
-
-    NaN with fewer than five values, or when one side is constant.
-    """
+    """Return Pearson's coefficient by group; NaN below five values, or where a side is constant."""
     size = np.bincount(group, minlength=count)
     told = size >= _FEWEST
     centred = []

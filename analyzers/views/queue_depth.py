@@ -52,11 +52,7 @@ VIEW = View(
 class Depth:
     """Depth of one stream's queue: constant from each time to the next, 0 before the first.
 
-    Attributes:
-        time_ns: ascending.
-        count: entries from that time on.
-        phase: code of the phase of the latest launch so far.
-        phases: their names.
+    ``phase`` is the code of that of the latest launch so far.
     """
 
     rank: int

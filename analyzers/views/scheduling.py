@@ -77,10 +77,7 @@ VIEW = View(
 
 
 def scheduling(run: Attributed) -> pa.Table:
-    """PROCESS_THREAD, PROCESS_EVENT, HOST, CPU_CORE -> SCHEDULING.
-
-    Ranks first, then threads: those of training on top, most waiting first.
-    """
+    """PROCESS_THREAD, PROCESS_EVENT, HOST, CPU_CORE -> SCHEDULING: ranks, then their threads."""
     ranks: list[dict[str, Any]] = []
     threads: list[dict[str, Any]] = []
     for rank in run.recording.ranks:

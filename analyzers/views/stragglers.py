@@ -166,12 +166,8 @@ def _placed(
 class Worst:
     """The rank that the others waited for most.
 
-    Attributes:
-        rank: which.
-        late_ratio: collectives at which it came last, of all at which anybody waited.
-        share_ratio: waiting that it caused, of all.
-        cause: leaf cause of its largest excess, None where none explains it.
-        excess_ns: that excess, over all collectives.
+    It came last at ``late_ratio`` of the collectives with waiting and caused ``share_ratio`` of it,
+    most by ``excess_ns`` on a leaf cause, None where none explains it.
     """
 
     rank: int
