@@ -50,7 +50,7 @@ def compare(
     a, b = (run.whole if all_steps else _of_one_kind(run) for run in (a, b))
     sides = (cut(a, warm_up=all_steps), cut(b, warm_up=all_steps))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
-    exact = [_exact(s, leaves) for s in sides]
+    exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]
     changes, step = _changes(sides, leaves, exact)
     return Comparison(
         a=_side(a, sides[0]),
@@ -94,10 +94,6 @@ def _aligned(steps: Steps, leaves: list[str]) -> np.ndarray:
     found = np.zeros((len(steps.numbers), len(leaves)), dtype=np.int64)
     found[:, [leaves.index(c) for c in steps.causes]] = steps.time_ns
     return found
-
-
-def _exact(steps: Steps, leaves: list[str]) -> np.ndarray:
-    return apportion(_aligned(steps, leaves).sum(axis=0), int(steps.windows.sum()))
 
 
 def _changes(

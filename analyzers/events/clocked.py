@@ -80,7 +80,10 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
             at = series.place(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
             power[some] = series.mean_power(at)
             labels[some], read = series.label_time(at)
-            told[some] = _without_rounding(read - labels[some, -1])
+            share = read - labels[some, -1]
+            # Without what rounding left of none and of all.
+            share[share > 1 - _ROUNDING] = 1.0
+            told[some] = np.where(share < _ROUNDING, 0.0, share)
     return Clocked(
         events=events,
         rows=rows,
@@ -96,10 +99,3 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
         labels=labels[rows],
         told=told[rows],
     )
-
-
-def _without_rounding(shares: np.ndarray) -> np.ndarray:
-    """Shares without what rounding left of none and of all."""
-    most = np.where(shares > 1 - _ROUNDING, 1.0, shares)
-    found: np.ndarray = np.where(shares < _ROUNDING, 0.0, most)
-    return found

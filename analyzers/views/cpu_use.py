@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
@@ -28,6 +29,12 @@ Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
 
 _COVERED_RATIO = 0.5
 """Least share of a span that samples must cover before they speak for it."""
+_SHARES = {
+    "active_cores": "active_ratio",
+    "minimum_cores": "busy_ratio",
+    "system_cores": "system_ratio",
+    "stolen_cores": "steal_ratio",
+}
 
 VIEW = View(
     "cpu_use",
@@ -109,24 +116,13 @@ def cpu_use(run: Attributed) -> pa.Table:
 def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
     table = table_beside(run.recording, rank, "cpu_core")
-    if not table.num_rows:
-        return {}
-    instants, at = np.unique(ints(table, "time_ns"), return_inverse=True)
-
-    def summed(values: np.ndarray) -> np.ndarray:
-        known = np.isfinite(values)
-        some = np.bincount(at[known], minlength=len(instants)) > 0
-        total = np.bincount(at[known], weights=values[known], minlength=len(instants))
-        return np.where(some, total, np.nan)
-
-    busy = reals(table, "busy_ratio")
-    active = np.where(np.isfinite(busy), (busy > 0).astype(np.float64), np.nan)
-    return {
-        "active_cores": _sampled(instants, summed(active)),
-        "minimum_cores": _sampled(instants, summed(busy)),
-        "system_cores": _sampled(instants, summed(reals(table, "system_ratio"))),
-        "stolen_cores": _sampled(instants, summed(reals(table, "steal_ratio"))),
-    }
+    active = pc.greater(table["busy_ratio"], 0).cast(pa.float64())
+    table = table.append_column("active_ratio", active)
+    by_time = table.group_by("time_ns").aggregate([(n, "sum") for n in _SHARES.values()])
+    by_time = by_time.sort_by("time_ns")
+    time_ns = ints(by_time, "time_ns")
+    shares = {name: reals(by_time, f"{share}_sum") for name, share in _SHARES.items()}
+    return {name: _sampled(time_ns, share) for name, share in shares.items()}
 
 
 def _process(run: Attributed, rank: int) -> dict[str, _Sampled | None]:

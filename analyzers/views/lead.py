@@ -38,16 +38,12 @@ VIEW = View(
 
 def lead(run: Attributed, events: Events, members: Members) -> pa.Table:
     """COMMUNICATION, DEVICE_EVENT -> LEAD, by rank and step, the greatest first."""
-    found = VIEW.of_rows([*_of_collectives(run, members), *_of_kernels(run, events)])
-    return found.sort_by([("median_ns", "descending"), ("rank", "ascending")])
-
-
-def _of_collectives(run: Attributed, members: Members) -> list[dict[str, object]]:
-    if not len(members):
-        return []
-    ahead = members.ready_ns - members.arrival_ns
-    details = details_of(run, members.rank, members.row)
-    return _by_rank_and_step("collective", members.rank, ints(details, "step"), ahead)
+    rows = _of_kernels(run, events)
+    if len(members):
+        step = ints(details_of(run, members.rank, members.row), "step")
+        ahead = members.ready_ns - members.arrival_ns
+        rows = [*_by_rank_and_step("collective", members.rank, step, ahead), *rows]
+    return VIEW.of_rows(rows).sort_by([("median_ns", "descending"), ("rank", "ascending")])
 
 
 def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
@@ -56,7 +52,9 @@ def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
         return []
     rank = events.rank[rows]
     start = events.start_ns[rows] - _offsets_ns(run)[rank]
-    step = _step_numbers(run, rank, events.step[rows])
+    windows = run.whole.windows
+    at = rows_of([ints(windows, n) for n in ("rank", "step_index")], [rank, events.step[rows]])
+    step = np.append(ints(windows, "number"), -1)[at]
     order = np.lexsort((start, rank, events.kernel[0][rows], step))
     rank, start, step = rank[order], start[order], step[order]
     _, name = distinct_rows([step, events.kernel[0][rows][order]])
@@ -88,13 +86,6 @@ def _offsets_ns(run: Attributed) -> np.ndarray:
         start = run.joined[int(one)].device_event["start_ns"][int(row[at])].as_py()
         found[one] = start - arrival[at]
     return found
-
-
-def _step_numbers(run: Attributed, rank: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Step numbers of events from the index of their step within their rank; -1 for none."""
-    windows = run.whole.windows
-    at = rows_of([ints(windows, "rank"), ints(windows, "step_index")], [rank, index])
-    return np.append(ints(windows, "number"), -1)[at]
 
 
 def _by_rank_and_step(

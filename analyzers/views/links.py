@@ -264,16 +264,14 @@ def _link(kind: str, name: str, ranks: tuple[int, ...], table: pa.Table) -> Iter
         }
     else:
         totals = {
-            total: [_total(table, column) for column in columns]
+            total: [reals(table, column) for column in columns]
             for total, columns in _SOURCES[kind].items()
         }
-    counters = {total: [counter_of(time_ns, one) for one in of] for total, of in totals.items()}
-    read = {total: [one for one in of if one is not None] for total, of in counters.items()}
+    read: dict[str, list[Counter]] = {}
+    for total, values in totals.items():
+        known = (np.where(of == _STUCK_BYTES, np.nan, of) for of in values)
+        counters = [counter_of(time_ns, of) for of in known]
+        read[total] = [counter for counter in counters if counter is not None]
     if any(read.values()):
         read = {total: of for total, of in read.items() if of}
         yield _Link(kind, name, ranks, np.unique(time_ns), read)
-
-
-def _total(table: pa.Table, column: str) -> np.ndarray:
-    values = reals(table, column)
-    return np.where(values == _STUCK_BYTES, np.nan, values)

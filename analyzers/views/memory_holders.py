@@ -42,7 +42,8 @@ def memory_holders(run: Attributed) -> pa.Table:
         blocks = run.recording.table(rank, "allocator_block")
         blocks = blocks.filter(is_held(blocks))
         codes, stacks = strings(blocks, "frames")
-        lines = [_line(stack) for stack in stacks]
+        frames = [stack.split("\n") for stack in stacks]
+        lines = [next((line for line in of if ".py:" in line), of[0]) for of in frames]
         names = sorted(set(lines))
         number = {name: i for i, name in enumerate(names)}
         line = np.array([*(number[name] for name in lines), -1], dtype=np.int64)[codes]
@@ -68,8 +69,3 @@ def memory_holders(run: Attributed) -> pa.Table:
             )
     rows.sort(key=lambda r: -r["held_bytes"])
     return VIEW.of_rows(rows)
-
-
-def _line(stack: str) -> str:
-    frames = stack.split("\n")
-    return next((frame for frame in frames if ".py:" in frame), frames[0])

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import CPU, MemoryEvents, known_bytes, memory_events
+from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import TracedSteps, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.samples import of_rank
@@ -69,12 +70,15 @@ def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> lis
     # Stable: in time order within each step.
     order = np.argsort(events.step, kind="stable")
     bounds = np.searchsorted(events.step[order], np.arange(len(steps) + 1))
-    clock_time, clock_hz = _readings(clock, events)
+    own = (ints(clock, "sm_clock_hz") > 0) & (ints(clock, "device_id") == events.device_id)
+    clock = clock.filter(pa.array(own & (events.device_type != CPU)))
+    clock_time, clock_hz = ints(clock, "time_ns"), reals(clock, "sm_clock_hz")
     before: np.ndarray | None = None
     for i, number in enumerate(steps.number.tolist()):
         mine = order[bounds[i] : bounds[i + 1]]
         size = events.bytes_count[mine]
         low, high = np.searchsorted(clock_time, (steps.start_ns[i], steps.end_ns[i]))
+        read_hz = clock_hz[low:high]
         rows.append(
             {
                 "device": events.device,
@@ -87,7 +91,9 @@ def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> lis
                 "sequence": blake2b(size.tobytes(), digest_size=8).hexdigest(),
                 "same_as_previous": None if before is None else np.array_equal(before, size),
                 "similarity_ratio": None if before is None else similarity(before, size),
-                **_clock(clock_hz[low:high]),
+                "clock_count": len(read_hz),
+                "clock_mean_hz": round(float(read_hz.mean())) if len(read_hz) else None,
+                "clock_std_hz": round(float(read_hz.std(ddof=1))) if len(read_hz) > 1 else None,
             }
         )
         before = size
@@ -115,20 +121,3 @@ def _threes(size: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         found: np.ndarray = (x[:-2] * np.uint64(3) + x[1:-1]) * np.uint64(5) + x[2:]
     return found
-
-
-def _readings(clocks: pa.Table, events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
-    """Times, ascending, and clocks of the readings of the device that the memory is on."""
-    clock = ints(clocks, "sm_clock_hz")
-    mine = (clock > 0) & (ints(clocks, "device_id") == events.device_id)
-    mine &= events.device_type != CPU
-    return ints(clocks, "time_ns")[mine], clock[mine].astype(np.float64)
-
-
-def _clock(values: np.ndarray) -> dict[str, Any]:
-    """Mean and deviation of the device's clock readings inside a step."""
-    return {
-        "clock_count": len(values),
-        "clock_mean_hz": round(float(values.mean())) if len(values) else None,
-        "clock_std_hz": round(float(values.std(ddof=1))) if len(values) > 1 else None,
-    }
