@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import CAUSES, LEAVES, PHASE_COLORS
 from chopper.reports.labels import color, full_label
 from chopper.reports.page import Cell, Column, Table
@@ -153,14 +154,18 @@ def calls(run: Attributed, level: str) -> dict[str | int | None, tuple[int, int]
 
     Durations count overlapped time too, so they can exceed the attributed time.
     """
-    parts = []
+    counted: dict[str | int | None, tuple[int, int]] = {}
     for rank, trace in run.joined.items():
         links, events = run.links[rank], trace.device_event
-        key = (events["name"] if level == "kernel" else links[level]).cast(pa.string())
-        rows = pa.table({"key": key, "dur_ns": events["dur_ns"]})
-        parts.append(rows.filter(links["step_index"].is_valid()))
-    counted = pa.concat_tables(parts).group_by("key", use_threads=False) if parts else None
-    rows = (
-        counted.aggregate([("dur_ns", "count"), ("dur_ns", "sum")]).to_pylist() if counted else []
-    )
-    return {row["key"]: (row["dur_ns_count"], row["dur_ns_sum"]) for row in rows}
+        inside = ints(links, "step_index") >= 0
+        of = (events, "name") if level == "kernel" else (links, level)
+        codes, names = strings(*of, narrow=True)
+        places, dur_ns = codes[inside], ints(events, "dur_ns")[inside]
+        # The first place is that of what has no value.
+        count = np.bincount(places + 1, minlength=len(names) + 1).tolist()
+        busy_ns = np.bincount(places + 1, dur_ns, minlength=len(names) + 1).tolist()
+        for name, calls_count, time_ns in zip((None, *names), count, busy_ns, strict=True):
+            if calls_count:
+                before = counted.get(name, (0, 0))
+                counted[name] = before[0] + calls_count, before[1] + int(time_ns)
+    return counted

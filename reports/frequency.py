@@ -52,7 +52,7 @@ _BLUE, _ORANGE = "#3b7dd8", "#e07b1a"
 _HEAT = [[0.0, _BLUE], [0.5, "#e3b71b"], [1.0, "#d1491b"]]
 
 
-class _Readings(NamedTuple):
+class Readings(NamedTuple):
     """Readings of one device with a clock; NaN where something was not read."""
 
     name: str
@@ -77,7 +77,7 @@ class _Clocks:
 
     story: Story
     clocked: Clocked | None
-    readings: list[_Readings]
+    readings: list[Readings]
     limits: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     judged: list[dict[str, Any]]
@@ -95,7 +95,8 @@ class _Clocks:
         }
 
 
-def _readings(telemetry: Sequence[Series]) -> Iterator[_Readings]:
+def readings(telemetry: Sequence[Series]) -> Iterator[Readings]:
+    """Yield what was read of each device beside its clock."""
     panels = {(one.panel, one.label): one for one in telemetry}
     for clock in telemetry:
         good = clock.value > 0
@@ -111,16 +112,15 @@ def _readings(telemetry: Sequence[Series]) -> Iterator[_Readings]:
             heat_c = np.interp(time_ns, heat.time_ns[read], heat.value[read], **outside)
         # Clock and power are columns of one table.
         power_w = unknown if power is None else power.value[good]
-        yield _Readings(clock.label, time_ns, clock.value[good], power_w, heat_c)
+        yield Readings(clock.label, time_ns, clock.value[good], power_w, heat_c)
 
 
-def section(story: Story, telemetry: Sequence[Series]) -> Section | None:
+def section(story: Story, readings: list[Readings]) -> Section | None:
     """Return the section about the clocks of a run; None where none of a device was sampled."""
     run = story.run
     clocked = clocked_of(run, events_of(run))
     if clocked is not None and np.isnan(clocked.clock_hz).all():
         clocked = None
-    readings = [*_readings(telemetry)]
     if clocked is None and not readings:
         return None
     steps = story.table("clock_by_step").to_pylist() if clocked is not None else []
@@ -433,7 +433,7 @@ def _drawn(ridge: _Ridge, base: int, edges: np.ndarray) -> list[dict[str, Any]]:
     return [outline, diamond]
 
 
-def _power_and_heat(clocks: _Clocks, readings: list[_Readings]) -> dict[str, Any]:
+def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]:
     """Return clock against power, coloured by temperature: a dot per reading, thinned evenly."""
     x: list[float] = []
     y: list[float] = []

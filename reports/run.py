@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from chopper import wording as fmt
 from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.attribution import FIRST
@@ -326,13 +328,17 @@ def _browser_page(run: Attributed) -> Page:
     from chopper.reports.pack import deflate_text
     from chopper.reports.to_html import to_script_json
 
+    # What is large and used once is made first, and gone before the views are.
     replay = replay_or_reason(run)
+    telemetry = [*series.collect(run.recording), *series.queues(run)]
+    lanes = timeline.build(run.whole, telemetry, path=timeline.critical_lanes(run, replay))
+    curves = figures.telemetry(telemetry, run) if telemetry else {}
+    readings = [*frequency.readings(telemetry)]
+    del telemetry
+    pa.default_memory_pool().release_unused()  # which Arrow would keep: a tenth of the peak
     tables = views(run, VIEWS, replay=replay)
     story = Story(run, tables)
-    telemetry = [*series.collect(run.recording), *series.queues(run)]
-    path = timeline.critical_lanes(run, replay)
-    lanes = timeline.build(run.whole, telemetry, path=path)
-    clocks = frequency.section(story, telemetry)
+    clocks = frequency.section(story, readings)
     sections = [
         _gap(story, recoverable(run, replay)),
         _steps(story),
@@ -358,7 +364,7 @@ def _browser_page(run: Attributed) -> Page:
             blocks=(Widget("timeline.html.j2", {"unit": story.unit}),),
         ),
         *([clocks] if clocks is not None else []),
-        _telemetry(story, figures.telemetry(telemetry, run) if telemetry else {}),
+        _telemetry(story, curves),
         _quality(run),
         environment.section(run),
         _method(story),

@@ -39,7 +39,8 @@ MS = 1_000_000
 
 def section_of(run: Attributed) -> Section | None:
     """The section of a run about its clocks."""
-    return frequency.section(Story(run), series.collect(run.recording))
+    readings = [*frequency.readings(series.collect(run.recording))]
+    return frequency.section(Story(run), readings)
 
 
 def tiles(section: Section) -> Sequence[Fact]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.estimates.project import OfClass
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -148,20 +147,17 @@ def _recorded(run: str, options: Options) -> Projection:
     target = named(options.device) if options.device is not None else None
     attribution = attributed([run])
     recorded = None
+    # Scaling alone needs no device: the operators stay as they are.
     if target is not None or options.from_device is not None:
         _check_device_events(attribution, run)
-    if options.from_device is not None:
-        recorded = _stated_device(attribution, run, options.from_device)
-    elif target is not None:
-        # Scaling alone needs no device: the operators stay as they are.
-        recorded = _device_of(attribution, run)
+        recorded = _recorded_on(attribution, run, options.from_device)
     target = target or recorded
     checked = None
     checked_windows_count = 1
     if options.check is not None and target is not None:
         other = attributed([options.check])
         _check_device_events(other, f"--check {options.check}")
-        theirs = _device_of(other, options.check)
+        theirs = _recorded_on(other, options.check)
         if theirs.id != target.id:
             raise UsageError(
                 f"--check {options.check}: was recorded on {theirs.label}, not on {target.label}"
@@ -209,37 +205,30 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
         )
 
 
-def _device_of(attribution: Attributed, source: str) -> DevicePeaks:
-    """Return the one device of a run, which has to be in the table."""
+def _recorded_on(attribution: Attributed, source: str, stated: str | None = None) -> DevicePeaks:
+    """Return the one device of a run, or the stated one, unless the run says another."""
     names = sorted({rank.device for rank in attribution.ranks if rank.device})
-    if len(names) != 1:
-        said = f"several devices ({', '.join(names)})" if names else "no device that is known"
-        raise UsageError(f"{source}: {said}; give --from-device")
-    device = lookup(names[0])
-    if device is None:
-        raise UsageError(
-            f"{source}: {names[0]} is not in the table of devices; give --from-device, its "
-            f"nearest kin"
-        )
-    return device
-
-
-def _stated_device(attribution: Attributed, source: str, name: str) -> DevicePeaks:
-    """Return the device that the user says a run was recorded on, unless the run says another."""
-    stated = named(name)
-    own = [lookup(rank.device) for rank in attribution.ranks if rank.device]
-    other = next((d for d in own if d is not None and d.id != stated.id), None)
-    if other is not None:
-        raise UsageError(
-            f"--from-device {name}: {source} was recorded on {other.label}; leave the option away"
-        )
-    return stated
+    known = [device for device in map(lookup, names) if device is not None]
+    if stated is not None:
+        device = named(stated)
+        other = next((d for d in known if d.id != device.id), None)
+        if other is not None:
+            raise UsageError(
+                f"--from-device {stated}: {source} was recorded on {other.label}; leave the "
+                "option away"
+            )
+        return device
+    if len(names) == 1 and known:
+        return known[0]
+    said = f"several devices ({', '.join(names)})" if names else "no device that is known"
+    if len(names) == 1:
+        said = f"{names[0]} is not in the table of devices"
+    raise UsageError(f"{source}: {said}; give --from-device, it or its nearest kin")
 
 
 _NEGLIGIBLE_RATIO = 0.02
 """Share of operators' time: where less than this has no model, it needs no range."""
 _MOST_TICKS = 10
-_REST = "not computing"
 
 
 def page(result: Projection) -> Page:
@@ -279,25 +268,23 @@ def _headline(result: Projection) -> str:
 
 
 def _facts(result: Projection) -> Iterator[str]:
-    recorded, target = result.recorded_reach, result.target_reach
-    if recorded and target:
-        yield (
-            f"recorded on {result.recorded_device}: products reach {fmt.ratio(recorded.products)}, "
-            f"memory {fmt.ratio(recorded.memory)} of the peak ({recorded.source})"
-        )
-        yield (
-            f"target {result.target_device}: {fmt.ratio(target.products)} and "
-            f"{fmt.ratio(target.memory)} ({target.source})"
-        )
-    elif target:
-        yield (
-            f"products reach {fmt.ratio(target.products)}, memory {fmt.ratio(target.memory)} "
-            f"of the peak ({target.source})"
-        )
+    reached = {"recorded on": result.recorded_reach, "target": result.target_reach}
+    devices = {"recorded on": result.recorded_device, "target": result.target_device}
+    for what, reach in reached.items():
+        if reach and result.target_reach:
+            yield (
+                f"{what} {devices[what]}: products reach {fmt.ratio(reach.products)}, memory "
+                f"{fmt.ratio(reach.memory)} of the peak ({reach.source})"
+            )
     if result.unmodelled_ratio:
         yield _unmodelled(result)
     if result.checked_ns is not None:
-        yield _checked(result)
+        error, roofline = result.error_ratio or 0.0, result.roofline_error_ratio or 0.0
+        # Nearer than a tenth of a per cent is luck.
+        yield (
+            f"against {result.checked_run}: {error:+.1%}; the uncalibrated roofline "
+            f"{roofline:+.1%}, {abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
+        )
     if not result.scales:
         return
     yield (
@@ -306,12 +293,19 @@ def _facts(result: Projection) -> Iterator[str]:
         else "no knee: efficiency stays above 80 % at every scale"
     )
     if result.recorded_scale_error_ratio is not None:
+        waiting_ns, always_ns = result.recorded_waiting_ns or 0, result.recorded_waiting_always_ns
+        of = " (too few steps to tell ranks that are always late from chance)"
+        if always_ns is not None:
+            of = (
+                f" ({fmt.duration(always_ns)} for ranks that are always late, "
+                f"{fmt.duration(max(waiting_ns - always_ns, 0))} by chance)"
+            )
         yield (
             f"recorded: {fmt.duration(result.recorded_ns)} on "
             f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other "
-            f"ranks {fmt.duration(result.recorded_waiting_ns)}{_kinds_of_waiting(result)}; the "
-            f"estimate "
-            f"for as many on this network is off by {result.recorded_scale_error_ratio:+.1%}"
+            f"ranks {fmt.duration(result.recorded_waiting_ns)}{of if waiting_ns else ''}; the "
+            "estimate for as many on this network is off by "
+            f"{result.recorded_scale_error_ratio:+.1%}"
         )
 
 
@@ -334,61 +328,35 @@ def _unmodelled(result: Projection) -> str:
     return said
 
 
-def _checked(result: Projection) -> str:
-    error, roofline = result.error_ratio or 0.0, result.roofline_error_ratio or 0.0
-    said = f"against {result.checked_run}: {error:+.1%}; the uncalibrated roofline {roofline:+.1%}"
-    # Nearer than a tenth of a per cent is luck.
-    return f"{said}, {abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
-
-
-def _kinds_of_waiting(result: Projection) -> str:
-    """Return how much of the waiting is for ranks that are always late."""
-    if not result.recorded_waiting_ns:
-        return ""
-    always = result.recorded_waiting_always_ns
-    if always is None:
-        return " (too few steps to tell ranks that are always late from chance)"
-    chance = max(result.recorded_waiting_ns - always, 0)
-    return (
-        f" ({fmt.duration(always)} for ranks that are always late, "
-        f"{fmt.duration(chance)} by chance)"
-    )
-
-
-def _error(ratio: float | None) -> str:
-    return fmt.UNKNOWN if ratio is None else f"{ratio:+.1%}"
-
-
-def _class_row(c: OfClass) -> list[str]:
-    error = c.projected_ns / c.checked_ns - 1 if c.checked_ns else None
-    times = (c.recorded_ns, c.projected_ns, c.roofline_ns, c.checked_ns)
-    return [c.operator_class, fmt.count(c.calls_count), *map(fmt.duration, times), _error(error)]
-
-
 def _classes(result: Projection) -> Section:
-    rows = [_class_row(c) for c in result.classes]
+    rows: list[tuple[str, str, list[int | None], float | None]] = []
+    for c in result.classes:
+        error = c.projected_ns / c.checked_ns - 1 if c.checked_ns else None
+        times: list[int | None] = [c.recorded_ns, c.projected_ns, c.roofline_ns, c.checked_ns]
+        rows.append((c.operator_class, fmt.count(c.calls_count), times, error))
     if result.operators_error_ratio is not None:
-        sums = (
-            sum(getattr(c, name) or 0 for c in result.classes)
-            for name in ("recorded_ns", "projected_ns", "roofline_ns", "checked_ns")
-        )
-        error = _error(result.operators_error_ratio)
-        rows.append(["all operators", "", *map(fmt.duration, sums), error])
+        sums: list[int | None] = [
+            sum(time_ns or 0 for time_ns in column)
+            for column in zip(*(times for _, _, times, _ in rows), strict=True)
+        ]
+        rows.append(("all operators", "", sums, result.operators_error_ratio))
     for name, here_ns, there_ns in (
         ("idle, as recorded", result.idle_ns, result.idle_ns),
         ("exposed copies", result.copy_ns, result.projected_copy_ns),
         ("exposed communication", result.communication_ns, result.projected_communication_ns),
     ):
         if here_ns:
-            rows.append([name, "", *map(fmt.duration, (here_ns, there_ns, None, None)), "–"])
-    total = (result.recorded_ns, result.projected_ns, result.roofline_ns, result.checked_ns)
-    rows.append(["in total", "", *map(fmt.duration, total), _error(result.error_ratio)])
-    columns = ["class", "calls", "recorded", "projected", "roofline", "there", "error"]
-    if result.checked_ns is None:
-        columns, rows = columns[:-2], [row[:-2] for row in rows]
+            rows.append((name, "", [here_ns, there_ns, None, None], None))
+    total = [result.recorded_ns, result.projected_ns, result.roofline_ns, result.checked_ns]
+    rows.append(("in total", "", total, result.error_ratio))
+    shown = 7 if result.checked_ns is not None else 5
+    cells = [
+        (name, calls, *map(fmt.duration, times), fmt.UNKNOWN if error is None else f"{error:+.1%}")
+        for name, calls, times, error in rows
+    ]
     table = Table(
-        columns=columns,
-        rows=rows,
+        columns=("class", "calls", "recorded", "projected", "roofline", "there", "error")[:shown],
+        rows=[row[:shown] for row in cells],
         totals=1,
         note="roofline: uncalibrated, the target's datasheet peaks and nothing else. Classes are "
         "sums over operators; kernels that run at once count in full, so they can exceed the total",
@@ -397,19 +365,17 @@ def _classes(result: Projection) -> Section:
 
 
 def _classes_figure(result: Projection) -> Figure:
+    """Return the time of each class, and beside it the rest, on both devices."""
     bars = {}
-    idle_ns = result.idle_ns + result.projected_copy_ns + result.projected_communication_ns
-    projected = {c.operator_class: c.projected_ns / 1e6 for c in result.classes}
-    if result.recorded_ns is not None:
-        bars[f"recorded, {result.recorded_device}"] = {
-            c.operator_class: (c.recorded_ns or 0) / 1e6 for c in result.classes
-        } | {_REST: (result.idle_ns + result.copy_ns + result.communication_ns) / 1e6}
-        projected[_REST] = idle_ns / 1e6
-    bars[f"projected, {result.target_device}"] = projected
-    if result.checked_ns is not None:
-        classes = {c.operator_class: c.checked_ns or 0 for c in result.classes}
-        rest_ns = max(0, result.checked_ns - sum(classes.values()))
-        bars["recorded there"] = {k: ns / 1e6 for k, ns in classes.items()} | {_REST: rest_ns / 1e6}
+    for name, of, whole_ns in (
+        (f"recorded, {result.recorded_device}", "recorded_ns", result.recorded_ns),
+        (f"projected, {result.target_device}", "projected_ns", result.projected_ns),
+        ("recorded there", "checked_ns", result.checked_ns),
+    ):
+        if whole_ns is not None:
+            times = {c.operator_class: (getattr(c, of) or 0) / 1e6 for c in result.classes}
+            rest = max(0.0, whole_ns / 1e6 - sum(times.values()))
+            bars[name] = times | ({"not computing": rest} if result.recorded_ns else {})
     figure = stacked_figure(bars, x="ms per step or trace")
     return Figure(name="project", title="By class", figure=figure)
 
