@@ -6,9 +6,18 @@ result is a frozen struct with its schema, so that its JSON form is its fields.
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from typing import Any, ClassVar
 
 import msgspec
+
+_ASSUMPTIONS = tomllib.loads(files("chopper").joinpath("data", "assumptions.toml").read_text())
+
+
+def assumed(*names: str) -> tuple[str, ...]:
+    """Return the texts of ``chopper/data/assumptions.toml`` under these names."""
+    return tuple(text for name in names for text in _ASSUMPTIONS[name])
 
 
 class Estimate(msgspec.Struct, kw_only=True, frozen=True):

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, assumed
 from chopper.errors import UsageError
 from chopper.hardware.prices import Priced, Prices
 from chopper.quantities import between, positive
@@ -73,15 +73,6 @@ class Against(msgspec.Struct, kw_only=True, frozen=True):
     peak_ratio: float | None
     """Its peak over this device's, in bf16; null where a peak is not known."""
     per_million_tokens_at_peak_ratio: float | None
-
-
-ASSUMPTIONS = (
-    "a device costs its price for every hour of the run, also while it waits, restarts or is idle",
-    "the price holds what its source says it holds; where it is a cost of ownership, electricity "
-    "is in it already, and the energy's cost is shown for itself, not added",
-    "throughput is constant; a run takes tokens ÷ (devices × tokens/s per device)",
-    "projected throughput is peak × utilization ÷ FLOP per token, 6 per parameter",
-)
 
 
 def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
@@ -173,7 +164,7 @@ def cost(
     of_run = None if run_tokens_count is None else run_tokens_count / 1e6
     together = devices_count * tokens_per_s
     return Cost(
-        assumptions=ASSUMPTIONS,
+        assumptions=assumed("cost"),
         device=device,
         price_per_device_hour=price_per_hour.value,
         price_source=price_per_hour.source,

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from chopper.analyzers.estimates import assumed
 from chopper.errors import UsageError
 from chopper.quantities import positive
 
 RULE_BYTES_PER_PARAMETER = 40
 RULE_DEVICE_BYTES = 80 * 10**9
 RULE_TABLE_COUNT = (10**9, 7 * 10**9, 13 * 10**9, 70 * 10**9, 175 * 10**9)
+RULE_FAULTS = assumed("rule_of_thumb")
 _BUFFER_RATIO = 1.5
 """DeepSpeed's allowance for buffers on the host."""
-RULE_FAULTS = (
-    "the rule knows parameters only: batch, sequence, number formats, sharding and checkpointing "
-    "change memory severalfold and are not in it",
-    "states alone are 8 bytes per parameter in pure bf16, 16 with mixed precision, 20 in "
-    "DeepSpeed; what is left of 40 stands for activations, which do not grow with parameters",
-    "measured: Llama 2 7B, all of it trained in bf16 with AdamW, peaked at 51.6 GB on one A100, "
-    "where the rule says 280 GB",
-    "dividing by 80 GB assumes that everything is sharded evenly; gathered layers, activations and "
-    "logits are whole on every rank",
-    "the survey's table lists ZeRO's stages and offload as alternatives: stages partition states "
-    "over ranks, offload moves them to the host, and both go together; offloading parameters "
-    "needs stage 3",
-)
 
 
 def rule_of_thumb(parameters_count: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from chopper.analyzers.estimates import Estimate, Option
+from chopper.analyzers.estimates import Estimate, Option, assumed
 from chopper.errors import UsageError
 from chopper.quantities import between, positive
 
@@ -138,21 +138,6 @@ class Limits(Estimate, kw_only=True, frozen=True):
     """The largest size for which some layout finishes in time."""
     latency_wall_flop: float
     """Closed form: steps × layers × latency of a layer fill the time allowed."""
-
-
-ASSUMPTIONS = (
-    "dense transformer, every parameter used by every token; 72 h² FLOP per token and layer, "
-    "attention's own products left out",
-    "compute, memory traffic, network and latency of a step overlap perfectly: the longest counts, "
-    "times the pipeline's bubble with perfect interleaving",
-    "tensor parallelism, pipeline stages and microbatches are powers of two; data parallelism is "
-    "what is left, also when it is not whole; a pipeline has no more stages than the model layers",
-    "tensor parallelism up to 8 stays within a node; beyond that it is two-dimensional, half of "
-    "its traffic on NVLink",
-    "the peak is the datasheet's: no loss to clocks, shapes or failures",
-    "2e28 is where utilization falls, not where runs become infeasible; the paper's abstract says "
-    "about 1e28 and 1e31, its blog 2e28 and 2e31",
-)
 
 
 def shape_of(flop: float, laws: Laws = LAWS) -> Shape:
@@ -405,7 +390,7 @@ def limits(
     ends = points[0].shape.flop, points[-1].shape.flop
     sizes = np.geomspace(*ends, _CURVE_POINTS) if ends[0] < ends[1] else ()
     return Limits(
-        assumptions=ASSUMPTIONS,
+        assumptions=assumed("limits"),
         laws=laws,
         hardware=hardware,
         time_allowed_s=time_allowed_s,

@@ -11,13 +11,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, assumed
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import CATEGORIES
-from chopper.analyzers.estimates.training import (
-    DEEPSPEED,
-    Training,
-)
+from chopper.analyzers.estimates.training import DEEPSPEED, Training
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
 from chopper.quantities import MAX_INT
@@ -69,76 +66,29 @@ class Memory(Estimate, kw_only=True, frozen=True):
     """The most that fits a device, when one was named."""
 
 
-ASSUMPTIONS = (
-    "eager PyTorch: each operator's output is a tensor of its own; a compiler that fuses "
-    "operators keeps less",
-    "attention by a fused kernel keeps queries, keys, values, output and one float32 per row "
-    "and head",
-    "gradients are freed between steps (set_to_none), and the optimizer's state exists already",
-    "blocks are the units of checkpointing and sharding; embedding, last norm and head are one "
-    "unit",
-    "on a GPU, what FSDP gathers and the gradients that it reduces are memory of streams of their "
-    "own, which the caching allocator gives to no other (pools)",
-    "fragmentation is a share of all that comes and goes; it is assumed, not derived: published "
-    "runs under FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, "
-    "meta-llama/llama-cookbook#41), pools among it",
-)
-
-
-TENSOR_PARALLEL_ASSUMPTION = (
-    "each rank holds its part of the logits, with the loss in PyTorch's loss_parallel(); a program "
-    "without it gathers them whole (--gathered-logits). An embedding's gradient is whole on "
-    "each rank, as DTensor makes it"
-)
-
-
-_DEEPSPEED_ASSUMPTION = (
-    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and 2, "
-    "and a bucket of --bucket elements that is there whatever the model; where ranks differ, the "
-    "rank that needs the most"
-)
-_STAGE_3_ASSUMPTION = (
-    "stage 3 releases weights at once and fetches none ahead (stage3_max_live_parameters and "
-    "stage3_prefetch_bucket_size of 0); with DeepSpeed's defaults, up to 1e9 live weights and 5e7 "
-    "prefetched ones come on top"
-)
-
-
-_EXPERTS_ASSUMPTION = (
-    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no row "
-    "is dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. "
-    "Selective checkpointing recomputes experts and what they are sent. Layers for the prediction "
-    "of further tokens (num_nextn_predict_layers) are not in it, as they are not in transformers' "
-    "modules"
-)
-
-
-def _balance(training: Training) -> str:
-    """Return the assumption about the experts' load."""
-    chosen = training.architecture.experts.chosen_count if training.architecture.experts else 0
-    rows = f"tokens × {chosen} rows"
-    if training.expert_parallel_count == 1:
-        return f"each rank has all experts, so {rows} are its own whichever it chooses"
-    if training.imbalance_ratio == 1:
-        return (
-            f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
-            "those of the busiest rank, of an even share)"
-        )
-    return f"the busiest rank's experts get {training.imbalance_ratio:g} × its even share of {rows}"
-
-
 def _assumed(training: Training) -> tuple[str, ...]:
     """Return the assumptions that these options make."""
-    found: tuple[str, ...] = ASSUMPTIONS
+    names = ["memory", "fragmentation"]
     if training.tensor_parallel_count > 1:
-        found += (TENSOR_PARALLEL_ASSUMPTION,)
+        names.append("tensor_parallel")
+    balance: tuple[str, ...] = ()
     if training.architecture.experts is not None:
-        found += (_EXPERTS_ASSUMPTION, _balance(training))
-    if training.strategy in DEEPSPEED:
-        found += (_DEEPSPEED_ASSUMPTION,)
-    if training.strategy == "zero3":
-        found += (_STAGE_3_ASSUMPTION,)
-    return found
+        names.append("experts")
+        rows = f"tokens × {training.architecture.experts.chosen_count} rows"
+        if training.expert_parallel_count == 1:
+            said = f"each rank has all experts, so {rows} are its own whichever it chooses"
+        elif training.imbalance_ratio == 1:
+            said = (
+                f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
+                "those of the busiest rank, of an even share)"
+            )
+        else:
+            ratio = training.imbalance_ratio
+            said = f"the busiest rank's experts get {ratio:g} × its even share of {rows}"
+        balance = (said,)
+    deepspeed = ("deepspeed",) * (training.strategy in DEEPSPEED)
+    stage_3 = ("zero3",) * (training.strategy == "zero3")
+    return assumed(*names) + balance + assumed(*deepspeed, *stage_3)
 
 
 def _steps(training: Training) -> list[Step]:
@@ -258,12 +208,7 @@ def of_capture(
     categories["fragmentation"] = round(fragmentation_ratio * (allocated - steady))
     categories["workspace"] = workspace_bytes
     return Memory(
-        assumptions=(
-            "tracked operator by operator by PyTorch's MemTracker under fake tensors on a CPU: "
-            "operators that a GPU fuses (RMSNorm, dropout) keep more here",
-            "logits and their gradients stand under activations and temporary",
-            ASSUMPTIONS[-1],
-        ),
+        assumptions=assumed("captured_memory", "fragmentation"),
         training=None,
         captured={**request, "torch": found["torch"], "units_count": found["units_count"]},
         parameters_count=found["parameters_count"],

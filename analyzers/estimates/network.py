@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 import msgspec
 import numpy as np
 
-from chopper.analyzers.estimates import Estimate, Option
+from chopper.analyzers.estimates import Estimate, Option, assumed
 from chopper.analyzers.estimates.flows import Simulated, check_counts, simulate, too_many
 from chopper.errors import UsageError
 from chopper.quantities import between, one_of, positive
@@ -402,23 +402,6 @@ class Network(Estimate, kw_only=True, frozen=True):
     interconnects: tuple[Interconnect, ...]
 
 
-ASSUMPTIONS = (
-    "links are used in one direction at their full rate and by this collective alone; protocol "
-    "overhead, switches' own latency and congestion are not in α-β",
-    "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
-    "through another port, so the ports of a node add up; an all-to-all goes directly, each rank "
-    "through its own port",
-    "hashing is uniform and independent, all flows are equally large and begin at the same time, "
-    "and the step ends with the fullest uplink; simulated flows share links max-min fairly",
-    "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
-    "flows over 16 uplinks with up to 20 % to spare; which flows the benchmark had, and how much "
-    "its uplinks had to spare, is not known here",
-    "incast is a fluid: pauses reach the senders at once, and DCQCN is off",
-    "interconnect table, consistent with the survey and no more: two nodes of 8 devices, 12 B "
-    "parameters, 16-bit gradients reduced once per step, nothing overlapped, 4.29 s of compute "
-    "chosen to fit, and 10 Gb/s or 400 GB/s per node; '~400 GB/s' is the sum of eight 400 Gb/s "
-    "ports, one of which is 50 GB/s",
-)
 SIZES_BYTES = tuple(4**k for k in range(5, 17))
 """1 KiB … 4 GiB."""
 
@@ -494,7 +477,7 @@ def network(
     message = max(sizes_bytes) / ranks_count
     rate = topology.network_link_bytes_per_s
     return Network(
-        assumptions=ASSUMPTIONS,
+        assumptions=assumed("network"),
         topology=topology,
         collective=name,
         ranks_count=ranks_count,

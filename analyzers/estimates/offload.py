@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, assumed
 from chopper.analyzers.estimates.formulas import (
     deepspeed_zero2_bytes,
     deepspeed_zero3_bytes,
@@ -110,18 +110,6 @@ class Offload(Estimate, kw_only=True, frozen=True):
     """Per rank and step, at which optimizer offload costs less than 5 %; null: it costs nothing."""
 
 
-ASSUMPTIONS = (
-    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given; of "
-    "experts, the parameters of those that a token chooses",
-    "copies use pinned memory and run beside compute without slowing it; both directions at once",
-    "Adam on the host reads and writes 30 bytes per parameter and is bound by DRAM; it does not "
-    "overlap with the next forward (no one-step delay)",
-    "states by DeepSpeed's estimators; activations, logits and fragmentation come on top",
-    "stages partition, offload moves: parameters can only be offloaded where they are partitioned "
-    "(stage 3)",
-)
-
-
 def hideable_ratio(*, width: int, link_bytes_per_s: float, flop_per_s: float) -> float:
     """Share of a layer's activations that its forward can hide: min(1, 0.71·h·B/F).
 
@@ -167,7 +155,7 @@ def offload(
     )
     per_token_s = 6 * active / machine.flop_per_s
     return Offload(
-        assumptions=ASSUMPTIONS,
+        assumptions=assumed("offload"),
         model=architecture.name,
         parameters_count=count,
         active_parameters_count=active,

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, assumed
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.scaling import (
-    SCALE_ASSUMPTIONS,
     AtScale,
     Step,
     at_scale,
@@ -105,20 +104,6 @@ class Projection(Estimate, kw_only=True, frozen=True):
     """That a rank waited for others in the recorded step."""
     recorded_waiting_always_ns: int | None = None
     """Of it, for ranks that are always late; null where too few steps tell that from chance."""
-
-
-ASSUMPTIONS = (
-    "the same operators run on both devices: fused, compiled or vendor-specific ones differ",
-    "fused attention goes with the rate of matrix products, whatever its bytes say",
-    "what an operator lost to its shape and library on the recorded device, it loses on the target",
-    "a kernel's fixed time is the same on both devices, at most 10 µs",
-    "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
-    "exposed transfer goes with the devices' links, copies between host and device with their "
-    "PCIe generation; a network between nodes, and communication that one rank's trace cannot "
-    "separate from waiting, stay",
-    "clocks are those at which the datasheets' rates hold",
-    "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
-)
 
 
 def operator_class(op: str | None, family: str | None) -> str:
@@ -353,7 +338,9 @@ def project(
         scaled = {"recorded_waiting_ns": waited_ns}
         scaled |= _scaled(step, scale, scales_count, topology or Topology(), recorded_ns)
     return Projection(
-        assumptions=ASSUMPTIONS * bool(classes) + SCALE_ASSUMPTIONS * bool(scaled.get("scales")),
+        assumptions=assumed(
+            *("project", "reach") * bool(classes), *("scales",) * bool(scaled.get("scales"))
+        ),
         run=run,
         recorded_device=recorded.label if recorded else None,
         target_device=target.label if target else None,
@@ -508,17 +495,6 @@ def _carried(
 
 LAUNCH_S = 4.5e-6
 """Launch latency of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
-CAPTURED_ASSUMPTIONS = (
-    "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a "
-    "launch, with what well-shaped work reaches of both peaks",
-    "operators as a CPU has them under fake tensors: a GPU fuses norms, and a compiler more",
-    "the host keeps up, one operator after the other, on one rank",
-    ASSUMPTIONS[-1],
-)
-RECURRENT_ASSUMPTION = (
-    "a recurrent layer runs at the rate of large products; its time steps wait for each other, so "
-    "short sequences in small batches take longer"
-)
 
 
 def project_captured(
@@ -582,7 +558,7 @@ def project_captured(
     )
     recurrent = any("_rnn" in op["op"] for op in operators)
     return Projection(
-        assumptions=CAPTURED_ASSUMPTIONS + ((RECURRENT_ASSUMPTION,) if recurrent else ()),
+        assumptions=assumed("captured_project", "reach", *("recurrent",) * recurrent),
         run=module,
         target_device=target.label,
         target_reach=target_reach,

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
 
-SCALE_ASSUMPTIONS = (
-    "the work per rank is the same at any number of ranks (weak scaling)",
-    "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others "
-    "grow with the run",
-    "collectives keep their size and number, and take their α-β time on the network given; as much "
-    "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, and "
-    "ranks beyond them are like the middle one (of two the quicker); by chance all are late "
-    "alike, and the last of N by the expected largest of N normal draws; where too few steps tell "
-    "the two apart, all of it is chance",
-    "*others differ* is the step where ranks beyond the recorded ones differ as much as those "
-    "do, each a normal draw",
-    "in groups that stay as large waiting stays",
-)
-
 
 class AtScale(msgspec.Struct, kw_only=True, frozen=True):
     """One step on so many ranks, by cause; the parts sum to the step."""
