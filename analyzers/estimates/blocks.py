@@ -62,24 +62,16 @@ class _Block:
         return writes
 
     def view(self, x: str, out: str, size: int) -> str:
-        return self.add("view", (x,), out, size, view=True, saved=False)
+        return self.add("view", (x,), out, size, view=True)
 
     def norm(self, x: str, out: str, *, stream: bool = False) -> str:
         """Over the width, of what is in the residual stream or on its way into it."""
         of, a = self.of, self.a
         width = of.stream_bytes if stream or of.autocast else of.element_bytes
-        return self._norm(x, out, self.h, self.outside, a.norm_count, width)
+        return self.normalize(x, out, self.h, self.outside, a.norm_count, width)
 
-    def _norm(
-        self,
-        x: str,
-        out: str,
-        elements: int,
-        rows: int,
-        weights: int,
-        width: int,
-        *,
-        saved: bool = True,
+    def normalize(
+        self, x: str, out: str, elements: int, rows: int, weights: int, width: int
     ) -> str:
         of, layer = self.of, self.a.norm == "layer"
         if of.kernels == "gpu" or layer:
@@ -93,9 +85,7 @@ class _Block:
                 "forward_bytes": elements * 4,
                 "backward_bytes": 3 * elements * 4,
             }
-        return self.add(
-            "norm", (x,), out, elements * width, weights_count=weights, saved=saved, **kept
-        )
+        return self.add("norm", (x,), out, elements * width, weights_count=weights, **kept)
 
     def linear(
         self, x: str, out: str, columns: int, weights: int, *, saved: bool = True, cut: bool = True
@@ -130,9 +120,7 @@ class _Block:
 
     def rotate(self, x: str, out: str, size: int) -> str:
         both = 2 * size
-        return self.add(
-            "rotate", (x,), out, size, forward_bytes=both, backward_bytes=both, saved=False
-        )
+        return self.add("rotate", (x,), out, size, forward_bytes=both, backward_bytes=both)
 
     def dropped(self, x: str) -> str:
         if not self.a.dropout:
@@ -140,7 +128,7 @@ class _Block:
         e = self.of.element_bytes
         mask = self.h * (1 if self.of.kernels == "gpu" else e)
         size = self.h * e
-        return self.add("dropout", (x,), f"{x}.dropped", size, keeps_extra_bytes=mask, saved=False)
+        return self.add("dropout", (x,), f"{x}.dropped", size, keeps_extra_bytes=mask)
 
     def onto(self, x: str, added: str, out: str) -> str:
         """Into the residual stream."""
@@ -170,11 +158,12 @@ class _Block:
             keeps_extra_bytes=extra,
             backward_bytes=scores * e * 2 if of.attention == "math" else 0,
             weights_count=heads * a.sinks,
+            saved=True,
         )
         weights = a.heads_count * value_width * a.width + a.width * a.output_bias
         rows = "o"
         if a.rotates_a_part or a.latent is not None:
-            rows = self.add("copy", ("o",), "o1", output * e, saved=False)
+            rows = self.add("copy", ("o",), "o1", output * e)
         return self.linear(rows, "a0", a.width, weights, saved=False)
 
     def projected(self, x: str) -> tuple[str, str]:
@@ -209,7 +198,7 @@ class _Block:
         rows = self.tokens * (1 if whole and a.norm == "rms" else heads)
         weights = a.head_width * (heads if whole else 1)
         elements = size // self.of.element_bytes
-        return self._norm(x, out, elements, rows, weights, self.of.element_bytes, saved=False)
+        return self.normalize(x, out, elements, rows, weights, self.of.element_bytes)
 
     def from_latent(self, x: str, of: Latent) -> tuple[str, str]:
         """Queries from a narrow product or the input; keys and values from a narrow one."""
@@ -218,7 +207,7 @@ class _Block:
         q_width, source, q_weights = heads * a.head_width, x, w * a.q_width
         if of.q_rank:
             self.linear(x, "qa", of.q_rank, w * of.q_rank + of.q_rank * a.qkv_bias, cut=False)
-            source = self._norm("qa", "qn", t * of.q_rank, t, of.q_rank, e)
+            source = self.normalize("qa", "qn", t * of.q_rank, t, of.q_rank, e)
             q_weights = of.q_rank * a.q_width
         self.linear(source, "q0", q_width, q_weights, saved=False)
         queries = self.rotate("q0", "q", t * q_width * e)
@@ -226,14 +215,14 @@ class _Block:
         self.linear(x, "c", narrow, narrow * (w + a.qkv_bias), cut=False)
         self.view("c", "c0", t * of.kv_rank * e)
         self.view("c", "r0", t * of.rope_width * e)
-        self._norm("c0", "c1", t * of.kv_rank, t, of.kv_rank, e)
+        self.normalize("c0", "c1", t * of.kv_rank, t, of.kv_rank, e)
         nope = a.head_width - of.rope_width
         made = nope + of.value_width
         self.linear("c1", "kv", heads * made, of.kv_rank * a.heads_count * made, saved=False)
         self.view("kv", "k0", t * heads * nope * e)
         self.view("kv", "v", t * heads * of.value_width * e)
         self.rotate("r0", "r", t * of.rope_width * e)
-        self.add("join", ("k0", "r"), "k", t * heads * a.head_width * e, saved=False)
+        self.add("join", ("k0", "r"), "k", t * heads * a.head_width * e)
         return queries, "k"
 
     def activation(self, x: str, out: str, size: int) -> str:
@@ -241,24 +230,14 @@ class _Block:
         kind = self.a.activation
         if kind in ("smooth", "tanh"):
             # x/2, the tanh, and one more than it; in backward the gradients of both factors.
-            tanh = kind == "tanh"
-            return self.add(
-                "activation",
-                (x,),
-                out,
-                size,
-                keeps=(x,),
-                keeps_extra_bytes=3 * size * tanh,
-                backward_bytes=2 * size * tanh,
-                saved=False,
-            )
+            extra, back = (3 * size, 2 * size) if kind == "tanh" else (0, 0)
+            kept = {"keeps": (x,), "keeps_extra_bytes": extra, "backward_bytes": back}
+            return self.add("activation", (x,), out, size, **kept)
         first = f"{out}.relu" if kind == "relu2" else out
-        self.add("activation", (x,), first, size, keeps=(first,), saved=False)
+        self.add("activation", (x,), first, size, keeps=(first,))
         if kind == "relu2":
             # Its backward, operator by operator: g · (2 · x¹).
-            self.add(
-                "square", (first,), out, size, keeps=(first,), backward_bytes=3 * size, saved=False
-            )
+            self.add("square", (first,), out, size, keeps=(first,), backward_bytes=3 * size)
         return out
 
     def gated(self, gate: str, up: str, prefix: str, size: int) -> str:
@@ -267,7 +246,7 @@ class _Block:
         return self.multiply(f"{prefix}s", up, f"{prefix}p", size)
 
     def multiply(self, x: str, y: str, out: str, size: int) -> str:
-        return self.add("multiply", (x, y), out, size, keeps=(x, y), saved=False)
+        return self.add("multiply", (x, y), out, size, keeps=(x, y))
 
     def network(self, x: str, width: int, out: str, *, bias: bool, prefix: str = "") -> str:
         """A plain feed-forward network."""
@@ -304,19 +283,13 @@ class _Block:
         self.router(x, of)
         # Three permutations in int64, which indexing keeps.
         sent = "xs" if lay.expert_parallel_count > 1 else "xe"
-        self.add(
-            "dispatch",
-            (x,),
-            sent,
-            rows * w * e,
-            keeps_extra_bytes=24 * rows,
-            saved=False,
-            category="communication" if sent == "xs" else "",
-        )
+        category = "communication" if sent == "xs" else ""
+        extra = 24 * rows
+        self.add("dispatch", (x,), sent, rows * w * e, keeps_extra_bytes=extra, category=category)
         own = rows
         if sent == "xs":
             own = math.ceil(rows * lay.imbalance_ratio)
-            self.add("all-to-all", ("xs",), "xe", own * w * e, saved=False)
+            self.add("all-to-all", ("xs",), "xe", own * w * e)
         share = _share(of.width, self.tp)
         f = own * share * e
         experts = _share(of.count, lay.expert_parallel_count)
@@ -325,72 +298,49 @@ class _Block:
         self.view("egu", "eu", f)
         if of.clamped:
             # Clamping keeps what it reads; the sigmoid and both factors are kept.
-            self.add("clamp", ("eg",), "egc", f, keeps=("eg",), saved=False)
-            self.add("clamp", ("eu",), "eu1", f, keeps=("eu",), forward_bytes=f, saved=False)
-            self.add("sigmoid", ("egc",), "esig", f, keeps=("esig",), forward_bytes=f, saved=False)
+            self.add("clamp", ("eg",), "egc", f, keeps=("eg",))
+            self.add("clamp", ("eu",), "eu1", f, keeps=("eu",), forward_bytes=f)
+            self.add("sigmoid", ("egc",), "esig", f, keeps=("esig",), forward_bytes=f)
             made = self.multiply("eu1", self.multiply("egc", "esig", "es", f), "ep", f)
         else:
             made = self.gated("eg", "eu", "e", f)
         down = experts * (share * w + w * of.bias)
         received = self.grouped(made, "ye", own * w, down, of)
         if sent == "xs":
-            received = self.add("all-to-all", ("ye",), "yr", rows * w * e, saved=False)
+            received = self.add("all-to-all", ("ye",), "yr", rows * w * e)
         # A router in float32 gives weights in it, and so do the sums of what they weigh.
         wide = 4 if of.router_in_float32 else e
         size = rows * w * wide
-        self.add(
-            "multiply",
-            (received, "w"),
-            "yw",
-            size,
-            keeps=(received, "w"),
-            backward_bytes=2 * size + (rows * w * e if wide > e else 0),
-            saved=False,
-        )
-        self.add("reorder", ("yw",), "yo", size, saved=False)
-        self.add("sum", ("yo",), "d0", self.h * e, passes=True, saved=False)
+        back = 2 * size + (rows * w * e if wide > e else 0)
+        weighted = received, "w"
+        self.add("multiply", weighted, "yw", size, keeps=weighted, backward_bytes=back)
+        self.add("reorder", ("yw",), "yo", size)
+        self.add("sum", ("yo",), "d0", self.h * e, passes=True)
         if not of.shared_width:
             return "d0"
         shared = self.network(x, of.shared_width, "sd", bias=False, prefix="s")
         if of.shared_gate:
             self.linear(x, "sw", 1, w, cut=False)
             shared = self.multiply("sw", shared, "sdw", t * w * e)
-        return self.add("add", ("d0", shared), "d1", self.h * e, passes=True, saved=False)
+        return self.add("add", ("d0", shared), "d1", self.h * e, passes=True)
 
     def grouped(self, x: str, out: str, elements: int, weights: int, of: Experts) -> str:
         """One product for all experts of this rank, its rows by expert."""
         size = elements * self.of.element_bytes
-        return self.add(
-            "grouped",
-            (x,),
-            out,
-            size,
-            keeps=(x,),
-            weights_count=weights,
-            expert=True,
-            saved=False,
-            forward_bytes=size if of.bias else 0,
-        )
+        extra = {"weights_count": weights, "expert": True, "forward_bytes": size * of.bias}
+        return self.add("grouped", (x,), out, size, keeps=(x,), **extra)
 
     def router(self, x: str, of: Experts) -> None:
         """From x to w: probabilities in float32, the chosen ones' and which they are."""
         e, t, w = self.of.element_bytes, self.tokens, self.a.width
         source = x
         if of.router_in_float32 and e < 4:
-            source, e = self.add("cast", (x,), "xw", t * w * 4, saved=False), 4
-        weights = of.count * (w + of.router_bias)
-        self.add(
-            "linear",
-            (source,),
-            "r0",
-            t * of.count * e,
-            keeps=(source,),
-            weights_count=weights,
-            saved=False,
-        )
+            source, e = self.add("cast", (x,), "xw", t * w * 4), 4
+        weights, size = of.count * (w + of.router_bias), t * of.count * e
+        self.add("linear", (source,), "r0", size, keeps=(source,), weights_count=weights)
         chosen = t * of.chosen_count
-        self.add("softmax", ("r0",), "r1", t * of.count * 4, keeps=("r1",), saved=False)
-        self.add("choose", ("r1",), "w", chosen * 4, keeps_extra_bytes=chosen * 8, saved=False)
+        self.add("softmax", ("r0",), "r1", t * of.count * 4, keeps=("r1",))
+        self.add("choose", ("r1",), "w", chosen * 4, keeps_extra_bytes=chosen * 8)
 
 
 def block(a: Architecture, of: Layout, *, mixture: bool = False) -> tuple[Op, ...]:

@@ -10,6 +10,7 @@ and so per class. Idle time is the host's and stays.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -106,6 +107,21 @@ class Projection(Estimate, kw_only=True, frozen=True):
     """Of it, for ranks that are always late; null where too few steps tell that from chance."""
 
 
+_CLASS_BY_FAMILY = {
+    "gemm": "products",
+    "conv": "convolutions",
+    "sdpa": "attention",
+    "moe": "experts",
+}
+_CLASS_BY_NAME = {
+    "norm": "normalization",
+    "softmax": "normalization",
+    **dict.fromkeys(("copy", "cat", "embedding", "index", "gather"), "copies"),
+    **dict.fromkeys(("sum", "mean", "max", "all"), "reduction"),
+    "adam": "optimizer",
+}
+
+
 def operator_class(op: str | None, family: str | None) -> str:
     """products, convolutions, attention, experts, normalization, reduction, copies, or elementwise.
 
@@ -113,29 +129,11 @@ def operator_class(op: str | None, family: str | None) -> str:
         op: the operator's name.
         family: that models its work, as :func:`chopper.analyzers.work.family` names it.
     """
-    fixed = {"gemm": "products", "conv": "convolutions", "sdpa": "attention", "moe": "experts"}
-    if family in fixed:
-        return fixed[family]
     if family is None:
         return "unmodelled"
     name = (op or "").lower()
-    for part, of in (
-        ("norm", "normalization"),
-        ("softmax", "normalization"),
-        ("copy", "copies"),
-        ("cat", "copies"),
-        ("embedding", "copies"),
-        ("index", "copies"),
-        ("gather", "copies"),
-        ("sum", "reduction"),
-        ("mean", "reduction"),
-        ("max", "reduction"),
-        ("all", "reduction"),
-        ("adam", "optimizer"),
-    ):
-        if part in name:
-            return of
-    return "elementwise"
+    by_name = (kind for part, kind in _CLASS_BY_NAME.items() if part in name)
+    return _CLASS_BY_FAMILY.get(family) or next(by_name, "elementwise")
 
 
 class Side(NamedTuple):
@@ -168,21 +166,33 @@ class Side(NamedTuple):
         ]
         return max(parts, default=None)
 
+    def calibrated_ns(
+        self, kind: str, dtype: str | None, flop: float | None, size_bytes: float | None
+    ) -> float | None:
+        """Return the bound of an operator of a class, as :meth:`bound_ns` but for attention.
+
+        Fused attention keeps its operands in caches: the matrix units pace it, whatever its bytes
+        say; for the uncalibrated roofline they count.
+        """
+        return self.bound_ns(dtype, flop, None if kind == "attention" and flop else size_bytes)
+
     def at_datasheet(self) -> Side:
         """Return the device where all of its peaks are reached."""
         return Side(self.device, Reach(products=1.0, memory=1.0, source="datasheet"))
 
 
 class _Operator(NamedTuple):
-    """An operator's mean call and its bounds; None where these are not known."""
+    """All calls of an operator on both devices."""
 
     kind: str
     calls_count: int
-    mean_ns: float
-    recorded_bound_ns: float | None
-    target_bound_ns: float | None
-    roofline_ns: float | None
+    recorded_ns: float
+    projected_ns: float | None
+    """None: no model; it goes as the mean of those with one."""
+    roofline_ns: float = 0.0
     """On the target by its datasheet."""
+    bound_ns: float = 0.0
+    """Least time on the recorded device."""
 
 
 def operators(table: pa.Table, here: Side, there: Side) -> tuple[tuple[OfClass, ...], float]:
@@ -194,97 +204,75 @@ def operators(table: pa.Table, here: Side, there: Side) -> tuple[tuple[OfClass, 
     Raises:
         InputError: no operator has a time.
     """
-    ops = _bounded(table, here, there)
-    if not ops:
-        raise InputError("no operator of the run has device time; nothing can be projected")
-    fixed = _fixed_ns(ops)
-    totals: dict[str, list[float]] = {}
-    known_ns = known_projected_ns = 0.0
-    for op in ops:
-        total = totals.setdefault(op.kind, [0.0] * 6)
-        time_ns = op.mean_ns * op.calls_count
-        total[0] += op.calls_count
-        total[1] += time_ns
-        here_ns, there_ns = op.recorded_bound_ns, op.target_bound_ns
-        if not (here_ns and there_ns and op.mean_ns > 0):
-            total[5] += time_ns
-            continue
-        base = min(op.mean_ns, fixed[op.kind])
-        projected = base + (op.mean_ns - base) * there_ns / here_ns
-        total[2] += projected * op.calls_count
-        total[3] += (op.roofline_ns or 0.0) * op.calls_count
-        total[4] += here_ns * op.calls_count
-        known_ns += time_ns
-        known_projected_ns += projected * op.calls_count
-    if not known_ns:
-        raise InputError(
-            f"no operator of the run has FLOP or bytes that {here.device.label} and "
-            f"{there.device.label} have known rates for; record with shapes"
-        )
-    ratio = known_projected_ns / known_ns
-    classes = [
-        OfClass(
-            operator_class=kind,
-            calls_count=int(count),
-            recorded_ns=round(time),
-            projected_ns=round(projected + unknown * ratio),
-            roofline_ns=round(roofline),
-            of_roofline_ratio=_of_roofline(bound, time - unknown),
-        )
-        for kind, (count, time, projected, roofline, bound, unknown) in totals.items()
-    ]
-    everything_ns = sum(op.mean_ns * op.calls_count for op in ops)
-    return (
-        tuple(sorted(classes, key=lambda c: -(c.recorded_ns or 0))),
-        1 - known_ns / everything_ns if everything_ns else 0.0,
-    )
-
-
-def _bounded(table: pa.Table, here: Side, there: Side) -> list[_Operator]:
-    """Return the operators of a run with their bounds on both devices, without transfer."""
     from chopper.analyzers.trace.names import is_communication, is_host_communication
     from chopper.analyzers.work import family
 
-    ops = []
+    calls: list[tuple[str, int, float, float | None, float | None, float | None]] = []
+    fixed: dict[str, float] = {}
     columns = ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
     for row in table.select(columns).to_pylist():
-        name, dtype = row["op"] or "", row["dtype"]
+        name, dtype, count = row["op"] or "", row["dtype"], row["call_count"]
         # Transfer has causes of its own, and mostly hides.
         if is_communication(name) or is_host_communication(name):
             continue
         kind = operator_class(row["op"], family(name))
         flop, size = row["math_flop"], row["traffic_bytes"]
-        # Fused attention keeps its operands in caches: the matrix units pace it, whatever its
-        # bytes say; for the uncalibrated roofline they count.
-        calibrated_size = None if kind == "attention" and flop else size
+        bounds = (side.calibrated_ns(kind, dtype, flop, size) for side in (here, there))
+        here_ns, there_ns = bounds
+        mean_ns = row["time_ns"] / max(1, count)
+        # Each class's shortest kernel far from the roofline tells what any of it takes.
+        if here_ns and 0 < mean_ns <= _MOST_FIXED_NS and here_ns / mean_ns < _SMALL_RATIO:
+            fixed[kind] = min(fixed.get(kind, mean_ns), mean_ns)
+        roofline_ns = there.at_datasheet().bound_ns(dtype, flop, size)
+        calls.append((kind, count, mean_ns, here_ns, there_ns, roofline_ns))
+    if not calls:
+        raise InputError("no operator of the run has device time; nothing can be projected")
+    ops = []
+    for kind, count, mean_ns, here_ns, there_ns, roofline_ns in calls:
+        if not (here_ns and there_ns and mean_ns > 0):
+            ops.append(_Operator(kind, count, mean_ns * count, None))
+            continue
+        base = min(mean_ns, fixed.get(kind, 0.0))
+        projected_ns = (base + (mean_ns - base) * there_ns / here_ns) * count
+        roofline_ns = (roofline_ns or 0.0) * count
         ops.append(
-            _Operator(
-                kind,
-                row["call_count"],
-                row["time_ns"] / max(1, row["call_count"]),
-                here.bound_ns(dtype, flop, calibrated_size),
-                there.bound_ns(dtype, flop, calibrated_size),
-                there.at_datasheet().bound_ns(dtype, flop, size),
+            _Operator(kind, count, mean_ns * count, projected_ns, roofline_ns, here_ns * count)
+        )
+    known_ns = sum(op.recorded_ns for op in ops if op.projected_ns is not None)
+    everything_ns = sum(op.recorded_ns for op in ops)
+    if not known_ns:
+        raise InputError(
+            f"no operator of the run has FLOP or bytes that {here.device.label} and "
+            f"{there.device.label} have known rates for; record with shapes"
+        )
+    return _by_class(ops), 1 - known_ns / everything_ns if everything_ns else 0.0
+
+
+def _by_class(ops: list[_Operator], *, ran: bool = True) -> tuple[OfClass, ...]:
+    """Sum operators by class, longest first; of those that never ran there is no recorded time."""
+    known = [op for op in ops if op.projected_ns is not None]
+    known_ns = sum(op.recorded_ns for op in known)
+    ratio = sum(op.projected_ns or 0.0 for op in known) / known_ns if known_ns else 1.0
+    classes = []
+    for kind in dict.fromkeys(op.kind for op in ops):
+        of = [op for op in ops if op.kind == kind]
+        time_ns = sum(op.recorded_ns for op in of)
+        unknown_ns = sum(op.recorded_ns for op in of if op.projected_ns is None)
+        bound_ns, modelled_ns = sum(op.bound_ns for op in of), time_ns - unknown_ns
+        # More than there is says that the roofline does not hold for it.
+        reached = modelled_ns > 0 and bound_ns <= MOST_OF_A_PEAK * modelled_ns
+        projected_ns = sum(op.projected_ns or 0.0 for op in of) + unknown_ns * ratio
+        classes.append(
+            OfClass(
+                operator_class=kind,
+                calls_count=sum(op.calls_count for op in of),
+                recorded_ns=round(time_ns) if ran else None,
+                projected_ns=round(projected_ns),
+                roofline_ns=round(sum(op.roofline_ns for op in of)),
+                of_roofline_ratio=bound_ns / modelled_ns if reached else None,
             )
         )
-    return ops
-
-
-def _of_roofline(bound_ns: float, time_ns: float) -> float | None:
-    """Return the share of the roofline that was reached; None where it is more than there is."""
-    if time_ns <= 0 or bound_ns > MOST_OF_A_PEAK * time_ns:
-        return None
-    return bound_ns / time_ns
-
-
-def _fixed_ns(ops: list[_Operator]) -> dict[str, float]:
-    """Return each class's shortest kernel far from the roofline, at most 10 µs."""
-    shortest = dict.fromkeys((op.kind for op in ops), 0.0)
-    for op in ops:
-        bound_ns, mean_ns = op.recorded_bound_ns, op.mean_ns
-        if bound_ns and 0 < mean_ns <= _MOST_FIXED_NS and bound_ns / mean_ns < _SMALL_RATIO:
-            shortest[op.kind] = min(shortest[op.kind] or mean_ns, mean_ns)
-    return shortest
+    return tuple(sorted(classes, key=lambda c: -(c.recorded_ns if ran else c.projected_ns)))
 
 
 def project(
@@ -462,11 +450,11 @@ def _scaled(
 
 def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
     """Return names of operators without FLOP and bytes, most time first."""
-    times: dict[str, int] = {}
+    times: Counter[str] = Counter()
     for row in table.select(["op", "time_ns", "math_flop", "traffic_bytes"]).to_pylist():
         if row["op"] and row["math_flop"] is None and row["traffic_bytes"] is None:
-            times[row["op"]] = times.get(row["op"], 0) + row["time_ns"]
-    return tuple(sorted(times, key=lambda op: -times[op]))[:_MOST_NAMED]
+            times[row["op"]] += row["time_ns"]
+    return tuple(op for op, _ in times.most_common(_MOST_NAMED))
 
 
 def _carried(
@@ -505,7 +493,6 @@ def project_captured(
     target: DevicePeaks,
     target_reach: Reach,
     target_clock_hz: float | None = None,
-    launch_s: float = LAUNCH_S,
 ) -> Projection:
     """One training step of a captured module on a device: roofline and launch, by class.
 
@@ -516,7 +503,6 @@ def project_captured(
         target: the device.
         target_reach: what work reaches on it.
         target_clock_hz: at which it runs; None for its reference clock.
-        launch_s: of one kernel.
 
     Raises:
         InputError: no operator has a model.
@@ -524,8 +510,8 @@ def project_captured(
     from chopper.analyzers.work import estimate
 
     there = Side(target, target_reach, target_clock_hz)
-    totals: dict[str, list[float]] = {}
-    nameless: dict[str, int] = {}
+    ops = []
+    nameless: Counter[str] = Counter()
     for op in operators:
         work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
         size = flop = dtype = None
@@ -533,29 +519,17 @@ def project_captured(
             size, flop, dtype = work.bytes_count, work.flop_count, work.dtype
             if size is None and work.unsized_element_count:
                 size = work.unsized_element_count * element_bytes
-        kind = operator_class(op["op"], work.family if work else None)
-        bound = there.bound_ns(dtype, flop, None if kind == "attention" and flop else size)
-        n = op["call_count"]
-        if bound is None:
-            nameless[op["op"]] = nameless.get(op["op"], 0) + n
-        total = totals.setdefault(kind, [0.0] * 3)
-        total[0] += n
-        total[1] += n * ((bound or 0.0) + launch_s * 1e9)
-        total[2] += n * (there.at_datasheet().bound_ns(dtype, flop, size) or 0.0)
-    calls, unmodelled = sum(op["call_count"] for op in operators), sum(nameless.values())
-    if not calls or unmodelled == calls:
+        kind, n = operator_class(op["op"], work.family if work else None), op["call_count"]
+        bound_ns = there.calibrated_ns(kind, dtype, flop, size)
+        if bound_ns is None:
+            nameless[op["op"]] += n
+        roofline_ns = there.at_datasheet().bound_ns(dtype, flop, size) or 0.0
+        projected_ns = n * ((bound_ns or 0.0) + LAUNCH_S * 1e9)
+        ops.append(_Operator(kind, n, 0.0, projected_ns, n * roofline_ns))
+    calls = sum(op.calls_count for op in ops)
+    if nameless.total() == calls:
         raise InputError(f"--module {module}: none of its operators has FLOP or bytes")
-    classes = tuple(
-        OfClass(
-            operator_class=kind,
-            calls_count=int(n),
-            recorded_ns=None,
-            projected_ns=round(projected),
-            roofline_ns=round(roof),
-            of_roofline_ratio=None,
-        )
-        for kind, (n, projected, roof) in sorted(totals.items(), key=lambda item: -item[1][1])
-    )
+    classes = _by_class(ops, ran=False)
     recurrent = any("_rnn" in op["op"] for op in operators)
     return Projection(
         assumptions=assumed("captured_project", "reach", *("recurrent",) * recurrent),
@@ -563,8 +537,8 @@ def project_captured(
         target_device=target.label,
         target_reach=target_reach,
         classes=classes,
-        unmodelled_ratio=unmodelled / calls,
-        unmodelled_operators=tuple(sorted(nameless, key=lambda op: -nameless[op]))[:_MOST_NAMED],
+        unmodelled_ratio=nameless.total() / calls,
+        unmodelled_operators=tuple(op for op, _ in nameless.most_common(_MOST_NAMED)),
         projected_ns=sum(c.projected_ns for c in classes),
         roofline_ns=sum(c.roofline_ns for c in classes),
     )

@@ -205,7 +205,7 @@ class Step:
                 chosen = {
                     op.writes: ledger.take("activations", op.size_bytes)
                     for op in layer.ops
-                    if op.saved and op.name in ("linear", "attention")
+                    if op.saved
                 }
             if of.checkpoint != "none":
                 for cast in casts:

@@ -119,7 +119,7 @@ class Op:
     """Backward hands its gradient on without a copy (an addition)."""
     view: bool = False
     """The output is the input's memory."""
-    saved: bool = True
+    saved: bool = False
     """Selective recomputation: the output is kept rather than computed again."""
     expert: bool = False
     """The weights are experts'."""
