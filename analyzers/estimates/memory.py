@@ -197,7 +197,7 @@ def of_capture(
     """The estimate for a module that was tracked under fake tensors.
 
     Args:
-        found: what :func:`chopper.collectors.fake_memory.capture` returned.
+        found: what :func:`chopper.collectors.fake_tensors.capture` returned.
         request: the options that it was captured with, to be shown.
         fragmentation_ratio: of all but parameters and optimizer.
         workspace_bytes: of libraries.

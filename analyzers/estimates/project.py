@@ -272,7 +272,7 @@ def _by_class(ops: list[_Operator], *, ran: bool = True) -> tuple[OfClass, ...]:
                 of_roofline_ratio=bound_ns / modelled_ns if reached else None,
             )
         )
-    return tuple(sorted(classes, key=lambda c: -(c.recorded_ns if ran else c.projected_ns)))
+    return tuple(sorted(classes, key=lambda c: -(c.recorded_ns or c.projected_ns * (not ran))))
 
 
 def project(
@@ -498,7 +498,7 @@ def project_captured(
 
     Args:
         module: its name.
-        operators: as :func:`chopper.collectors.fake_ops.capture_operators` has them.
+        operators: as :func:`chopper.collectors.fake_tensors.capture_operators` has them.
         element_bytes: of a parameter, for lists of tensors whose types are not told.
         target: the device.
         target_reach: what work reaches on it.

@@ -7,23 +7,37 @@ by the arguments of its forward call, which its sequence number finds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isqrt, prod
 
-from chopper.analyzers.work.record import (
-    Record,
-    Shape,
-    Unknown,
-    Work,
-    broadcast,
-    with_bytes,
-)
+from chopper.analyzers.work.record import Record, Shape, Unknown, Work, broadcast, with_bytes
 
 
-def _gemm(record: Record, flop: int, a: int = 0) -> Work:
-    """Work of products in the type of argument `a`."""
-    return Work("gemm", flop, flop, dtype=record.dtype(a))
+def _product(
+    record: Record,
+    flop: int,
+    read: Iterable[int],
+    out: int = 0,
+    *,
+    a: int = 0,
+    out_type: int | None = None,
+    result_bytes: int | None = None,
+    times: int = 1,
+) -> Work:
+    """Work of a product in the type of argument `a`, all of whose operands are read `times`.
+
+    Its result has `out` elements of that type, of the one that argument `out_type` tells, or of
+    `result_bytes`.
+    """
+
+    def traffic() -> int:
+        width = result_bytes or record.itemsize(a)
+        if out_type is not None:
+            width = record.scalar_type_bytes(out_type, width)
+        return times * (sum(record.nbytes(i) for i in read) + out * width)
+
+    return with_bytes(Work("gemm", flop, flop, dtype=record.dtype(a)), traffic)
 
 
 def _same(left: int, right: int) -> int:
@@ -66,15 +80,11 @@ def matmul(
     k = _same(left[-1], right[-2] if len(right) > 1 else right[0])
     batch = broadcast([left[:-2], right[:-2]])
     pairs = prod((*batch, *rows, *columns))
-
-    def traffic() -> int:
-        out = prod((*rows, *columns)) if summed else pairs
-        # BLAS: with a factor of 0 the addend is not read (torch's mv passes an uninitialised one).
-        added = first and record.text(3) not in ("0", "0.")
-        read = range(0 if added else first, first + 2)
-        return sum(record.nbytes(i) for i in read) + out * (result_bytes or record.itemsize(first))
-
-    return with_bytes(_gemm(record, 2 * pairs * k, first), traffic)
+    out = prod((*rows, *columns)) if summed else pairs
+    # BLAS: with a factor of 0 the addend is not read (torch's mv passes an uninitialised one).
+    added = first and record.text(3) not in ("0", "0.")
+    read = range(0 if added else first, first + 2)
+    return _product(record, 2 * pairs * k, read, out, a=first, result_bytes=result_bytes)
 
 
 def linear(record: Record, weight: int = 1, bias: int | None = 2) -> Work:
@@ -84,12 +94,8 @@ def linear(record: Record, weight: int = 1, bias: int | None = 2) -> Work:
         raise Unknown("linear of a scalar")
     k = _same(left[-1], right[-1])
     out = prod(left[:-1]) * prod(right[:-1])
-
-    def traffic() -> int:
-        extra = 0 if bias is None else record.nbytes(bias)
-        return record.nbytes(0) + record.nbytes(weight) + extra + out * record.itemsize(0)
-
-    return with_bytes(_gemm(record, 2 * out * k), traffic)
+    read = (0, weight) if bias is None else (0, weight, bias)
+    return _product(record, 2 * out * k, read, out)
 
 
 def linear_pointwise(record: Record) -> Work:
@@ -108,11 +114,9 @@ def linear_backward(record: Record) -> Work:
     if prod(x) != prod(grad[:-1]) * weight[1]:
         raise Unknown("input and gradient shapes do not fit")
     count = mask[0] + mask[1]
-    work = _gemm(record, 2 * prod(grad) * weight[1] * count, 1)
     # Each gradient reads one of both and has the size of the other.
-    return with_bytes(
-        work, lambda: record.nbytes(1) + count * (record.nbytes(0) + record.nbytes(2))
-    )
+    read = (1, *(0, 2) * count)
+    return _product(record, 2 * prod(grad) * weight[1] * count, read, a=1)
 
 
 def pair(record: Record, first: int = 0, *, packed: bool = False) -> Work:
@@ -128,24 +132,17 @@ def pair(record: Record, first: int = 0, *, packed: bool = False) -> Work:
     if k not in right:
         raise Unknown(f"inner dimensions differ: {list(left)} and {list(right)}")
     flop = 2 * prod(left[:-1]) * prod(right) * (2 if packed else 1)
-    work = replace(_gemm(record, flop, first), reason="bytes: the result's type was not recorded")
-    return replace(work, dtype="fp4") if packed else work
+    reason = "bytes: the result's type was not recorded"
+    dtype = "fp4" if packed else record.dtype(first)
+    return Work("gemm", flop, flop, dtype=dtype, reason=reason)
 
 
 def typed_pair(record: Record, out_type: int | None = None) -> Work:
     """Unquantized custom linear (x[..., K], weight, bias?): a result of x's type or `out_type`."""
-    work = pair(record)
+    flop = pair(record).flop_count or 0
     left, right = record.shape(0), record.shape(1)
     n = right[0] if right[1] == left[-1] else right[1]
-
-    def traffic() -> int:
-        width = record.itemsize(0)
-        if out_type is not None:
-            width = record.scalar_type_bytes(out_type, width)
-        out = prod(left[:-1]) * n
-        return sum(record.nbytes(i) for i in range(3)) + out * width
-
-    return with_bytes(work, traffic)
+    return _product(record, flop, range(3), prod(left[:-1]) * n, out_type=out_type)
 
 
 def out_first(record: Record, *, packed: bool = False) -> Work:
@@ -168,14 +165,9 @@ def scaled_mm(record: Record, out_type: int, read: Sequence[int]) -> Work:
     newer form with several scales.
     """
     left, right = _rank(record.shape(0), 2), _rank(record.shape(1), 2)
-    k = _inner(record, left, right)
     out = left[0] * right[1]
-
-    def traffic() -> int:
-        result = out * record.scalar_type_bytes(out_type, record.itemsize(0))
-        return sum(record.nbytes(i) for i in read) + result
-
-    return with_bytes(_gemm(record, 2 * out * k), traffic)
+    flop = 2 * out * _inner(record, left, right)
+    return _product(record, flop, read, out, out_type=out_type)
 
 
 def grouped_mm(record: Record, offsets: int, bias: int, out_type: int) -> Work:
@@ -191,12 +183,7 @@ def grouped_mm(record: Record, offsets: int, bias: int, out_type: int) -> Work:
         pairs = out = out * _same(left[0], right[0])
     elif len(left) == len(right):
         out *= _rank(record.shape(offsets), 1)[0]
-
-    def traffic() -> int:
-        result = out * record.scalar_type_bytes(out_type, record.itemsize(0))
-        return sum(record.nbytes(i) for i in (0, 1, bias)) + result
-
-    return with_bytes(_gemm(record, 2 * pairs * k), traffic)
+    return _product(record, 2 * pairs * k, (0, 1, bias), out, out_type=out_type)
 
 
 def int4pack(record: Record) -> Work:
@@ -210,7 +197,8 @@ def int4pack(record: Record) -> Work:
     def traffic() -> int:
         return record.nbytes(0) + k * n // 2 + record.nbytes(3) + rows * n * record.itemsize(0)
 
-    return with_bytes(_gemm(record, 2 * rows * k * n), traffic)
+    work = Work("gemm", 2 * rows * k * n, 2 * rows * k * n, dtype=record.dtype(0))
+    return with_bytes(work, traffic)
 
 
 def template(record: Record) -> Work:
@@ -231,12 +219,12 @@ def template(record: Record) -> Work:
         return _convolved(record, a, b, out)
     batch = left[0] if len(left) == len(right) == 3 and left[0] == right[0] else 1
     if batch == 0:
-        return _gemm(record, 0, a)
+        return Work("gemm", 0, 0, dtype=record.dtype(a))
     square = record.numel(a) * record.numel(b) * record.numel(out)
     flop = 2 * isqrt(square // batch)
     if square % batch or (flop // 2) ** 2 * batch != square:
         raise Unknown(f"sizes do not fit a product: {list(left)}, {list(right)}")
-    return with_bytes(_gemm(record, flop, a), lambda: sum(record.nbytes(i) for i in buffers))
+    return _product(record, flop, buffers, a=a)
 
 
 def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
@@ -245,8 +233,7 @@ def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
     if len(result) != len(filters) or not filters[0] or result[1] != filters[0]:
         raise Unknown(f"result {list(result)} does not fit filters {list(filters)}")
     flop = 2 * prod(result) * prod(filters[1:])
-    work = Work("conv", flop, flop, dtype=record.dtype(x))
-    return with_bytes(work, lambda: sum(record.nbytes(i) for i in (x, weight, out)))
+    return replace(_product(record, flop, (x, weight, out), a=x), family="conv")
 
 
 def recurrent(record: Record, passes: int = 1) -> Work:
@@ -258,13 +245,8 @@ def recurrent(record: Record, passes: int = 1) -> Work:
     _same(w[0], u[0])
     steps, hidden = x[0] * x[1], u[1]
     flop = passes * 2 * steps * (prod(w) + prod(u))
-
-    def traffic() -> int:
-        # Backward also reads the result and its gradient, and writes a gradient of each input.
-        states = sum(record.nbytes(i) for i in range(7))
-        return passes * (states + steps * hidden * record.itemsize(0))
-
-    return with_bytes(_gemm(record, flop), traffic)
+    # Backward also reads the result and its gradient, and writes a gradient of each input.
+    return _product(record, flop, range(7), steps * hidden, times=passes)
 
 
 def _matrices(record: Record) -> list[tuple[int, Shape]]:
@@ -286,10 +268,7 @@ def function_product(record: Record, passes: int = 1) -> Work:
     if not right:
         raise Unknown(f"no second matrix with {left[-1]} columns was recorded")
     out = prod(left[:-1]) * prod(right[:-1])
-    return with_bytes(
-        _gemm(record, 2 * out * left[-1] * passes, i),
-        lambda: passes * (record.nbytes(i) + record.nbytes(j) + out * record.itemsize(i)),
-    )
+    return _product(record, 2 * out * left[-1] * passes, (i, j), out, a=i, times=passes)
 
 
 def function_mlp(record: Record, passes: int = 1) -> Work:
@@ -302,7 +281,7 @@ def function_mlp(record: Record, passes: int = 1) -> Work:
         raise Unknown(f"weights {list(first)} and {list(last)} do not fit {list(x)}")
     flop = 2 * prod(x[:-1]) * (prod(first) + prod(last)) * passes
     reason = "bytes: what is kept between the two products was not recorded"
-    return replace(_gemm(record, flop, i), reason=reason)
+    return Work("gemm", flop, flop, dtype=record.dtype(i), reason=reason)
 
 
 def experts(record: Record) -> Work:

@@ -106,7 +106,7 @@ def _usable_bytes(name: str) -> int:
 
 
 def _captured(module: str, options: Options) -> Memory:
-    from chopper.collectors.fake_memory import capture
+    from chopper.collectors.fake_tensors import capture
 
     wrong = options.first_given(
         *(field for field in Training.__struct_fields__ if field not in _OF_BOTH),

@@ -466,7 +466,7 @@ def test_a_captured_module_agrees_with_the_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from chopper.collectors.fake_memory import capture
+    from chopper.collectors.fake_tensors import capture
 
     (tmp_path / "mine.py").write_text(MODULE)
     # The user's module is imported from here, torch is not.

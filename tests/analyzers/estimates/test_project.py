@@ -439,7 +439,7 @@ def test_a_captured_module_has_the_flop_of_its_step(
 ) -> None:
     pytest.importorskip("torch")
     from chopper.analyzers.work import estimate
-    from chopper.collectors.fake_ops import capture_operators
+    from chopper.collectors.fake_tensors import capture_operators
 
     (tmp_path / "mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -498,7 +498,7 @@ def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from chopper.collectors.fake_ops import capture_operators
+    from chopper.collectors.fake_tensors import capture_operators
 
     (tmp_path / "mine.py").write_text(RECURRENT)
     monkeypatch.chdir(tmp_path)

@@ -1,10 +1,10 @@
-"""Peak memory of a user's module under fake tensors: the program runs, no memory is used.
+"""A training step of a user's module under fake tensors: its peak memory, or its operators.
 
-:func:`capture` starts a child process, because the user's module and torch are imported there and
-nowhere else. The child runs two training steps under ``FakeTensorMode`` with PyTorch's own
-MemTracker, or FSDPMemTracker on a process group that sends nothing, and prints what it found.
-Both trackers are private to PyTorch (``torch.distributed._tools``); where they are not as known,
-the message says which version was found.
+The program runs, and no memory is used. A child process does it, because the user's module and
+torch are imported there and nowhere else; it prints what it saw in one line. Memory is counted by
+PyTorch's own MemTracker, or FSDPMemTracker on a process group that sends nothing; both are private
+to PyTorch (``torch.distributed._tools``). Operators are written down by a dispatch mode: each that
+would launch a kernel, with the shapes and types of its arguments as Kineto has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,8 @@ _CATEGORIES = {
     "OTH": "temporary",
     "INP": "activations",
 }
-STRATEGIES = ("single", "fsdp2")
-PRECISIONS = ("bf16", "fp32", "autocast", "mixed")
-_STEPS = 3
 _TIMEOUT_S = 600
+_MARK = "chopper-fake-tensors "
 
 
 def capture(
@@ -55,7 +53,7 @@ def capture(
     precision: str = "bf16",
     optimizer: str = "adamw",
 ) -> dict[str, Any]:
-    """Track a user's module in a child process.
+    """Track the memory of a user's module.
 
     Args:
         module: ``package.module:factory``. The factory is called without arguments, or with those
@@ -76,13 +74,12 @@ def capture(
         UsageError: an option that this cannot track.
         CaptureError: torch is missing, or the user's code failed; the message is its last line.
     """
-    checks = (
-        ("strategy", strategy, STRATEGIES),
+    for what, value, known in (
+        ("strategy", strategy, ("single", "fsdp2")),
         ("checkpointing", checkpoint, ("none", "full")),
-        ("precision", precision, PRECISIONS),
+        ("precision", precision, ("bf16", "fp32", "autocast", "mixed")),
         ("optimizer", optimizer, ("adamw", "sgd")),
-    )
-    for what, value, known in checks:
+    ):
         if value not in known:
             raise UsageError(
                 f"a captured module's {what} is one of {', '.join(known)}, found {value!r}"
@@ -92,32 +89,44 @@ def capture(
             f"precision {precision} contradicts strategy {strategy}: single has bf16, fp32 and "
             "autocast, fsdp2 has bf16, fp32 and mixed"
         )
+    return _in_child(
+        task="memory",
+        module=module,
+        batch=batch,
+        sequence=sequence,
+        strategy=strategy,
+        ranks=ranks,
+        checkpoint=checkpoint,
+        precision=precision,
+        optimizer=optimizer,
+    )
+
+
+def capture_operators(
+    module: str, *, batch: int, sequence: int, precision: str = "bf16"
+) -> dict[str, Any]:
+    """Write down the operators of one training step; arguments and errors as :func:`capture`.
+
+    Returns:
+        ``parameters_count``, ``element_bytes`` of a parameter, ``torch``, and ``operators``: unique
+        ``op``, ``input_dims``, ``input_types``, ``concrete_inputs`` (JSON texts) and
+        ``call_count``.
+    """
+    if precision not in ("bf16", "fp32", "autocast"):
+        raise UsageError(f"precision {precision!r}: expected bf16, fp32 or autocast")
+    request = {"module": module, "batch": batch, "sequence": sequence, "precision": precision}
+    return _in_child(task="operators", **request)
+
+
+def _in_child(**request: Any) -> dict[str, Any]:
+    """Run this file with a request, and read the one line that it answers with."""
+    module = request["module"]
     if not all(module.partition(":")):
         raise UsageError(f"--module {module!r}: expected package.module:factory")
-    request = {
-        "module": module,
-        "batch": batch,
-        "sequence": sequence,
-        "strategy": strategy,
-        "ranks": ranks,
-        "checkpoint": checkpoint,
-        "precision": precision,
-        "optimizer": optimizer,
-    }
-    return in_child("chopper.collectors.fake_memory", request)
-
-
-def in_child(program: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Run a module of ours with a request, and read the one line that it answers with.
-
-    Raises:
-        CaptureError: torch is missing, or the user's code failed; the message is its last line.
-    """
-    module = request["module"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     try:
         done = subprocess.run(
-            own_python(program, json.dumps(request)),
+            own_python("chopper.collectors.fake_tensors", json.dumps(request)),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -133,21 +142,20 @@ def in_child(program: str, request: dict[str, Any]) -> dict[str, Any]:
             f"--module {module}: the capture ended with exit code {done.returncode}"
             + (f": {said[-1].strip()}" if said else "")
         )
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
-    if "error" in found:
-        raise CaptureError(f"--module {module}: {found['error']}")
-    return found
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
+    if "error" in answer:
+        raise CaptureError(f"--module {module}: {answer['error']}")
+    return answer
 
 
-_MARK = "chopper-fake-memory "
-
-
-def build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """In the child: the user's module, its inputs, and its loss function or None."""
+def _build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the user's module, its inputs, and its loss function or None."""
     import inspect
 
     import torch
 
+    bf16 = request["precision"] == "bf16"
+    torch.set_default_dtype(torch.bfloat16 if bf16 else torch.float32)
     place, _, name = request["module"].partition(":")
     sys.path.insert(0, str(Path.cwd()))
     factory = getattr(importlib.import_module(place), name)
@@ -168,6 +176,7 @@ def build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
                 "ids for; return (module, inputs)"
             )
         inputs = (torch.randint(0, table.num_embeddings, (request["batch"], request["sequence"])),)
+    torch.set_default_dtype(torch.float32)
     return module, inputs, parts[2] if len(parts) > 2 else None
 
 
@@ -184,7 +193,7 @@ def _units(module: Any) -> list[tuple[Any, str]]:
     return found
 
 
-def loss_of(output: Any, function: Any) -> Any:
+def _loss_of(output: Any, function: Any) -> Any:
     """A scalar to go backward from: the user's, the output's own, cross-entropy, or the sum."""
     import torch
 
@@ -206,6 +215,33 @@ def loss_of(output: Any, function: Any) -> Any:
     return output.float().sum()
 
 
+def _train(
+    request: dict[str, Any], module: Any, inputs: Any, function: Any, optimizer: Any
+) -> None:
+    """One training step."""
+    import torch
+
+    enabled = request["precision"] == "autocast"
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        loss = _loss_of(module(*inputs), function)
+    loss.backward()
+    del loss
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _shard(request: dict[str, Any], module: Any, units: list[tuple[Any, str]]) -> None:
+    """Apply FSDP2 to each unit and to the module, on a process group that sends nothing."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (request["ranks"],))
+    mixed = (torch.bfloat16, torch.float32) if request["precision"] == "mixed" else ()
+    for part in (*(getattr(owner, place) for owner, place in units), module):
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(*mixed))
+
+
 def _track(request: dict[str, Any]) -> dict[str, Any]:
     """In the child: two steps to settle, and one to look at."""
     import torch
@@ -214,41 +250,25 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     fsdp = request["strategy"] == "fsdp2"
-    mesh = None
     if fsdp:
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         torch.distributed.init_process_group(
             "fake", rank=0, world_size=request["ranks"], store=FakeStore()
         )
-        mesh = init_device_mesh("cpu", (request["ranks"],))
-    precision = request["precision"]
     peaks: list[dict[str, int]] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
-        torch.set_default_dtype(torch.bfloat16 if precision == "bf16" else torch.float32)
-        module, inputs, loss_function = build(request)
-        torch.set_default_dtype(torch.float32)
+        module, inputs, function = _build(request)
         count = sum(p.numel() for p in module.parameters())
         units = _units(module)
         if request["checkpoint"] == "full":
-            from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-                checkpoint_wrapper,
-            )
+            from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
             for owner, place in units:
-                setattr(owner, place, checkpoint_wrapper(getattr(owner, place)))
+                wrapped = checkpoint_wrapper.checkpoint_wrapper(getattr(owner, place))
+                setattr(owner, place, wrapped)
         if fsdp:
-            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-            policy = (
-                MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-                if precision == "mixed"
-                else MixedPrecisionPolicy()
-            )
-            for owner, place in units:
-                fully_shard(getattr(owner, place), mesh=mesh, mp_policy=policy)
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            _shard(request, module, units)
         trained = [p for p in module.parameters() if p.requires_grad]
         adamw = request["optimizer"] == "adamw"
         optimizer = (torch.optim.AdamW if adamw else torch.optim.SGD)(trained, lr=1e-3)
@@ -260,28 +280,108 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
             else:
                 tracker.track_external(module, optimizer)
             with tracker:
-                for _ in range(_STEPS - 1):
-                    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                        loss = loss_of(module(*inputs), loss_function)
-                    loss.backward()
-                    del loss
-                    optimizer.step()
-                    optimizer.zero_grad()
+                for _ in range(2):
+                    _train(request, module, inputs, function, optimizer)
                     tracker.reset_mod_stats()
             snapshot = next(iter(tracker.get_tracker_snapshot("peak").values()))
             peaks.append({str(k).rpartition(".")[2]: int(v) for k, v in snapshot.items()})
-    peak = min(peaks, key=lambda p: p["Total"])
-    categories: dict[str, int] = {}
-    for kind, size in peak.items():
+    categories: Counter[str] = Counter()
+    for kind, size in min(peaks, key=lambda p: p["Total"]).items():
         if kind != "Total" and size:
-            category = _CATEGORIES.get(kind, "temporary")
-            categories[category] = categories.get(category, 0) + size
+            categories[_CATEGORIES.get(kind, "temporary")] += size
     return {
         "parameters_count": int(count),
-        "peak_bytes": sum(categories.values()),
+        "peak_bytes": categories.total(),
         "categories_bytes": categories,
         "units_count": len(units),
         "torch": str(torch.__version__),
+    }
+
+
+_TYPES = {
+    "torch.float64": "double",
+    "torch.float32": "float",
+    "torch.float16": "c10::Half",
+    "torch.bfloat16": "c10::BFloat16",
+    "torch.int64": "long int",
+    "torch.int32": "int",
+    "torch.bool": "bool",
+    "torch.uint8": "unsigned char",
+    "torch.int8": "signed char",
+}
+_NO_KERNEL = frozenset(
+    [
+        "detach",
+        "alias",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "_unsafe_view",
+        "_local_scalar_dense",
+    ]
+)
+_NOT_OPERATORS = ("prim", "profiler")
+
+
+def _described(arguments: tuple[Any, ...]) -> tuple[str, str, str]:
+    """Arguments as Kineto records them: dims, types, concrete inputs."""
+    import torch
+
+    dims: list[Any] = []
+    types: list[str] = []
+    values: list[str] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            dims.append(list(argument.shape))
+            types.append(_TYPES.get(str(argument.dtype), str(argument.dtype)))
+            values.append("")
+        elif isinstance(argument, list | tuple) and any(
+            isinstance(item, torch.Tensor) for item in argument
+        ):
+            dims.append([list(item.shape) for item in argument if item is not None])
+            types.append("TensorList")
+            values.append("")
+        else:
+            dims.append([])
+            types.append("" if argument is None else "Scalar")
+            values.append("" if argument is None else str(argument))
+    return json.dumps(dims), json.dumps(types), json.dumps(values)
+
+
+def _write_down(request: dict[str, Any]) -> dict[str, Any]:
+    """In the child: a step to settle, and one whose operators are written down."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+
+    class Notes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = f"{func.namespace}::{func._opname}"
+            launches = func.namespace not in _NOT_OPERATORS and func._opname not in _NO_KERNEL
+            if launches and not func.is_view:
+                counts[name, *_described(args)] += 1
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module, inputs, function = _build(request)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=True)
+        for _ in range(2):
+            counts.clear()
+            with Notes():
+                _train(request, module, inputs, function, optimizer)
+    columns = ("op", "input_dims", "input_types", "concrete_inputs")
+    return {
+        "parameters_count": sum(p.numel() for p in trained),
+        "element_bytes": trained[0].element_size() if trained else 4,
+        "torch": str(torch.__version__),
+        "operators": [
+            {**dict(zip(columns, key, strict=True)), "call_count": n} for key, n in counts.items()
+        ],
     }
 
 
@@ -309,25 +409,25 @@ def _place(exc: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the module"
 
 
-def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def _answer() -> None:
     """The child: one request in, one line out."""
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = function(request)
+            said = (_track if request["task"] == "memory" else _write_down)(request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
         remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""
-        found = {"error": f"module {missing} not found{remedy}"}
+        said = {"error": f"module {missing} not found{remedy}"}
     except Exception as exc:  # noqa: BLE001 - the user's code, which may raise anything
         text = str(exc).strip().splitlines()
-        found = {"error": f"{type(exc).__name__}: {text[0] if text else ''}".rstrip(": ")}
+        said = {"error": f"{type(exc).__name__}: {text[0] if text else ''}".rstrip(": ")}
         if type(exc).__name__ == "DataDependentOutputException":
-            found = {"error": f"{_place(exc)}: {_NO_VALUES}"}
-    sys.stdout.write(_MARK + json.dumps(found) + "\n")
+            said = {"error": f"{_place(exc)}: {_NO_VALUES}"}
+    sys.stdout.write(_MARK + json.dumps(said) + "\n")
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    answer(_track)
+    _answer()
