@@ -1,17 +1,18 @@
-"""Claims of an attribution that a finding can withhold: null or flagged, as the reports say."""
+"""Checks of a run, and the claims that they can withhold: null or flagged, as reports say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.storage.manifest import Finding, Severity
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from chopper.storage.manifest import Finding
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -26,9 +27,52 @@ class Claim(msgspec.Struct, frozen=True):
     causes: tuple[str, ...] = ()
 
 
-CLAIMS = msgspec.toml.decode(
-    Path(__file__).with_name("data").joinpath("claims.toml").read_bytes(), type=dict[str, Claim]
-)
+_DATA = Path(__file__).with_name("data")
+CLAIMS = msgspec.toml.decode((_DATA / "claims.toml").read_bytes(), type=dict[str, Claim])
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check of a run: what it found when it speaks, and the claims that it can withhold."""
+
+    title: str
+    doc: str
+    withholds: tuple[str, ...] = ()
+    severity: Severity = "warning"
+    message: str = ""
+
+
+@cache
+def checks() -> dict[str, Check]:
+    """Return all checks by their codes."""
+    return msgspec.toml.decode((_DATA / "checks.toml").read_bytes(), type=dict[str, Check])
+
+
+def finding(
+    code: str,
+    *,
+    rank: int | None = None,
+    count: int | None = None,
+    severity: Severity | None = None,
+    withholds: bool = True,
+    message: str | None = None,
+    **values: object,
+) -> Finding:
+    """Return what a check found, in its own words unless a ``message`` is given.
+
+    Args:
+        severity: other than the check's.
+        withholds: whether it withholds what it can.
+        values: of the names in the check's message.
+    """
+    check = checks()[code]
+    return Finding(
+        code=code,
+        severity=severity or check.severity,
+        message=message or check.message.format(count=count, **values),
+        rank=rank,
+        count=count,
+        withholds=check.withholds if withholds else (),
+    )
 
 
 @dataclass(frozen=True, slots=True)

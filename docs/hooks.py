@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
+from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
@@ -340,11 +340,6 @@ def peaks_page() -> str:
     )
 
 
-def checks_of_runs() -> dict[str, dict[str, Any]]:
-    """Every check by its code: title, doc and the claims that it can withhold."""
-    return tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
-
-
 def checks_page() -> str:
     """Every check of a run, and every claim that one can withhold."""
     claims = [
@@ -354,11 +349,11 @@ def checks_page() -> str:
     checks = [
         (
             f"`{code}`",
-            check["title"],
-            check["doc"],
-            ", ".join(f"`{c}`" for c in check.get("withholds", ())),
+            check.title,
+            check.doc,
+            ", ".join(f"`{c}`" for c in check.withholds),
         )
-        for code, check in checks_of_runs().items()
+        for code, check in known_checks().items()
     ]
     return "\n\n".join(
         [

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _CODE = re.compile(
     r"(trace|event|run|steps|telemetry|host|device|compute|counters|communication)\.[a-z_0-9]+$"
 )
-_TAKES_A_CODE = {"add", "note", "Finding", "_finding", "_note", "append"}
+_TAKES_A_CODE = {"add", "finding", "note", "Finding", "_finding", "_note", "append"}
 
 
 def findings_in_source() -> set[str]:

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.trace.columns import ints, matching, row_set, strings
+from chopper.claims import finding
 from chopper.kernel_names import base_name, plain
-from chopper.storage.manifest import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pyarrow as pa
+
+    from chopper.storage.manifest import Finding
 
 _MATRIX_OPERATIONS = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_(?:F16|BF16|F32|F64|F8|BF8|XF32|F6F4)$")
 _PER_MATRIX_OPERATION = 512
@@ -108,12 +110,12 @@ def _match(events: pa.Table, counters: pa.Table) -> tuple[np.ndarray, list[Findi
         several = np.unique(device[mine])
         if len(several) > 1:
             findings.append(
-                Finding(
-                    code="counters.several_devices",
-                    severity="warning",
-                    message=f"{sources[file]}: holds kernels of {len(several)} devices "
-                    f"({', '.join(str(devices[d]) for d in several[:4] if d >= 0)}); not used: "
-                    "give each rank a file of its own",
+                finding(
+                    "counters.several_devices",
+                    withholds=False,
+                    source=sources[file],
+                    several=len(several),
+                    devices=", ".join(str(devices[d]) for d in several[:4] if d >= 0),
                 )
             )
             continue
@@ -158,26 +160,21 @@ def _say(
     left = np.flatnonzero(pair < 0)
     if len(left):
         codes, counts = np.unique(theirs[left], return_counts=True)
-        worst = base_name(their_names[codes[np.argmax(counts)]])[:60]
         return [
-            Finding(
-                code="counters.not_matched",
-                severity="warning",
-                message=f"{source}: {len(left)} of {len(pair)} kernels are of names that the trace "
-                f"does not have as often ({worst} most of all), so that nobody can tell which is "
-                "which: not used; record the same steps in both",
+            finding(
+                "counters.not_matched",
                 count=len(left),
-                withholds=("compute.counters",) if len(left) == len(pair) else (),
+                withholds=len(left) == len(pair),
+                source=source,
+                whole=len(pair),
+                worst=base_name(their_names[codes[np.argmax(counts)]])[:60],
             )
         ]
     if kernels > len(pair):
+        missing = kernels - len(pair)
         return [
-            Finding(
-                code="counters.partial",
-                severity="info",
-                message=f"{source}: counters of {len(pair)} of {kernels} kernels; those of other "
-                "names have none",
-                count=kernels - len(pair),
+            finding(
+                "counters.partial", count=missing, source=source, matched=len(pair), whole=kernels
             )
         ]
     return []

@@ -1,31 +1,27 @@
-"""Trace quality: what a reader must know before believing a number.
-
-Each check is named by its code, which ``docs/checks.toml`` describes with the claims that it can
-withhold.
-"""
+"""Trace quality: what a reader must know before believing a number."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
+from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.storage.manifest import Finding
 from chopper.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
-    from chopper.analyzers.trace.windows import Windows
-    from chopper.storage.manifest import Severity
+    from chopper.storage.manifest import Finding
 
+_LOST_RATIO = 0.01
 _FEW_LAUNCHES_RATIO = 0.2
 """From this share of events without launch on, gaps cannot be explained."""
 _WHOLE_US_SLACK_NS = 1000
@@ -36,204 +32,110 @@ def check_rank(
     joined: JoinedRank, links: Links, too_fast: int = 0, of_peak_ratio: float = 0.0
 ) -> list[Finding]:
     """Check one rank's trace; ``too_fast`` and ``of_peak_ratio`` are as of `ComputeSplit`."""
-    findings: list[Finding] = []
-    add = partial(_add, findings, joined.inputs.rank)
+    rank = joined.inputs.rank
     if not len(links.events):
-        add("trace.no_events", "error", "nothing ran that could be attributed", "attribution")
-        return findings
-    _check_steps(add, joined)
-    _check_launches(add, joined, links)
-    _check_events(add, joined, links)
-    _check_peaks(add, joined, too_fast, of_peak_ratio)
-    _check_windows(add, joined, links)
-    return findings
-
-
-def _add(
-    findings: list[Finding],
-    rank: int,
-    code: str,
-    severity: Severity,
-    message: str,
-    *withholds: str,
-    count: int | None = None,
-) -> None:
-    """Append a finding of a rank."""
-    findings.append(
-        Finding(
-            code=code,
-            severity=severity,
-            message=message,
-            rank=rank,
-            count=count,
-            withholds=withholds,
+        return [finding("trace.no_events", rank=rank)]
+    return [
+        msgspec.structs.replace(one, rank=rank)
+        for one in (
+            *_of_steps(joined),
+            *_of_launches(joined, links),
+            *_of_events(joined, links),
+            *_of_peaks(joined, too_fast, of_peak_ratio),
+            *_of_windows(joined, links),
         )
-    )
+    ]
 
 
-def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
+def _of_steps(joined: JoinedRank) -> Iterator[Finding]:
     """Check that there is a device, and steps."""
-    windows = joined.windows
     if joined.host_only and joined.inputs.devices_listed:
-        add(
-            "trace.no_device_events",
-            "warning",
-            "the trace lists devices but has no device events: the host's operators are "
-            "attributed instead, and no ideal is claimed",
-            "compute.ideal",
-        )
-    if windows.numbers[0] < 0:
-        add(
-            "trace.no_steps",
-            "info",
-            "no steps in the trace: it is one window from the first event to the last, without "
-            "confidence intervals",
-            "confidence",
-        )
-    elif windows.recorded.sum() == 1:
-        add(
-            "trace.single_step",
-            "info",
-            "a single step: no confidence intervals",
-            "confidence",
-        )
+        yield finding("trace.no_device_events")
+    if joined.windows.numbers[0] < 0:
+        yield finding("trace.no_steps")
+    elif joined.windows.recorded.sum() == 1:
+        yield finding("trace.single_step")
 
 
-def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     """Check the joins of device events to their launches."""
-    events = links.events
-    double = joined.double_backward_count
-    if double:
-        add(
-            "trace.double_backward",
-            "info",
-            f"{double} operators within backward record a graph of their own (create_graph=True): "
-            "counted as backward, not as recomputation",
-            count=double,
-        )
-    missing = int((~links.has_launch).sum()) if not joined.host_only else 0
-    if missing:
-        share = missing / len(events)
-        add(
-            "event.without_launch",
-            "warning" if share > 0.01 else "info",
-            f"{missing} of {len(events)} device events ({share:.1%}) have no launch in the trace: "
-            "gaps before them have no cause",
-            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
-            count=missing,
-        )
-    lost, launches = (0, 0) if joined.host_only else _lost_kernels(links)
-    if lost:
-        share = lost / launches
-        add(
-            "launch.without_kernel",
-            "warning" if share > 0.01 else "info",
-            f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, "
-            "while others before and after them have: records were lost, and the time of those "
-            "kernels counts as idle",
-            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
-            count=lost,
-        )
+    if joined.double_backward_count:
+        yield finding("trace.double_backward", count=joined.double_backward_count)
+    if joined.host_only:
+        return
+    for code, count, whole in (
+        ("event.without_launch", int((~links.has_launch).sum()), len(links.events)),
+        ("launch.without_kernel", *_lost_kernels(links)),
+    ):
+        if count:
+            share = count / whole
+            yield finding(
+                code,
+                count=count,
+                severity="warning" if share > _LOST_RATIO else None,
+                withholds=share > _FEW_LAUNCHES_RATIO,
+                whole=whole,
+                share=share,
+            )
 
 
-def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+def _of_events(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     """Check streams, and that shapes were recorded."""
-    overlapping, longest = _stream_overlaps(links)
+    overlapping, longest_ns = _stream_overlaps(links)
     if overlapping:
-        add(
-            "event.stream_overlap",
-            "info",
-            f"{overlapping} device events overlap another on their stream (by at most "
-            f"{longest / 1000:.1f} µs): they share that time",
-            count=overlapping,
-        )
+        yield finding("event.stream_overlap", count=overlapping, longest_us=longest_ns / 1e3)
     dims = joined.host_span["input_dims"]
     if len(dims) and dims.null_count == len(dims):
-        add(
-            "trace.no_shapes",
-            "warning",
-            "no shapes were recorded, so FLOP and bytes are unknown: "
-            + (
-                "record without --no-shapes (chopper.profile: without shapes=False)"
-                if joined.inputs.recorded
-                else "torch.profiler records them with record_shapes=True"
-            ),
-            "compute.ideal",
-        )
+        remedy = "torch.profiler records them with record_shapes=True"
+        if joined.inputs.recorded:
+            remedy = "record without --no-shapes (chopper.profile: without shapes=False)"
+        yield finding("trace.no_shapes", remedy=remedy)
 
 
-def _check_peaks(
-    add: Callable[..., None], joined: JoinedRank, too_fast: int, of_peak_ratio: float
-) -> None:
+def _of_peaks(joined: JoinedRank, too_fast: int, of_peak_ratio: float) -> Iterator[Finding]:
     """Check that peaks are known, and that nothing exceeds them."""
     ceiling = joined.ceiling
     if ceiling is None and not (joined.host_only and joined.inputs.devices_listed):
-        add(
-            "device.no_peak",
-            "warning",
-            f"the peak is not known, so no ideal time is: {joined.inputs.no_peak_remedy}",
-            "compute.ideal",
-        )
+        yield finding("device.no_peak", remedy=joined.inputs.no_peak_remedy)
     if of_peak_ratio > MOST_OF_A_PEAK:
-        add(
-            "compute.above_peak",
-            "warning",
+        message = (
             f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
             f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes "
-            "or the times are wrong, and how fast a step could be is not known",
-            "compute.ideal",
-            count=too_fast,
+            "or the times are wrong, and how fast a step could be is not known"
         )
+        yield finding("compute.above_peak", count=too_fast, message=message)
     elif too_fast:
-        add(
-            "compute.above_peak",
-            "warning",
-            f"{too_fast} kernels ran faster than the peak allows: the peak, the data type or the "
-            "FLOP count does not fit them; their ideal is capped at their time",
-            count=too_fast,
-        )
+        yield finding("compute.above_peak", count=too_fast, withholds=False)
 
 
-def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     """Check that the windows hold what was traced, and are alike."""
     windows = joined.windows
-    if windows.after_ns or windows.before_ns:
-        add("trace.outside_steps", "info", _outside(windows, _settling_count(joined, links)))
+    before_ms, after_ms = windows.before_ns / 1e6, windows.after_ns / 1e6
+    settling_count = _settling_count(joined, links)
+    if before_ms and settling_count:
+        steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
+        message = (
+            f"{before_ms:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
+            "recording traces them so that the ranks settle"
+        )
+        late = f"; nor are {after_ms:.3f} ms after the last step" if after_ms else ""
+        yield finding("trace.outside_steps", message=message + late)
+    elif before_ms or after_ms:
+        yield finding("trace.outside_steps", before_ms=before_ms, after_ms=after_ms)
     if windows.empty_steps:
-        add(
-            "steps.empty",
-            "warning",
-            "steps that ran nothing on the device that ended after the steps before them have no "
-            f"window of their own: {windows.empty_steps}",
-            count=windows.empty_steps,
-        )
-    stretches = int((~windows.recorded).sum())
-    if stretches:
-        add(
-            "trace.several_windows",
-            "info",
-            f"the trace was taken in {stretches + 1} stretches: what ran between them was not "
-            "recorded and is not attributed",
-            count=stretches + 1,
-        )
+        yield finding("steps.empty", count=windows.empty_steps)
+    holes = int((~windows.recorded).sum())
+    if holes:
+        yield finding("trace.several_windows", count=holes + 1)
     numbers = windows.numbers[windows.recorded]
-    jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - stretches
+    jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - holes
     if jumps > 0:
-        add(
-            "steps.not_consecutive",
-            "warning",
-            f"step numbers jump {plural(jumps, 'time')} without a hole in the trace: whatever ran "
-            "between two numbered steps counts to the later one",
-            count=jumps,
-        )
-    lengths = np.diff(windows.bounds_ns)[windows.recorded]
-    if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):
-        add(
-            "steps.uneven",
-            "info",
-            f"steps differ in length (median {np.median(lengths) / 1e6:.1f} ms, longest "
-            f"{lengths.max() / 1e6:.1f} ms): look at --by step",
-        )
+        yield finding("steps.not_consecutive", count=jumps, times=plural(jumps, "time"))
+    lengths_ns = np.diff(windows.bounds_ns)[windows.recorded]
+    median_ms, longest_ms = float(np.median(lengths_ns)) / 1e6, float(lengths_ns.max()) / 1e6
+    if len(lengths_ns) > 2 and longest_ms > 3 * median_ms > 0:
+        yield finding("steps.uneven", median_ms=median_ms, longest_ms=longest_ms)
 
 
 def _settling_count(joined: JoinedRank, links: Links) -> int:
@@ -245,23 +147,6 @@ def _settling_count(joined: JoinedRank, links: Links) -> int:
     begin_ns = int(joined.windows.bounds_ns[0])
     ends = ints(uncounted, "end_ns")
     return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
-
-
-def _outside(windows: Windows, settling_count: int) -> str:
-    """Say what was traced beside the steps that count."""
-    before, after = windows.before_ns / 1e6, windows.after_ns / 1e6
-    if not settling_count or not windows.before_ns:
-        return (
-            f"{before:.3f} ms of device time before the first step and {after:.3f} ms after the "
-            "last are not attributed"
-        )
-    steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
-    settling = (
-        f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
-        "recording traces them so that the ranks settle"
-    )
-    late = f"; nor are {after:.3f} ms after the last step" if windows.after_ns else ""
-    return settling + late
 
 
 def _lost_kernels(links: Links) -> tuple[int, int]:
