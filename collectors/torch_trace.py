@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from chopper.errors import CaptureError
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -259,15 +260,12 @@ class TorchTrace:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(0, file.tell() - 16))
                 if not file.read().rstrip().endswith(b"}"):
-                    raise CaptureError(f"{target}: the trace was cut short; is the disk full?")
+                    raise OSError("it was cut short; is the disk full?")
                 self.left_open = _left_open(file)
             temporary.replace(target)
         except (OSError, RuntimeError) as exc:
             temporary.unlink(missing_ok=True)
             raise CaptureError(f"{target}: the trace cannot be written ({exc})") from exc
-        except CaptureError:
-            temporary.unlink(missing_ok=True)
-            raise
         return target
 
     def compress(self) -> str:
@@ -277,12 +275,10 @@ class TorchTrace:
         packed = self._directory / f"{TRACE}.gz"
         temporary = self._directory / f".{TRACE}.gz.tmp"
         try:
-            alignment = Alignment(self.marks)
             with plain.open("rb") as source, gzip.open(temporary, "wb", _GZIP_LEVEL) as sink:
-                while chunk := source.read(1 << 20):
-                    alignment.see(chunk)
-                    sink.write(chunk)
-            self.alignment_error_ns = alignment.error_ns
+                with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                    self.alignment_error_ns = alignment_error_ns(text, self.marks)
+                shutil.copyfileobj(source, sink, 1 << 20)
             temporary.replace(packed)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -389,13 +385,10 @@ class TorchTrace:
         from torch.profiler import ProfilerActivity
 
         torch_profiler: Any = torch.profiler
-
         config, self._any_can_end = _experimental_config(
             trace_only=not self._stacks, all_threads=self._all_threads
         )
-        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-        if hasattr(ProfilerActivity, "XPU"):
-            wanted.add(ProfilerActivity.XPU)
+        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU}
         return torch_profiler.profile(
             activities=list(wanted & torch_profiler.supported_activities()),
             experimental_config=config,
@@ -523,20 +516,16 @@ def _experimental_config(*, trace_only: bool, all_threads: bool) -> tuple[Any, b
     """
     from torch._C._profiler import _ExperimentalConfig
 
-    options: dict[str, Any] = {}
     wanted = {
         "enable_cuda_sync_events": True,
         "trace_only": trace_only,
         "profile_all_threads": all_threads,
     }
-    for name, value in wanted.items():
-        if value:
-            try:
-                trial: dict[str, Any] = {name: value}
-                _ExperimentalConfig(**trial)
-            except TypeError:
-                continue
-            options[name] = value
+    options: dict[str, Any] = {}
+    for name in (name for name, value in wanted.items() if value):
+        with contextlib.suppress(TypeError):
+            _ExperimentalConfig(**{name: True})
+            options[name] = True
     return _ExperimentalConfig(**options), "profile_all_threads" in options
 
 
@@ -562,38 +551,25 @@ _NEAR = 1024
 """Bytes of an event's text after its name in which its time stands."""
 
 
-class Alignment:
-    """Finds spans whose beginning was clocked, in a Kineto trace that passes by in chunks.
+def alignment_error_ns(
+    trace: bytes | mmap.mmap, marks: Iterable[tuple[str, int, int]]
+) -> int | None:
+    """Return by how much the clock of a Kineto trace differs from the wall clock at most, in ns.
+
+    The span that was clocked most tightly says so; None where the trace has none of them.
 
     Args:
+        trace: its text.
         marks: name of a span, and the wall clock just before and just after it began, in ns.
     """
-
-    def __init__(self, marks: Sequence[tuple[str, int, int]]) -> None:
-        self._wanted = {name.encode(): (before, after) for name, before, after in marks}
-        self._kept = b""
-        self._base_ns: int | None = None
-        self.error_ns: int | None = None
-        """The two clocks differ by no more than this, as the mark that was clocked most tightly
-        says; None: no mark was found."""
-
-    def see(self, chunk: bytes) -> None:
-        """Look at the next part of the text."""
-        text = self._kept + chunk
-        if self._base_ns is None:
-            base = _BASE.search(text)
-            self._base_ns = int(base[1]) if base else None
-        for name in [n for n in self._wanted if b'"%s"' % n in text]:
-            at = text.index(b'"%s"' % name)
-            time = _TS.search(text, at, at + _NEAR)
-            if time is not None:  # else it stands in the next part
-                self._compare(name, time)
-        self._kept = text[-_NEAR:]
-
-    def _compare(self, name: bytes, time: re.Match[bytes]) -> None:
-        before, after = self._wanted.pop(name)
-        at = int(time[1]) * 1000 + int((time[2] or b"").ljust(3, b"0")[:3])
-        if self._base_ns is not None:
-            at += self._base_ns
-        error = max(abs(at - before), abs(at - after))
-        self.error_ns = error if self.error_ns is None else min(error, self.error_ns)
+    base = _BASE.search(trace)
+    base_ns = int(base[1]) if base else 0
+    errors_ns = []
+    for name, before_ns, after_ns in marks:
+        at = trace.find(f'"{name}"'.encode())
+        began = _TS.search(trace, at, at + _NEAR) if at >= 0 else None
+        if began is not None:
+            fraction_ns = int((began[2] or b"").ljust(3, b"0")[:3])
+            began_ns = base_ns + int(began[1]) * 1000 + fraction_ns
+            errors_ns.append(max(abs(began_ns - before_ns), abs(began_ns - after_ns)))
+    return min(errors_ns, default=None)

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from chopper.collectors import _plan
-from chopper.collectors.sampler._source import ClockSource, Gone, Part, Sink, call_costs
+from chopper.collectors.sampler._source import BLOCKED_NS, ClockSource, Gone, Part, Sink, call_costs
 from chopper.collectors.sampler._status import (
     Quantiles,
     SamplerStatus,
@@ -31,32 +31,6 @@ if TYPE_CHECKING:
 _CALL_RATIO = 0.05
 _CHECK_EVERY = 32
 _FAILURES_TO_STOP = 20
-BLOCKED_NS = 300_000_000
-"""A reading that lasts longer holds up the others no more."""
-
-
-class ReadPart:
-    """One part of a source while it is read."""
-
-    def __init__(self, part: Part) -> None:
-        self.label = part.label
-        self.read = part.read
-        self.live = True
-        self.alone = False
-        """A thread of its own reads it, since it blocked."""
-        self.since_ns: int | None = None
-        """Begin of the reading that is going on."""
-        self.samples_count = 0
-        self.failures = 0
-        self.first_ns = 0
-        self.last_ns = 0
-
-    def blocks(self, now_ns: int) -> int | None:
-        """Return how long its reading has lasted, where that is too long."""
-        since_ns = self.since_ns
-        if since_ns is None or now_ns - since_ns < BLOCKED_NS:
-            return None
-        return now_ns - since_ns
 
 
 class Reader:
@@ -65,21 +39,15 @@ class Reader:
     def __init__(self, source: Source, hz: float, start_ns: int) -> None:
         self.source = source
         parts = getattr(source, "parts", None)
-        readable = [Part("", source.sample)] if parts is None else parts()
-        self.parts = [ReadPart(part) for part in readable]
-        self.status = SourceStatus(
-            name=source.name,
-            requested_hz=hz,
-            period_ns=max(round(1e9 / hz), 1),
-            parts_count=len(self.parts),
-        )
+        self.parts: list[Part] = [Part("", source.sample)] if parts is None else parts()
+        self.status = SourceStatus(source.name, hz, len(self.parts))
         self.deadline_ns = start_ns
         self.live = True
         self._jitter = Quantiles()
         self._call = Quantiles()
         self._ticks = 0
 
-    def sample(self, rows: Sampler) -> ReadPart | None:
+    def sample(self, rows: Sampler) -> Part | None:
         """Take what is due; return a part that blocked until another thread took over."""
         clock = rows.clock
         tick_ns = clock.monotonic_ns()
@@ -95,7 +63,7 @@ class Reader:
         self._schedule(after_ns)
         return None
 
-    def sample_part(self, part: ReadPart, rows: Sampler, deadline_ns: int) -> bool:
+    def sample_part(self, part: Part, rows: Sampler, deadline_ns: int) -> bool:
         clock, status, sink = rows.clock, self.status, Sink()
         alone = part.alone
         before_ns = clock.monotonic_ns()
@@ -128,21 +96,15 @@ class Reader:
             rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
         return True
 
-    def leave_alone(self, part: ReadPart, for_ns: int) -> None:
-        """Leave a part that blocks to the thread that is in its call."""
-        part.alone = True
-        _note_blocked(self.status, part.label or "a reading", for_ns)
-
-    def _fail(self, part: ReadPart, exc: Exception) -> None:
+    def _fail(self, part: Part, exc: Exception) -> None:
         label = f"{part.label}: " if part.label else ""
         self.status.dropped_count += 1
-        if isinstance(exc, Gone):
-            part.live = False
-            self.status.notes[f"failed {label}"] = f"{label}{exc}"
-            return
         part.failures += 1
         reason = f"a reading failed: {type(exc).__name__}: {exc}"
-        if part.failures >= _FAILURES_TO_STOP:
+        if isinstance(exc, Gone):
+            part.live = False
+            reason = str(exc)
+        elif part.failures >= _FAILURES_TO_STOP:
             part.live = False
             reason = f"left out after {part.failures} failures in a row: {exc}"
         self.status.notes[f"failed {label}"] = f"{label}{reason}"
@@ -161,10 +123,7 @@ class Reader:
         status = self.status
         status.samples_count = sum(part.samples_count for part in self.parts)
         status.elapsed_ns = sum(part.last_ns - part.first_ns for part in self.parts)
-        status.jitter_p50_ns = self._jitter.at(0.5)
-        status.jitter_p99_ns = self._jitter.at(0.99)
-        status.call_p50_ns = self._call.at(0.5)
-        status.call_p99_ns = self._call.at(0.99)
+        status.tell(self._jitter, self._call)
         return status
 
     def blocked(self, now_ns: int) -> dict[str, str]:
@@ -204,20 +163,12 @@ class BackgroundReader:
 
     def __init__(self, source: Any, plan: _plan.Plan, hz: float) -> None:
         self.source = source
-        self.status = SourceStatus(
-            name=source.name,
-            requested_hz=hz,
-            period_ns=max(round(1e9 / hz), 1),
-            native=True,
-            parts_count=len(plan.devices),
-        )
+        self.status = SourceStatus(source.name, hz, len(plan.devices), native=True)
         self._table = plan.table
         self._background = _plan.Background(plan, self.status.period_ns)
         self._blocked: dict[str, str] = {}
         self._ticks = 0
-
-    def start(self, first_ns: int) -> None:
-        self._background.start(first_ns)
+        self.start = self._background.start
 
     def take(self) -> tuple[str, dict[str, Any]] | None:
         columns = self._background.take()
@@ -241,9 +192,7 @@ class BackgroundReader:
         overflowed = sum(d.overflowed for d in devices)
         status.overflowed_count = overflowed
         status.dropped_count = sum(d.dropped for d in devices) + overflowed
-        delays, costs = Quantiles(jitter), Quantiles(cost)
-        status.jitter_p50_ns, status.jitter_p99_ns = delays.at(0.5), delays.at(0.99)
-        status.call_p50_ns, status.call_p99_ns = costs.at(0.5), costs.at(0.99)
+        status.tell(Quantiles(jitter), Quantiles(cost))
         if overflowed:
             status.notes["ring"] = f"{overflowed} samples were lost: the ring was full"
         if ticks // _CHECK_EVERY > self._ticks // _CHECK_EVERY and slow_down(
@@ -297,8 +246,8 @@ class Sampler:
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._writers: dict[str, StreamWriter] = {}
         self._elsewhere: set[str] = set()
-        self._told: set[str] = set()
-        """Tables and columns that sources said to be absent, at the last flush."""
+        self._absent: dict[str, str] = {}
+        """Tables that are not written, and why; sources say the rest themselves."""
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._stuck = False
@@ -315,8 +264,7 @@ class Sampler:
                 source.open()
             except CollectorUnavailable as exc:
                 refused.append(f"{source.name}: {exc}")
-                for table in source.tables:
-                    self.status.absent[table] = str(exc)
+                self._absent |= dict.fromkeys(source.tables, str(exc))
                 continue
             opened.append((source, hz))
             self.status.calls |= call_costs(source, clock)
@@ -342,7 +290,10 @@ class Sampler:
     def run(self) -> SamplerStatus:
         """Sample until told to stop; what was read is on disk when it returns."""
         self._work()
-        return self._result()
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self.status
 
     def run_watched(self, leave: Callable[[int], None]) -> SamplerStatus:
         """The same, where a call that blocks keeps no other device or source waiting.
@@ -360,17 +311,10 @@ class Sampler:
                     self._take_over(leave)
 
         threading.Thread(target=watch, daemon=True, name="watch").start()
-        self._work()
-        status = self._result()
+        status = self.run()
         if self._stuck:
             leave(0)
         return status
-
-    def _result(self) -> SamplerStatus:
-        self._ended.wait()
-        if self._error is not None:
-            raise self._error
-        return self.status
 
     def _take_over(self, leave: Callable[[int], None]) -> None:
         """Go on in a new thread when the present one is in a reading that blocks."""
@@ -380,7 +324,8 @@ class Sampler:
                 for_ns = part.blocks(now_ns)
                 if part.alone or for_ns is None:
                     continue
-                reader.leave_alone(part, for_ns)
+                part.alone = True  # left to the thread that is in its call
+                _note_blocked(reader.status, part.label or "a reading", for_ns)
 
                 def work() -> None:
                     self._work()
@@ -397,9 +342,8 @@ class Sampler:
             if superseded is not None:
                 self._alone(*superseded)
                 return
-            clock = self.clock
             with self.lock:
-                orphaned = getattr(clock, "orphaned", False)
+                orphaned = getattr(self.clock, "orphaned", False)
                 self.status.state = "orphaned" if orphaned else "complete"
                 stopped = [background.stop() for background in self._background]
             blocked = any(part.since_ns for r in self._readers for part in r.parts)
@@ -417,7 +361,7 @@ class Sampler:
         self._close()
         self._ended.set()
 
-    def _loop(self) -> tuple[Reader, ReadPart] | None:
+    def _loop(self) -> tuple[Reader, Part] | None:
         """Read what is due, again and again; what blocked, or None when told to stop."""
         clock = self.clock
         while True:
@@ -435,7 +379,7 @@ class Sampler:
                 self.flush()
                 self._flush_at_ns = clock.monotonic_ns() + self._flush_ns
 
-    def _alone(self, reader: Reader, part: ReadPart) -> None:
+    def _alone(self, reader: Reader, part: Part) -> None:
         """Go on reading a part that had blocked, and nothing else."""
         period_ns = reader.status.period_ns
         deadline_ns = self.clock.monotonic_ns()
@@ -453,9 +397,7 @@ class Sampler:
 
     def keep(self, sink: Sink, time_ns: int, span_ns: int) -> None:
         """Keep a reading's rows for the next flush; with the lock."""
-        for table, values in sink.take():
-            self._pending.setdefault(table, []).append((time_ns, span_ns, *values))
-        for table, row in sink.take_timed():
+        for table, row in sink.take((time_ns, span_ns)):
             self._pending.setdefault(table, []).append(row)
 
     def flush(self) -> None:
@@ -483,7 +425,7 @@ class Sampler:
             self._writers[table].write(columns)
         except (ArithmeticError, TypeError, ValueError) as exc:
             if len(rows) == 1:
-                self.status.absent[f"{table}[some rows]"] = (
+                self._absent[f"{table}[some rows]"] = (
                     f"a value does not fit the table: {type(exc).__name__}: {exc}"
                 )
                 return
@@ -507,7 +449,7 @@ class Sampler:
         except FileExistsError:
             self._elsewhere.add(table)
             if table != ClockSource.tables[0]:
-                self.status.absent[table] = "another collector's sampler writes this table"
+                self._absent[table] = "another collector's sampler writes this table"
         return table in self._writers
 
     def _write_status(self) -> None:
@@ -520,15 +462,11 @@ class Sampler:
         status.files = tuple(sorted(writer.path.name for writer in self._writers.values()))
         readers: list[Reader | BackgroundReader] = [*self._background, *self._readers]
         status.sources = [reader.summary() for reader in readers]
-        absent = {k: v for k, v in status.absent.items() if k not in self._told}
-        self._told.clear()
+        status.absent = self._absent.copy()
         for reader in readers:
-            absent_now = {**reader.source.absent, **reader.blocked(now_ns)}
-            self._told.update(absent_now)
-            absent |= absent_now
+            status.absent |= {**reader.source.absent, **reader.blocked(now_ns)}
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
-        status.absent = absent
         write_atomic(status_file(self._directory, status.collector), encode_json(status))
 
     def _close(self) -> None:
@@ -537,8 +475,6 @@ class Sampler:
             for source in self._sources:
                 source.close()
         for writer in self._writers.values():
-            try:
+            # On a full disk the stream keeps its open end, which readers understand.
+            with contextlib.suppress(OSError):
                 writer.close()
-            except OSError:
-                # The disk is full: the stream keeps its open end, which readers understand.
-                continue

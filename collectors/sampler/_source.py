@@ -6,7 +6,8 @@ import importlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -20,38 +21,53 @@ class Sink:
     """Takes rows from sources; the sampler adds the times."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, tuple[Any, ...]]] = []
-        self._timed: list[tuple[str, tuple[Any, ...]]] = []
+        self._rows: list[tuple[str, tuple[int, int] | None, tuple[Any, ...]]] = []
 
     def add(self, table: str, *values: Any) -> None:
         """Add a row: the declared columns after ``time_ns`` and ``span_ns``, in their order."""
-        self._rows.append((table, values))
+        self._rows.append((table, None, values))
 
     def add_at(self, table: str, time_ns: int, span_ns: int, *values: Any) -> None:
         """Add a row whose time the driver told; the sampler adds none."""
-        self._timed.append((table, (time_ns, span_ns, *values)))
+        self._rows.append((table, (time_ns, span_ns), values))
 
-    def take(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Rows since the last call."""
+    def take(self, times_ns: tuple[int, ...] = ()) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return the rows since the last call, those without a time behind ``times_ns``."""
         rows, self._rows = self._rows, []
-        return rows
-
-    def take_timed(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Rows with times of their own since the last call."""
-        rows, self._timed = self._timed, []
-        return rows
+        return [(table, (*(own_ns or times_ns), *values)) for table, own_ns, values in rows]
 
 
 class Gone(Exception):
     """The device is gone for good: it is not read again."""
 
 
-class Part(NamedTuple):
-    """A part of a source that is read by itself: one device."""
+BLOCKED_NS = 300_000_000
+"""A reading that lasts longer holds up the others no more."""
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """A part of a source that is read by itself: one device; and how its readings went."""
 
     label: str
     read: Callable[[Sink, int], None]
     """As ``Source.sample``; raises :class:`Gone` where it will never answer again."""
+    live: bool = True
+    alone: bool = False
+    """A thread of its own reads it, since it blocked."""
+    since_ns: int | None = None
+    """Begin of the reading that is going on."""
+    samples_count: int = 0
+    failures: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+
+    def blocks(self, now_ns: int) -> int | None:
+        """Return how long its reading has lasted, where that is too long."""
+        since_ns = self.since_ns
+        if since_ns is None or now_ns - since_ns < BLOCKED_NS:
+            return None
+        return now_ns - since_ns
 
 
 class Source(Protocol):

@@ -19,17 +19,17 @@ COMM = "chopper-sampler"
 """Name of the sampler's process as the kernel shows it; 15 characters is what fits."""
 
 
-class SourceStatus(msgspec.Struct, kw_only=True):
+class SourceStatus(msgspec.Struct):
     """Statistics of one source. Counts are totals since the start."""
 
     name: str
     requested_hz: float
-    period_ns: int
+    parts_count: int = 1
+    """Number of parts that are read by themselves (devices); each counts its samples."""
+    period_ns: int = 0
     """Time between samples now; longer than requested where a reading costs too much."""
     native: bool = False
     """Read in C, by a thread of its own."""
-    parts_count: int = 1
-    """Number of parts that are read by themselves (devices); each counts its samples."""
     elapsed_ns: int = 0
     """From the first to the last sample, summed over the parts."""
     samples_count: int = 0
@@ -46,6 +46,14 @@ class SourceStatus(msgspec.Struct, kw_only=True):
     notes: dict[str, str] = {}
     """Why it was left out, slowed down, or what last failed; by what it is about, so that one fact
     never stands in for another."""
+
+    def __post_init__(self) -> None:
+        self.period_ns = self.period_ns or max(round(1e9 / self.requested_hz), 1)
+
+    def tell(self, jitter: Quantiles, call: Quantiles) -> None:
+        """Take over the quantiles of the delays and of the costs of readings, in ns."""
+        self.jitter_p50_ns, self.jitter_p99_ns = jitter.at(0.5), jitter.at(0.99)
+        self.call_p50_ns, self.call_p99_ns = call.at(0.5), call.at(0.99)
 
     @property
     def note(self) -> str | None:

@@ -248,7 +248,7 @@ def test_what_the_driver_buffers_is_taken_where_it_is_finer(play: Player) -> Non
         at(ms)
         sink = Sink()
         source.sample(sink, 0)
-        found.append([[*row[2:]] for _, row in sink.take_timed()])
+        found.append([[*row[2:]] for _, row in sink.take()])
     print(json.dumps([found, source.absent]))
     """
     found, absent = play(script, code.format(hz=100))
@@ -273,7 +273,7 @@ def test_buffered_samples_have_the_drivers_own_times(play: Player) -> None:
         at(259200000)
         sink = Sink()
         source.sample(sink, 0)
-        (_, first), (_, second) = sink.take_timed()
+        (_, first), (_, second) = sink.take()
         print(json.dumps([second[0] - first[0], first[1], first[2:], second[2:]]))
         """,
     )
