@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext, Scope
-    from chopper.storage.streams import StreamWriter
+    from chopper.storage.streams import RowLog
 
-_FLUSH_NS = 1_000_000_000
 _TRIALS = 25
 
 
@@ -31,10 +30,8 @@ class StepCollector(ABC):
         self._subject = self.source
         """Subject of the message that a reading failed."""
         self._problem: str | None = None
-        self._writer: StreamWriter | None = None
-        self._rows: list[tuple[Any, ...]] = []
+        self._log: RowLog
         self._costs_ns: list[int] = []
-        self._flushed_ns = 0
 
     @abstractmethod
     def _prepare(self, context: CollectorContext) -> None:
@@ -45,11 +42,11 @@ class StepCollector(ABC):
         """Return thread or device, and the values of the table's columns after ``step``."""
 
     def start(self, context: CollectorContext) -> None:
-        """Create the file and take the first reading."""
-        from chopper.storage.streams import StreamWriter
+        """Take the first reading."""
+        from chopper.storage.streams import RowLog
 
         self._prepare(context)
-        self._writer = StreamWriter(context.directory / f"{self.name}.arrow", self.name)
+        self._log = RowLog(context.directory / f"{self.name}.arrow")
         self.on_step(None)
 
     def on_step(self, step: int | None) -> None:
@@ -66,19 +63,9 @@ class StepCollector(ABC):
             return
         span_ns = time.monotonic_ns() - before_ns
         self._costs_ns.append(span_ns)
-        self._rows.append((time_ns + span_ns // 2, span_ns, owner, step, values))
-        if before_ns - self._flushed_ns > _FLUSH_NS:
-            self._flushed_ns = before_ns
-            self._flush()
-
-    def _flush(self) -> None:
-        from chopper.tables import TABLES
-
-        if self._rows and self._writer is not None:
-            names = [column.name for column in TABLES[self.name].columns]
-            columns = zip(*((*row[:-1], *row[-1]) for row in self._rows), strict=True)
-            self._rows = []
-            self._writer.write(dict(zip(names, columns, strict=True)))
+        self._log.rows.append((time_ns + span_ns // 2, span_ns, owner, step, *values))
+        if self._log.due(before_ns):
+            self._log.flush(before_ns)
 
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
         """Return the median cost of a reading."""
@@ -92,17 +79,13 @@ class StepCollector(ABC):
 
     def stop(self) -> CollectorReport:
         """Write what is left and close the file."""
-        assert self._writer is not None
-        try:
-            self._flush()
-        finally:
-            self._writer.close()
+        self._log.close()
         costs_ns = sorted(self._costs_ns)
         return CollectorReport(
             name=self.name,
             status="obtained" if self._problem is None else "failed",
             reason=self._problem,
-            files=(f"{self.name}.arrow",),
+            files=(f"{self.name}.arrow",) if costs_ns else (),
             samples_count=len(costs_ns),
             dropped_count=0,
             call_p50_ns=costs_ns[len(costs_ns) // 2] if costs_ns else None,

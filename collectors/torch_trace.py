@@ -524,7 +524,8 @@ def _experimental_config(*, trace_only: bool, all_threads: bool) -> tuple[Any, b
     options: dict[str, Any] = {}
     for name in (name for name, value in wanted.items() if value):
         with contextlib.suppress(TypeError):
-            _ExperimentalConfig(**{name: True})
+            trial: dict[str, Any] = {name: True}
+            _ExperimentalConfig(**trial)
             options[name] = True
     return _ExperimentalConfig(**options), "profile_all_threads" in options
 

@@ -48,7 +48,8 @@ _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
 
 _Call = tuple[Any, Any, tuple[Any, ...], str, bool, int, int]
 """Module, span, phases, layer, recomputation, sequence number and time at its begin."""
-_ROW = ("layer", "recompute", "tid", "sequence_low_id", "sequence_high_id", "start_ns", "end_ns")
+_Row = tuple[str, bool, int, int, int, int, int]
+"""A row of the table ``layer_sequence``."""
 
 
 class _Thread(threading.local):
@@ -146,7 +147,7 @@ class Annotator:
         self._threads = _Thread()
         self._watch: ModuleCalls | None = None
         self._gc_span: Any = None
-        self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
+        self._rows: list[_Row] = []
         self._root_calls = 0
         self.calls = 0
         """Calls of modules so far."""
@@ -186,11 +187,10 @@ class Annotator:
         if self._on_failure is not None:
             self._on_failure(error)
 
-    def take_rows(self) -> dict[str, list[Any]]:
-        """Rows of ``layer_sequence`` since the last call, by column."""
+    def take_rows(self) -> list[_Row]:
+        """Return the rows of ``layer_sequence`` since the last call."""
         rows, self._rows = self._rows, []
-        columns = list(zip(*rows, strict=True)) or [()] * len(_ROW)
-        return {name: list(values) for name, values in zip(_ROW, columns, strict=True)}
+        return rows
 
     def enter(self, module: torch.nn.Module) -> bool:
         """Begin the spans of a call; returns whether ``leave`` is to end them."""

@@ -8,16 +8,14 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from chopper.storage.streams import StreamWriter
+from chopper.storage.streams import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_FLUSH_NS = 1_000_000_000
 _TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
 """Phases of a training step: only a trace shows them."""
-_COLUMNS = ("name", "tid", "start_ns", "end_ns")
 
 
 class OpenPhase:
@@ -86,11 +84,8 @@ class PhaseLog:
     """
 
     def __init__(self, directory: Path, begin_span: Callable[[str], Any]) -> None:
-        self._path = directory / "program_phase.arrow"
         self._begin_span = begin_span
-        self._writer: StreamWriter | None = None
-        self._rows: list[tuple[str, int, int, int]] = []
-        self._flushed_ns = 0
+        self._over = RowLog(directory / "program_phase.arrow")
         self._open: dict[OpenPhase, None] = {}
         """Phases that have not ended, in the order of their entry."""
         self._shown: list[OpenPhase] = []
@@ -130,17 +125,18 @@ class PhaseLog:
         entered.remove(phase)
         if phase.ended:
             return phase
-        self._end(phase, time.time_ns())
+        now_ns = time.time_ns()
+        self._end(phase, now_ns)
         self._hide(phase)
         if _innermost.get() is phase:
             _innermost.set(phase.outer)
-        if time.time_ns() - self._flushed_ns > _FLUSH_NS:
+        if self._over.due(now_ns):
             self.flush()
         return phase
 
     def record(self, name: str, tid: int, start_ns: int, end_ns: int) -> None:
         """Record a phase that is over."""
-        self._rows.append((name, tid, start_ns, end_ns))
+        self._over.rows.append((name, tid, start_ns, end_ns))
 
     def begin_spans(self) -> None:
         """Show the phases of the running code in the step that begins, which is traced."""
@@ -166,23 +162,15 @@ class PhaseLog:
         self._shown = []
 
     def flush(self) -> None:
-        """Write what ended since; the file is there once there is any."""
-        self._flushed_ns = time.time_ns()
-        rows, self._rows = self._rows, []
-        if not rows:
-            return
-        if self._writer is None:
-            self._writer = StreamWriter(self._path, "program_phase")
-        self._writer.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
+        """Write what ended since."""
+        self._over.flush(time.time_ns())
 
     def close(self) -> None:
         """Record what is open up to now, and end the file."""
         now_ns = time.time_ns()
         for phase in tuple(self._open):
             self._end(phase, now_ns)
-        self.flush()
-        if self._writer is not None:
-            self._writer.close()
+        self._over.close()
 
     def _end(self, phase: OpenPhase, end_ns: int) -> None:
         phase.ended = True

@@ -235,7 +235,7 @@ class Session:
                 if not self.recording:
                     return
                 log = self._steps.log
-                if log.due(time.time_ns()) and log.pending:
+                if log.due(time.time_ns()):
                     try:
                         log.flush()
                     except Exception:  # noqa: BLE001 - the next step says so, in its own thread

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from chopper.storage.streams import StreamWriter, stream_batches
+from chopper.storage.streams import RowLog, StreamWriter, stream_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +37,7 @@ class StepLog:
         self._written = 0
         """Steps that are on disk, from the first on."""
         self._flushed_ns = 0
-        self._work: list[tuple[int, int, int, int]] = []
-        self._work_writer: StreamWriter | None = None
+        self._work = RowLog(directory / "step_work.arrow")
         self.own_costs_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
         """Time that chopper's own code took within the last steps."""
         self._durations: dict[bool, deque[int]] = {
@@ -58,7 +57,9 @@ class StepLog:
         assert self.source is not None
         length_ns = end_ns - self._start_ns
         if tokens is not None:
-            self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
+            self._work.rows.append(
+                (self._start_ns + length_ns // 2, length_ns, self.number, tokens)
+            )
         source: str = self.source
         if source == "optimizer" and self.optimizer > 1:
             source = f"{source} {self.optimizer}"
@@ -74,22 +75,19 @@ class StepLog:
         """Begin the step now: what was done since the last one ended belongs to no step."""
         self._start_ns = time.time_ns()
 
-    @property
-    def pending(self) -> bool:
-        """True while steps that ended are not on disk."""
-        return bool(self._rows)
-
     def due(self, now_ns: int) -> bool:
-        """Return whether it is time to flush."""
-        return now_ns - self._flushed_ns > _FLUSH_NS
+        """Return whether it is time to flush, and steps that ended are not on disk."""
+        return now_ns - self._flushed_ns > _FLUSH_NS and bool(self._rows)
 
     def flush(self) -> None:
         """Write what ended since."""
         self._flushed_ns = time.time_ns()
         rows, self._rows = self._rows, []
         self._written += len(rows)
-        self._write(rows)
-        self._write_work()
+        if rows and self._writer is not None:
+            self._writer.write_rows(rows)
+            self._take_place()
+        self._work.flush(self._flushed_ns)
 
     def correct(self, steps: range, traced: bool) -> None:
         """Say of ``steps`` whether the trace that is kept covers them."""
@@ -109,8 +107,7 @@ class StepLog:
         """Write what is left and end the file."""
         self.flush()
         self.abandon()
-        if self._work_writer is not None:
-            self._work_writer.close()
+        self._work.close()
 
     def abandon(self) -> None:
         """End the file as it stands."""
@@ -124,13 +121,6 @@ class StepLog:
         overhead.traced_step_ns = _median(self._durations[True])
         overhead.untraced_step_ns = _median(self._durations[False])
 
-    def _write(self, rows: list[_Row]) -> None:
-        if rows and self._writer is not None:
-            names = ("number", "start_ns", "end_ns", "source", "traced", "profiled")
-            columns = zip(*rows, strict=True)
-            self._writer.write(dict(zip(names, map(list, columns), strict=True)))
-            self._take_place()
-
     def _successor(self) -> StreamWriter:
         """A file beside the one that is there, which it replaces once steps are in it."""
         return StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
@@ -138,16 +128,6 @@ class StepLog:
     def _take_place(self) -> None:
         if self._writer is not None and self._writer.path != self._target:
             self._writer.path = self._writer.path.replace(self._target)
-
-    def _write_work(self) -> None:
-        """Tokens of the steps that ended since; the file is there once there are any."""
-        work, self._work = self._work, []
-        if not work:
-            return
-        if self._work_writer is None:
-            self._work_writer = StreamWriter(self._target.with_name("step_work.arrow"), "step_work")
-        names = ("time_ns", "span_ns", "step", "tokens_count")
-        self._work_writer.write(dict(zip(names, zip(*work, strict=True), strict=True)))
 
     def _rewrite(self, steps: range, traced: bool) -> None:
         """Write the file anew, if it says otherwise of ``steps``; they may be millions."""

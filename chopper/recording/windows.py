@@ -42,7 +42,7 @@ class _Capture:
     opened_ns: int
     until: int | None = None
     """The first step that ended in another thread, which this trace does not cover."""
-    rows: dict[str, list[Any]] = field(default_factory=dict)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
     """``layer_sequence``."""
 
 
@@ -474,8 +474,7 @@ class TraceWindows:
         self._kept, self._kept_steps = capture, stop - first
         layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
         try:
-            if capture.rows["layer"]:
-                layers.write(capture.rows)
+            layers.write_rows(capture.rows)
         finally:
             layers.close()
         if self._upcoming and self._trace.left_open:

@@ -16,7 +16,7 @@ from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -26,6 +26,7 @@ CHECKSUM = b"chopper.crc32"
 _TRAILER = b"chopper.crc32="
 """Follows the end mark of a stream; then the CRC-32 of all bytes before it, in hexadecimal."""
 _TIME_MOST_NS = 1 << 61
+_FLUSH_NS = 1_000_000_000
 
 
 class ChecksummedSink(io.BufferedWriter):
@@ -217,6 +218,12 @@ class StreamWriter:
         except OSError as exc:
             raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
 
+    def write_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Append a batch of rows, each with all declared columns in their order; none for none."""
+        if rows:
+            names = [column.name for column in self._declared.columns]
+            self.write(dict(zip(names, zip(*rows, strict=True), strict=True)))
+
     def close(self) -> None:
         """End the stream; safe to call twice.
 
@@ -234,3 +241,39 @@ class StreamWriter:
         finally:
             with contextlib.suppress(OSError):
                 self._sink.close()
+
+
+class RowLog:
+    """Rows of one table, on disk about once a second; the file is there once there are any.
+
+    Args:
+        path: file to create, ``<table name>.arrow``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[tuple[Any, ...]] = []
+        """Rows that are not on disk."""
+        self._writer: StreamWriter | None = None
+        self._flushed_ns = 0
+
+    def due(self, now_ns: int) -> bool:
+        """Return whether it is time to flush; all times are of one clock."""
+        return now_ns - self._flushed_ns > _FLUSH_NS
+
+    def flush(self, now_ns: int) -> None:
+        """Write what is not on disk."""
+        self._flushed_ns = now_ns
+        rows, self.rows = self.rows, []
+        if rows and self._writer is None:
+            self._writer = StreamWriter(self.path, self.path.stem)
+        if self._writer is not None:
+            self._writer.write_rows(rows)
+
+    def close(self) -> None:
+        """Write what is left and end the file; safe to call twice."""
+        try:
+            self.flush(self._flushed_ns)
+        finally:
+            if self._writer is not None:
+                self._writer.close()

@@ -402,8 +402,6 @@ class Sampler:
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""
-        from chopper.tables import TABLES
-
         with self.lock:
             for background in self._background:
                 taken = background.take()
@@ -411,18 +409,16 @@ class Sampler:
                     self._writers[taken[0]].write(taken[1])
             for table, rows in self._pending.items():
                 if rows and self._begun(table):
-                    names = [column.name for column in TABLES[table].columns]
-                    self._write(table, names, rows)
+                    self._write(table, rows)
                 rows.clear()
             self._flushes += 1
             if self._flushes % _STATUS_FLUSHES == 1 or self.status.state != "running":
                 self._write_status()
 
-    def _write(self, table: str, names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    def _write(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         """Write rows; those with a value that the table cannot hold are left out and named."""
         try:
-            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-            self._writers[table].write(columns)
+            self._writers[table].write_rows(rows)
         except (ArithmeticError, TypeError, ValueError) as exc:
             if len(rows) == 1:
                 self._absent[f"{table}[some rows]"] = (
@@ -430,7 +426,7 @@ class Sampler:
                 )
                 return
             for row in rows:
-                self._write(table, names, [row])
+                self._write(table, [row])
 
     def _begun(self, table: str) -> bool:
         """Begin a table's file, unless the sampler of another collector of the rank has one.

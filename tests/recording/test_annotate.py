@@ -103,22 +103,21 @@ def test_a_module_called_module_keeps_its_name():
 
 
 def layers(annotator):
-    return annotator.take_rows()["layer"]
+    return [layer for layer, *_ in annotator.take_rows()]
 
 
 def test_rows_nest_and_follow_the_calls(annotator):
     net = Net()
     net(torch.ones(1, 4))
-    rows = annotator.take_rows()
-    assert rows["layer"] == ["layers.0", "layers.1", "head", "Net"]
-    low, high = rows["sequence_low_id"], rows["sequence_high_id"]
+    names, _, tids, low, high, starts_ns, ends_ns = zip(*annotator.take_rows(), strict=True)
+    assert names == ("layers.0", "layers.1", "head", "Net")
     # Inner calls follow one another and fill the outer one.
     assert low[0] >= low[3]
     assert high[0] <= low[1]
     assert high[1] <= low[2]
     assert high[2] <= high[3]
-    assert set(rows["tid"]) == {threading.get_native_id()}
-    assert all(a <= b for a, b in zip(rows["start_ns"], rows["end_ns"], strict=True))
+    assert set(tids) == {threading.get_native_id()}
+    assert all(a <= b for a, b in zip(starts_ns, ends_ns, strict=True))
     assert layers(annotator) == []
 
 
@@ -141,7 +140,7 @@ def test_methods_that_the_program_made_its_own_are_not_asked(annotator):
 
     model = Odd()
     model(torch.ones(1, 4))
-    assert set(annotator.take_rows()["layer"]) == {"Odd", "layers.0", "layers.1", "head"}
+    assert set(layers(annotator)) == {"Odd", "layers.0", "layers.1", "head"}
 
 
 def test_names_walk_as_torch_does():
@@ -234,8 +233,8 @@ def test_each_thread_has_its_own_calls(annotator):
     thread.start()
     thread.join()
     rows = annotator.take_rows()
-    assert rows["layer"] == ["layers.0", "layers.1", "head", "Net"]
-    assert set(rows["tid"]) == set(tids)
+    assert [layer for layer, *_ in rows] == ["layers.0", "layers.1", "head", "Net"]
+    assert {row[2] for row in rows} == set(tids)
 
 
 def test_outputs_and_gradients_are_what_they_were(annotator):
