@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors.procfs import FileSource, KeptFile, counted, try_open
+from chopper.collectors.procfs import FileSource, KeptFile, content, counted, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
 from chopper.errors import CollectorUnavailable
@@ -32,27 +32,27 @@ _WORD_BYTES = 4
 _PORT_FILES = 1024
 """Files kept open at most, over all ports; what lies beyond is left out and named."""
 
-# Column of `fabric_port` → files under the port to try in turn, and what one unit is. EFA counts
-# plain bytes under names of its own.
-_COUNTERS: dict[str, tuple[tuple[str, ...], int]] = {
-    "tx_bytes": (("counters/port_xmit_data", "hw_counters/tx_bytes"), 1),
-    "rx_bytes": (("counters/port_rcv_data", "hw_counters/rx_bytes"), 1),
-    "rdma_read_bytes": (("hw_counters/rdma_read_bytes",), 1),
-    "rdma_write_bytes": (("hw_counters/rdma_write_bytes",), 1),
-    "retransmitted_bytes": (("hw_counters/retrans_bytes",), 1),
-    "tx_wait_count": (("counters/port_xmit_wait",), 1),
-    "tx_discard_count": (("counters/port_xmit_discards",), 1),
-    "link_down_count": (("counters/link_downed",), 1),
-    "symbol_error_count": (("counters/symbol_error",), 1),
-    "cnp_sent_count": (("hw_counters/np_cnp_sent",), 1),
-    "cnp_handled_count": (("hw_counters/rp_cnp_handled",), 1),
-    "ecn_marked_count": (("hw_counters/np_ecn_marked_roce_packets",), 1),
-    "out_of_sequence_count": (("hw_counters/out_of_sequence",), 1),
-    "sequence_error_count": (("hw_counters/packet_seq_err",), 1),
-    "timeout_count": (("hw_counters/local_ack_timeout_err",), 1),
-    "receiver_not_ready_count": (("hw_counters/rnr_nak_retry_err",), 1),
-    "adaptive_retransmit_count": (("hw_counters/roce_adp_retrans",), 1),
-    "out_of_buffer_count": (("hw_counters/out_of_buffer",), 1),
+# Column of `fabric_port` → files under the port to try in turn. EFA counts plain bytes under names
+# of its own.
+_COUNTERS: dict[str, tuple[str, ...]] = {
+    "tx_bytes": ("counters/port_xmit_data", "hw_counters/tx_bytes"),
+    "rx_bytes": ("counters/port_rcv_data", "hw_counters/rx_bytes"),
+    "rdma_read_bytes": ("hw_counters/rdma_read_bytes",),
+    "rdma_write_bytes": ("hw_counters/rdma_write_bytes",),
+    "retransmitted_bytes": ("hw_counters/retrans_bytes",),
+    "tx_wait_count": ("counters/port_xmit_wait",),
+    "tx_discard_count": ("counters/port_xmit_discards",),
+    "link_down_count": ("counters/link_downed",),
+    "symbol_error_count": ("counters/symbol_error",),
+    "cnp_sent_count": ("hw_counters/np_cnp_sent",),
+    "cnp_handled_count": ("hw_counters/rp_cnp_handled",),
+    "ecn_marked_count": ("hw_counters/np_ecn_marked_roce_packets",),
+    "out_of_sequence_count": ("hw_counters/out_of_sequence",),
+    "sequence_error_count": ("hw_counters/packet_seq_err",),
+    "timeout_count": ("hw_counters/local_ack_timeout_err",),
+    "receiver_not_ready_count": ("hw_counters/rnr_nak_retry_err",),
+    "adaptive_retransmit_count": ("hw_counters/roce_adp_retrans",),
+    "out_of_buffer_count": ("hw_counters/out_of_buffer",),
 }
 
 
@@ -63,25 +63,27 @@ class _Port:
         self.folder = folder
         self.device = folder.parent.parent.name
         self.number = int(folder.name)
-        self._files: list[tuple[KeptFile | None, int]] = []
-        self.open_count = 0
+        self.files: dict[str, tuple[KeptFile, int]] = {}
+        """Column → its file, and what one unit of it is."""
         self.refused: dict[str, str] = {}
         """Column → why a counter that is there cannot be read."""
         self.unread: dict[str, str] = {}
         """Column → why some reading of it is not known."""
-        for column, (paths, unit) in _COUNTERS.items():
-            file, factor = None, unit
+        for column, paths in _COUNTERS.items():
+            opened: KeptFile | str = ""
             for path in paths:
                 opened = try_open(folder / path)
-                if isinstance(opened, str) and (folder / path).exists():
-                    self.refused[column] = opened
                 if isinstance(opened, KeptFile):
-                    file = opened
-                    self.open_count += 1
-                    if path.startswith("counters/port_") and path.endswith("_data"):
-                        factor = _WORD_BYTES
                     break
-            self._files.append((file, factor))
+                if (folder / path).exists():
+                    self.refused[column] = opened
+            # One that tells no number ("N/A (no PMA)") from the start is asked no more.
+            if isinstance(opened, KeptFile) and counted(content(opened)) is None:
+                opened.close()
+                opened = ""
+            if isinstance(opened, KeptFile):
+                factor = _WORD_BYTES if opened.path.endswith("_data") else 1
+                self.files[column] = (opened, factor)
 
     def values(self) -> list[int | None]:
         """Counters in the order of the columns.
@@ -90,10 +92,11 @@ class _Port:
             OSError: the port has gone.
         """
         counts: list[int | None] = []
-        for column, (file, factor) in zip(_COUNTERS, self._files, strict=True):
-            if file is None:
+        for column in _COUNTERS:
+            if column not in self.files:
                 counts.append(None)
                 continue
+            file, factor = self.files[column]
             try:
                 text = file.read()
             except OSError as exc:
@@ -105,24 +108,12 @@ class _Port:
                 continue
             counts.append(counted(text, factor))
             if counts[-1] is None:
-                self.unread[column] = _NO_NUMBER
+                self.unread[column] = "some of its readings were no number"
         return counts
 
-    def leave_out(self) -> None:
-        """Ask no more for counters that tell no number ("N/A (no PMA)") from the start."""
-        for i, (column, (file, factor)) in enumerate(zip(_COUNTERS, self._files, strict=True)):
-            if file is not None and self.unread.get(column) == _NO_NUMBER:
-                file.close()
-                self._files[i] = (None, factor)
-        self.unread.clear()
-
     def close(self) -> None:
-        for file, _ in self._files:
-            if file is not None:
-                file.close()
-
-
-_NO_NUMBER = "some of its readings were no number"
+        for file, _ in self.files.values():
+            file.close()
 
 
 class PortSource(FileSource):
@@ -152,19 +143,14 @@ class PortSource(FileSource):
                 break
             port = _Port(folder)
             refused = port.refused | refused
-            if not port.open_count:
-                port.close()
-                continue
-            open_count += port.open_count
-            self._ports.append(port)
+            if port.files:
+                open_count += len(port.files)
+                self._ports.append(port)
         if not self._ports:
             why = next(iter(refused.values()), f"{self._folder}: no counter can be read")
             raise CollectorUnavailable(why)
-        first = [port.values() for port in self._ports]
-        for port in self._ports:
-            port.leave_out()
-        for column, values in zip(_COUNTERS, zip(*first, strict=True), strict=True):
-            if all(value is None for value in values):
+        for column in _COUNTERS:
+            if not any(column in port.files for port in self._ports):
                 self.absent[f"fabric_port.{column}"] = refused.get(column, "no port here counts it")
 
     def sample(self, sink: Sink, now_ns: int) -> None:

@@ -40,16 +40,14 @@ class Collecting:
         if self._options.memory:
             names = tuple(dict.fromkeys((*names, _HISTORY)))
         if not self._options.trace:
-            names = tuple(name for name in names if name != _TRACE)
             self._refused(_TRACE, "not asked for (trace=False)")
         elif _TRACE in names and forking.cannot_trace():
-            names = tuple(name for name in names if name != _TRACE)
             self._refused(
                 _TRACE,
                 "this process was forked from one that had traced, and no trace can be taken in it",
                 'start it with another method ("spawn")',
             )
-        classes, unloadable = registry.load_all(names)
+        classes, unloadable = registry.load_all(n for n in names if n not in self._reports)
         for name, reason in unloadable.items():
             self._refused(name, reason)
         # Samplers of the host first: their start is no part of what a rank's collectors read.
@@ -60,7 +58,9 @@ class Collecting:
     def _start(self, name: str, kind: type[Collector], context: CollectorContext) -> None:
         stage = "making it"
         try:
-            collector = self._make(name, kind)
+            options = self._options
+            traced = {"shapes": options.shapes, "stacks": options.stacks, "memory": options.memory}
+            collector = kind(**traced if name == _TRACE else {})
             stage = "probe"
             available = collector.probe(context)
             if not available.ok:
@@ -77,14 +77,6 @@ class Collecting:
             self._on_step.append((name, collector.on_step))
         if name == _TRACE:
             self.trace = collector
-
-    def _make(self, name: str, kind: type[Collector]) -> Any:
-        if name != _TRACE:
-            return kind()
-        options = self._options
-        return kind(  # type: ignore[call-arg]
-            shapes=options.shapes, stacks=options.stacks, memory=options.memory
-        )
 
     def step_ended(self, number: int) -> None:
         """Tell those that want to know."""

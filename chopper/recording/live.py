@@ -112,7 +112,6 @@ class LiveDevice:
     temperature_c: float | None = None
     memory_used_bytes: int | None = None
     energy_j: float | None = None
-    time_ns: int = 0
 
 
 @dataclass
@@ -139,7 +138,7 @@ class LiveRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tails: dict[tuple[str, str], StreamTail] = {}
+        self._tails: dict[Path, StreamTail] = {}
         self._ranks: dict[int, LiveRank] = {}
         self._devices: dict[tuple[str, int], LiveDevice] = {}
         self._hosts: dict[str, str] = {}
@@ -156,10 +155,8 @@ class LiveRun:
                 continue
             self._ranks.setdefault(number, LiveRank(number))
             for table in (*_RANK_TABLES, *_DEVICE_TABLES):
-                tail = self._tails.setdefault(
-                    (folder.name, table), StreamTail(folder / f"{table}.arrow")
-                )
-                for batch in tail.poll():
+                path = folder / f"{table}.arrow"
+                for batch in self._tails.setdefault(path, StreamTail(path)).poll():
                     self._take(table, number, self._host(folder), batch)
         return Snapshot(
             time.time_ns(),
@@ -182,9 +179,8 @@ class LiveRun:
     def _host(self, folder: Path) -> str:
         if folder.name not in self._hosts:
             try:
-                part = m.decode_rank(
-                    read_bytes(folder / "manifest.json", error=RunFormatError), folder.name
-                )
+                data = read_bytes(folder / "manifest.json", error=RunFormatError)
+                part = m.decode_rank(data, folder.name)
             except (OSError, RunFormatError):
                 return ""
             self._hosts[folder.name] = part.hostname or ""
@@ -208,12 +204,10 @@ class LiveRun:
             elif table == "device_memory":
                 self._ranks[rank].device_allocated_bytes = row["allocated_bytes"]
             else:
-                device = self._devices.setdefault(
-                    (host, row["device_id"]), LiveDevice(host, row["device_id"])
-                )
+                key = (host, row["device_id"])
+                device = self._devices.setdefault(key, LiveDevice(*key))
                 device.uuid = row["device_uuid"]
-                device.time_ns = max(device.time_ns, row["time_ns"])
-                self._read_ns[host, row["device_id"], table] = row["time_ns"]
+                self._read_ns[*key, table] = row["time_ns"]
                 for name in _SHOWN & row.keys():
                     setattr(device, name, row[name])
 
@@ -225,7 +219,7 @@ class LiveRun:
 
 _NEWEST = 64
 """Rows at a batch's end in which every device of a host occurs."""
-_SHOWN = frozenset(LiveDevice.__dataclass_fields__) - {"hostname", "device_id", "uuid", "time_ns"}
+_SHOWN = frozenset(LiveDevice.__dataclass_fields__) - {"hostname", "device_id", "uuid"}
 _DEVICE_COLUMNS = {
     table: _SHOWN & {column.name for column in TABLES[table].columns} for table in _DEVICE_TABLES
 }

@@ -19,6 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
 from chopper.errors import UsageError
 from chopper.hardware import environment
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from chopper.collectors.base import CollectorContext
     from chopper.recording.phases import OpenPhase
     from chopper.recording.steps import Window
 
@@ -84,7 +84,7 @@ class Session:
             self._cycle.dropped,
         )
         self._trainers = TrainerPhases(functools.partial(Phase, self))
-        self._evaluations = Evaluations(self._evaluated, lambda: self._phase_name() is not None)
+        self._evaluations = Evaluations(self._evaluated, self._in_phase)
         self._steps: StepRecorder
         """Set from the claim of the rank's folder on, before ``recording`` is."""
         self._guard = TerminationGuard(self._terminated)
@@ -94,7 +94,7 @@ class Session:
     @property
     def tracing(self) -> bool:
         """True while a trace is being taken."""
-        return self.recording and self._steps.tracing
+        return self.recording and self._steps.windows.tracing
 
     # -- start --------------------------------------------------------------------------------
 
@@ -172,8 +172,6 @@ class Session:
             )
 
     def _context(self) -> CollectorContext:
-        from chopper.collectors.base import CollectorContext
-
         return CollectorContext(
             directory=self._part.directory,
             run_path=self.path,
@@ -189,7 +187,7 @@ class Session:
         self, steps: StepRecorder, trace: Any, windows: tuple[Window, ...]
     ) -> TraceWindows:
         trace.lock = self._lock
-        trace.on_foreign = self._give_way
+        trace.on_foreign = lambda lost: self._safely(steps.windows.give_way, lost)
         return TraceWindows(
             trace,
             windows,
@@ -198,7 +196,7 @@ class Session:
             steps.phases,
             limit=self.options.trace_limit,
             alone=self.info.world_size == 1,
-            on_overrun=self._stop_within_step,
+            on_overrun=lambda: self._safely(steps.windows.stop_within_step),
             trained_ids=self._optimizers.trained_ids,
         )
 
@@ -255,9 +253,8 @@ class Session:
             for optimizer_id in self._safely(self._steps.end_phase, entered) or ():
                 self._optimizer_stepped(optimizer_id)
 
-    def _phase_name(self) -> str | None:
-        """Name of the phase that the running code is in, None for none."""
-        return self._steps.phases.current()
+    def _in_phase(self) -> bool:
+        return self._steps.phases.current() is not None
 
     def _evaluated(self, tid: int, start_ns: int, end_ns: int) -> None:
         """Record an evaluation that no phase names."""
@@ -269,9 +266,6 @@ class Session:
         return Phase(self, "backward") if self.tracing else _NO_BLOCK
 
     # -- traces -------------------------------------------------------------------------------
-
-    def _give_way(self, lost: bool) -> None:
-        self._safely(self._steps.windows.give_way, lost)
 
     def before_fork(self) -> None:
         """End a trace before this thread forks a process."""
@@ -287,9 +281,6 @@ class Session:
         """End what ``enter_root`` annotated."""
         if self.recording:
             self._safely(self._steps.windows.leave_root, module)
-
-    def _stop_within_step(self) -> None:
-        self._safely(self._steps.windows.stop_within_step)
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -350,17 +341,14 @@ class Session:
 
     def _close_parts(self, *, tracer: bool) -> None:
         closing_ns = time.time_ns()
-        self._safely(self._stop_watching)
+        self._safely(self._unwatch)
+        self._safely(self._leave_children)
         self._safely(self._steps.finish)
         if tracer:
             self._safely(self._steps.windows.close)
         self._collecting.stop()
         self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
         self._safely(self._close_files, closing_ns)
-
-    def _stop_watching(self) -> None:
-        self._unwatch()
-        self._leave_children()
 
     def _unwatch(self) -> None:
         self._optimizers.end()

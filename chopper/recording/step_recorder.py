@@ -42,7 +42,7 @@ class StepRecorder:
         self._cycle = cycle
         self._step_ended = step_ended
         self.log = StepLog(part.directory)
-        self.phases = PhaseLog(part.directory, self._begin_phase_span)
+        self.phases = PhaseLog(part.directory, lambda name: self.windows.begin_phase(name))
         self.windows: TraceWindows
         """Takes the traces, if there are to be any."""
         self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
@@ -51,14 +51,9 @@ class StepRecorder:
         """Optimizers that stepped within a phase of that name that a thread is inside of."""
 
     @property
-    def tracing(self) -> bool:
-        """True while a trace is being taken."""
-        return self.windows.tracing
-
-    @property
     def watches_backward(self) -> bool:
         """True while the end of a backward pass may end a step, or a trace that grew too large."""
-        return (self._backwards is not None and self.log.source != "mark") or self.tracing
+        return (self._backwards is not None and self.log.source != "mark") or self.windows.tracing
 
     def begin(self) -> None:
         """Begin the first step, and a trace if it is to be traced."""
@@ -144,9 +139,6 @@ class StepRecorder:
             return []
         inner, self._inner_optimizers = self._inner_optimizers, []
         return list(dict.fromkeys(inner))
-
-    def _begin_phase_span(self, name: str) -> Any:
-        return self.windows.begin_phase(name)
 
     def finish(self) -> None:
         """Take the ends that nothing came after to make certain for ends of steps."""

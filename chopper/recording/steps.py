@@ -68,12 +68,7 @@ trace the same ones.
 """
 
 
-def describe_windows(windows: tuple[Window, ...]) -> str:
-    """Windows as ``--steps`` would have them, for a help text."""
-    return ", then ".join(f"{w.start}:{w.stop}" for w in windows)
-
-
-DEFAULT_WINDOWS_TEXT = f"{describe_windows(DEFAULT_WINDOWS)} in their place"
+DEFAULT_WINDOWS_TEXT = "2:7, then 50:55 in their place"
 """The default, for a help text."""
 
 
@@ -154,7 +149,8 @@ class OptimizerCycle:
     """
 
     def __init__(self) -> None:
-        self._leader: int | None = None
+        self.leader: int | None = None
+        """The optimizer that steps begin with."""
         self._dropped: set[int] = set()
         """Optimizers that are no more."""
         self._unit: list[tuple[int, int]] = []
@@ -170,14 +166,9 @@ class OptimizerCycle:
         """The only optimizer that stepped for so long that nothing more is learned from it."""
 
     @property
-    def leader(self) -> int | None:
-        """The optimizer that steps begin with."""
-        return self._leader
-
-    @property
     def tentative_ns(self) -> int | None:
         """End of the last step, if it was not returned and no optimizer is missing."""
-        if self._ended or not self._unit or self._expected() not in (None, self._leader):
+        if self._ended or not self._unit or self._expected() not in (None, self.leader):
             return None
         return self._unit[-1][1]
 
@@ -193,16 +184,16 @@ class OptimizerCycle:
             return [now_ns]
         self._learn(optimizer_id)
         ends: list[int] = []
-        if self._leader is None:
-            self._leader = optimizer_id
-        elif optimizer_id == self._leader:
+        if self.leader is None:
+            self.leader = optimizer_id
+        elif optimizer_id == self.leader:
             self._finish_unit(ends)
         self._unit.append((optimizer_id, now_ns))
-        if optimizer_id != self._leader and self._leader_is_gone(optimizer_id):
+        if optimizer_id != self.leader and self._leader_is_gone(optimizer_id):
             self._replace_leader(ends)
-        while self._leader in self._dropped and len(self._unit) > 1:
+        while self.leader in self._dropped and len(self._unit) > 1:
             self._replace_leader(ends)
-        if not self._ended and self._expected() == self._leader:
+        if not self._ended and self._expected() == self.leader:
             self._ended = True
             ends.append(now_ns)
         known = _CONTEXTS[-1] + 1  # all rows of it alone were seen
@@ -228,10 +219,10 @@ class OptimizerCycle:
     def _replace_leader(self, ends: list[int]) -> None:
         """Divide the step that runs into those of the leader that took over."""
         unit, self._most = self._unit, {}
-        self._leader = unit[1][0]
+        self.leader = unit[1][0]
         self._unit = unit[:1]
         for which, at_ns in unit[1:]:
-            if which == self._leader:
+            if which == self.leader:
                 self._finish_unit(ends)
             self._unit.append((which, at_ns))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chopper.hardware import environment
@@ -42,8 +42,6 @@ class _Capture:
     opened_ns: int
     until: int | None = None
     """The first step that ended in another thread, which this trace does not cover."""
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """``layer_sequence``."""
 
 
 class TraceWindows:
@@ -104,12 +102,6 @@ class TraceWindows:
         """True while a trace is being taken."""
         return self._capture is not None
 
-    @property
-    def mine(self) -> bool:
-        """True in the thread that is traced."""
-        mine: bool = self._trace.mine
-        return mine
-
     def step_ended(self) -> tuple[bool, bool]:
         """Return whether the trace covers the step that ends now, and whether one was being taken.
 
@@ -119,7 +111,7 @@ class TraceWindows:
         profiled, self.profiled = self.profiled, capture is not None
         if capture is None:
             return False, profiled
-        if not self.mine:
+        if not self._trace.mine:
             self._note_thread(capture)
         return capture.until is None and self._log.number >= capture.window.start, profiled
 
@@ -128,7 +120,7 @@ class TraceWindows:
         self._trace.settle()
         number = self._log.number
         if self._capture is not None:
-            if not self.mine:
+            if not self._trace.mine:
                 return False
             self._end_span()
             self._budget.end_step(number)
@@ -194,7 +186,7 @@ class TraceWindows:
 
     def begin_span(self) -> None:
         """Show the step that begins to other readers of the trace; ours read step.arrow."""
-        if self._capture is not None and self._span is None and self.mine:
+        if self._capture is not None and self._span is None and self._trace.mine:
             from torch.autograd.profiler import record_function
 
             name = f"ProfilerStep#{self._log.number}"
@@ -206,7 +198,7 @@ class TraceWindows:
 
     def begin_phase(self, name: str) -> Any:
         """Begin the span of a phase and return it; None where this thread is not traced."""
-        if self._capture is None or not self.mine:
+        if self._capture is None or not self._trace.mine:
             return None
         from torch.autograd.profiler import record_function
 
@@ -220,8 +212,8 @@ class TraceWindows:
         """The program has steps of its own: those found so far were parts of its first."""
         begun = self._begun
         self.profiled = begun > 0
-        if self._capture is not None and (begun > 1 or not self.mine):
-            if self.mine:
+        if self._capture is not None and (begun > 1 or not self._trace.mine):
+            if self._trace.mine:
                 self._keep(self._end_capture())
                 self._not_before = 2  # two traces never meet at one point
             begun = len(self._windows)
@@ -244,7 +236,7 @@ class TraceWindows:
         """End what runs, and keep it unless the trace on disk is better."""
         if self._capture is None:
             return
-        if not self.mine:
+        if not self._trace.mine:
             self._trace.abandon()
             self._lose()
             self._part.note(
@@ -259,6 +251,7 @@ class TraceWindows:
             self._keep(capture)
         else:
             self._trace.drop()
+            self._annotator.take_rows()
             self._log.correct(range(capture.window.begin, self._log.number), False)
 
     def close(self) -> None:
@@ -298,7 +291,7 @@ class TraceWindows:
 
     def before_fork(self) -> None:
         """A process is about to be forked from this thread: no trace survives in it."""
-        if self._capture is None or not self.mine or forking.forks_loader_worker():
+        if self._capture is None or not self._trace.mine or forking.forks_loader_worker():
             return
         self.finish()
         self._part.note(
@@ -390,7 +383,7 @@ class TraceWindows:
         """In a forked child, which does not record."""
         tracing, self._capture = self._capture is not None, None
         self._annotator.remove()
-        if tracing and self.mine:
+        if tracing and self._trace.mine:
             # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
             # in here, as Kineto's threads are not.
             import torch
@@ -425,7 +418,7 @@ class TraceWindows:
         Called after each backward pass, and before each outermost forward, with their number.
         """
         capture = self._capture
-        if capture is None or not self.mine:
+        if capture is None or not self._trace.mine:
             return
         stepless = (
             forwards > _STEPLESS_CALLS
@@ -457,7 +450,6 @@ class TraceWindows:
         assert capture is not None
         self._end_span()
         self._annotator.remove()
-        capture.rows = self._annotator.take_rows()
         self._trace.end()
         return capture
 
@@ -474,7 +466,7 @@ class TraceWindows:
         self._kept, self._kept_steps = capture, stop - first
         layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
         try:
-            layers.write_rows(capture.rows)
+            layers.write_rows(self._annotator.take_rows())
         finally:
             layers.close()
         if self._upcoming and self._trace.left_open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -202,17 +203,14 @@ def _cgroup_folders(
 class NicSource(FileSource):
     """Bytes through each network interface. /proc/net/dev -> NIC.
 
-    An interface appears once it has carried anything; on machines with thousands, those that had
-    carried most when the limit was reached.
+    An interface appears once it has carried anything; on machines with thousands, those that
+    carried most by then.
     """
 
     name: ClassVar[str] = "nics"
     tables: ClassVar[tuple[str, ...]] = ("nic",)
 
     _LIMIT = 256
-
-    _chosen: set[bytes] | None = None
-    """Interfaces that are kept, once there are more than the limit."""
 
     def open(self) -> None:
         self._file = self.keep("proc/self/net/dev")
@@ -233,13 +231,10 @@ class NicSource(FileSource):
             sink.add("nic", name.decode(errors="replace"), held(received), held(sent))
 
     def _busiest(self, carried: dict[bytes, tuple[int, int]]) -> Iterable[bytes]:
-        if len(carried) <= self._LIMIT and self._chosen is None:
+        if len(carried) <= self._LIMIT:
             return carried
-        if self._chosen is None:
-            busiest = sorted(carried, key=lambda name: sum(carried[name]), reverse=True)
-            self._chosen = set(busiest[: self._LIMIT])
         self.absent["nic[others]"] = (
-            f"{len(carried.keys() - self._chosen)} of {len(carried)} interfaces are left out: "
-            f"{self._LIMIT} are kept, those that had carried most"
+            f"{len(carried) - self._LIMIT} of {len(carried)} interfaces are left out: "
+            f"{self._LIMIT} are kept, those that have carried most"
         )
-        return [name for name in carried if name in self._chosen]
+        return heapq.nlargest(self._LIMIT, carried, key=lambda name: sum(carried[name]))

@@ -124,24 +124,6 @@ def test_a_finder_of_the_program_that_loads_from_elsewhere(seen: list[str]) -> N
     assert seen == ["told"]
 
 
-def test_a_loader_without_exec_module(seen: list[str]) -> None:
-    class Legacy:
-        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-            return importlib.util.spec_from_loader(name, self) if name == NAME else None
-
-        def load_module(self, name: str) -> Any:
-            if name in sys.modules:
-                return sys.modules[name]
-            module = sys.modules[name] = type(sys)(name)
-            module.value = 9  # type: ignore[attr-defined]
-            return module
-
-    sys.meta_path.insert(0, Legacy())
-    watch(seen)
-    assert importlib.import_module(NAME).value == 9
-    assert seen == ["told"]
-
-
 def test_a_lazy_module_is_imported_at_its_first_use(seen: list[str]) -> None:
     class Lazy:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

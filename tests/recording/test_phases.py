@@ -28,7 +28,7 @@ def current_phase():
     """Name of the innermost phase of the running code."""
     session = _session.active()
     assert session is not None
-    return session._phase_name()
+    return session._steps.phases.current()
 
 
 def phases_of(path="run"):

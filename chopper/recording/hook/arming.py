@@ -105,19 +105,15 @@ def arm(start: Callable[[], Any]) -> None:
     def after_forward(module: torch.nn.Module) -> None:
         recordings[0].leave_root(module)
 
-    def on_step(optimizer: Any) -> None:  # noqa: ARG001
+    def sign(*_: Any) -> None:
         if not _in_loader_worker():
             begin()
 
-    def on_backward() -> None:
-        if not _in_loader_worker():
-            begin()
-
-    backward = BackwardWatch(before=on_backward)
+    backward = BackwardWatch(before=sign)
     backward.begin()
     _handles.append(backward)
     _handles.append(ModuleCalls(before_forward, after_forward))
-    _handles.append(StepHook(register_optimizer_step_pre_hook, on_step))
+    _handles.append(StepHook(register_optimizer_step_pre_hook, sign))
 
 
 def disarm() -> None:

@@ -91,7 +91,7 @@ class ImportWatch:
             ask = getattr(finder, "find_spec", None)
             spec = None if ask is None else ask(name, path, target)
             if spec is not None:
-                if spec.loader is not None:
+                if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Watched(spec.loader, self)
                 return spec
         return None
@@ -151,11 +151,7 @@ class _Watched:
 
     def create_module(self, spec: Any) -> Any:
         """The module, where the loader makes it itself."""
-        if not hasattr(self._loader, "exec_module"):
-            # Of the time before Python 3.4: it also executes it, and puts it into sys.modules.
-            return self._loader.load_module(spec.name)
-        create = getattr(self._loader, "create_module", None)
-        return None if create is None else create(spec)
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         """Execute the module by its own loader, which is what the program finds in it."""
@@ -163,10 +159,9 @@ class _Watched:
         spec = object.__getattribute__(module, "__spec__")
         spec.loader = module.__loader__ = loader
         self._watch.importing()
-        if hasattr(loader, "exec_module"):
-            loader.exec_module(module)
-            if spec.loader is not loader and type(module).__name__ == "_LazyModule":
-                # importlib.util.LazyLoader: the loader behind it comes at the first use.
-                spec.loader = _Watched(spec.loader, self._watch)
-                return
-        self._watch.imported()
+        loader.exec_module(module)
+        if spec.loader is not loader and type(module).__name__ == "_LazyModule":
+            # importlib.util.LazyLoader: the loader behind it comes at the first use.
+            spec.loader = _Watched(spec.loader, self._watch)
+        else:
+            self._watch.imported()
