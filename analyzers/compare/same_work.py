@@ -10,7 +10,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.result import Check
 from chopper.analyzers.compare.steps import Steps, ranks_without_steps
 from chopper.analyzers.events.device import of_class
-from chopper.analyzers.events.tokens import lookups, spans_in_steps
+from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
 from chopper.storage.manifest import RankManifest
 

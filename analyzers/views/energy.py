@@ -20,8 +20,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, meter_of_power
-from chopper.analyzers.events.steps import step_table, steps_of
-from chopper.analyzers.events.tokens import tokens_of
+from chopper.analyzers.events.steps import step_table, steps_of, tokens_of
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View

@@ -10,12 +10,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.groups import reals
 from chopper.analyzers.views import View
-from chopper.analyzers.views.memory_steps import rows_of_steps
+from chopper.analyzers.views.memory_steps import memory_steps
 from chopper.tables import column, optional
 
+_MEANS = {
+    "event_count": "event_count",
+    "distinct_sizes_count": "distinct_sizes_count",
+    "peak_mean_bytes": "peak_allocated_bytes",
+    "clock_mean_hz": "clock_mean_hz",
+    "clock_std_hz": "clock_std_hz",
+}
 _LEAST_STEPS = 3
 """Steps with a similarity and a clock that a correlation needs."""
 
@@ -45,56 +54,41 @@ VIEW = View(
 
 def memory_determinism(run: Attributed) -> pa.Table:
     """MEMORY_EVENT, ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_DETERMINISM."""
-    by_device: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in rows_of_steps(run):
-        by_device.setdefault((row["rank"], row["device"]), []).append(row)
-    rows = [_summary(*device, steps) for device, steps in by_device.items()]
+    steps = memory_steps(run)
+    rows: list[dict[str, Any]] = []
+    devices = zip(steps["rank"].to_pylist(), steps["device"].to_pylist(), strict=True)
+    for rank, device in dict.fromkeys(devices):
+        of_rank = steps.filter(pc.equal(steps["rank"], rank))
+        mine = of_rank.filter(pc.equal(of_rank["device"], device))
+        correlation, reason = _correlation(device, mine)
+        # The first step resembles none: its similarity is null, which no mean counts.
+        whole = {shown: pc.mean(mine[name]).as_py() for shown, name in _MEANS.items()}
+        whole["peak_std_bytes"] = pc.stddev(mine["peak_allocated_bytes"], ddof=1).as_py()
+        row = {
+            "rank": rank,
+            "device": device,
+            "steps_count": mine.num_rows,
+            "similarity_ratio": pc.mean(mine["similarity_ratio"]).as_py(),
+            "identical_ratio": pc.mean(mine["same_as_previous"]).as_py(),
+            "clock_correlation": correlation,
+            "no_correlation": reason,
+        }
+        rows.append(row | {n: round(value) for n, value in whole.items() if value is not None})
     rows.sort(key=lambda r: (r["similarity_ratio"] is None, r["similarity_ratio"] or 0, r["rank"]))
     return VIEW.of_rows(rows)
 
 
-def _summary(rank: int, device: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    def mean(rows: list[dict[str, Any]], name: str) -> float | None:
-        known = [row[name] for row in rows if row[name] is not None]
-        return float(np.mean(known)) if known else None
-
-    def whole(name: str) -> int | None:
-        found = mean(steps, name)
-        return None if found is None else round(found)
-
-    peaks = [s["peak_allocated_bytes"] for s in steps if s["peak_allocated_bytes"] is not None]
-    correlation, reason = _correlation(device, steps[1:])
-    return {
-        "rank": rank,
-        "device": device,
-        "steps_count": len(steps),
-        "similarity_ratio": mean(steps[1:], "similarity_ratio"),
-        "identical_ratio": mean(steps[1:], "same_as_previous"),
-        "event_count": whole("event_count"),
-        "distinct_sizes_count": whole("distinct_sizes_count"),
-        "peak_mean_bytes": whole("peak_allocated_bytes"),
-        "peak_std_bytes": round(float(np.std(peaks, ddof=1))) if len(peaks) > 1 else None,
-        "clock_mean_hz": whole("clock_mean_hz"),
-        "clock_std_hz": whole("clock_std_hz"),
-        "clock_correlation": correlation,
-        "no_correlation": reason,
-    }
-
-
-def _correlation(device: str, steps: list[dict[str, Any]]) -> tuple[float | None, str | None]:
+def _correlation(device: str, steps: pa.Table) -> tuple[float | None, str | None]:
     """(Pearson's r of 1 − similarity and the clock's deviation over steps, or None; why not)."""
     if device == "host":
         return None, "the host's memory: it has no device clock"
-    pairs = [
-        (1 - s["similarity_ratio"], s["clock_std_hz"])
-        for s in steps
-        if s["clock_std_hz"] is not None
-    ]
-    if not pairs:
+    unlike, varying = 1 - reals(steps, "similarity_ratio"), reals(steps, "clock_std_hz")
+    known = np.isfinite(unlike + varying)
+    unlike, varying = unlike[known], varying[known]
+    if not len(unlike):
         return None, "no step holds two samples of the device's clock"
-    if len(pairs) < _LEAST_STEPS:
-        return None, f"{len(pairs)} steps with clock samples: {_LEAST_STEPS} are needed"
-    unlike, varying = np.array(pairs, dtype=np.float64).T
+    if len(unlike) < _LEAST_STEPS:
+        return None, f"{len(unlike)} steps with clock samples: {_LEAST_STEPS} are needed"
     if np.ptp(unlike) == 0:
         return None, "every step resembles the one before equally: nothing to correlate"
     if np.ptp(varying) == 0:

@@ -49,19 +49,14 @@ VIEW = View(
 
 
 def memory_steps(run: Attributed) -> pa.Table:
-    """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_STEPS."""
-    return VIEW.of_rows(rows_of_steps(run))
-
-
-def rows_of_steps(run: Attributed) -> list[dict[str, Any]]:
-    """Return the rows of the view, in order of rank, device and step."""
+    """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_STEPS, in this order."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
         steps = traced_steps(run, rank)
         clock = of_rank(run.recording, rank, "device_clock")
         for events in memory_events(run, rank) if len(steps) else []:
             rows += ({"rank": rank} | row for row in _of_device(clock, events, steps))
-    return rows
+    return VIEW.of_rows(rows)
 
 
 def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> list[dict[str, Any]]:

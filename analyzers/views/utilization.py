@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.tokens import tokens_of
+from chopper.analyzers.events.steps import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
