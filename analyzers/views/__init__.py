@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chopper.tables import Table
+from chopper.tables import Table, column, optional
+
+__all__ = ["SECTIONS", "View", "column", "optional"]
 
 SECTIONS = ("Operators", "Steps and host", "Memory", "Communication", "Critical path", "Clocks")
 """Parts of a report's detailed tables, in their order."""

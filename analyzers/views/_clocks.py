@@ -14,8 +14,7 @@ import pyarrow as pa
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.clocked import Clocked
 from chopper.analyzers.events.groups import Groups, Texts, real_or_null, text_rows, whole_or_null
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 NO_CLOCKS = (
     "no clock of a device that computed was sampled (the collectors `nvml` and `amdsmi` do), or at "

@@ -11,9 +11,8 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.clocked import Clocked
 from chopper.analyzers.events.device import arguments
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
-from chopper.tables import column, optional
 
 VIEW = View(
     "clock_by_kernel",

@@ -8,9 +8,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from chopper.analyzers.events.clocked import Clocked
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column
 from chopper.analyzers.views._clocks import AT_REFERENCE, COLUMNS, NO_CLOCKS, clock_table
-from chopper.tables import column
 
 VIEW = View(
     "clock_by_phase",

@@ -14,9 +14,8 @@ from chopper.analyzers.events.clocked import clocked_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import ints, nullable
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._clocks import COLUMNS, NO_CLOCKS, clock_columns
-from chopper.tables import column, optional
 
 VIEW = View(
     "clock_by_step",

@@ -23,9 +23,8 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import WAIT, Members, details_of
 from chopper.analyzers.events.groups import real_or_null, reals, time_in
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.tables import column, optional
 
 _ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
 

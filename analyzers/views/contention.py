@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
-from chopper.tables import column, optional
 
 VIEW = View(
     "contention",

@@ -21,8 +21,7 @@ from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import table_beside
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
 """Step, phase, starts, ends."""

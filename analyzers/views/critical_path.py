@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from chopper.analyzers.replay.path import causes_of
 from chopper.analyzers.replay.replay import Replay
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "critical_path",

@@ -12,8 +12,7 @@ import pyarrow as pa
 from chopper.analyzers.replay.path import lane_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.columns import dictionary, nullable
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "critical_path_timeline",

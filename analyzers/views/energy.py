@@ -23,9 +23,9 @@ from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, me
 from chopper.analyzers.events.steps import step_table, steps_of, tokens_of
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
-from chopper.tables import TABLES, column, optional
+from chopper.tables import TABLES
 from chopper.wording import ranges
 
 Row = dict[str, Any]

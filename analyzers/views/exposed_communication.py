@@ -14,8 +14,7 @@ from chopper.analyzers.events.groups import Groups, text_rows, time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.intervals import union
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "exposed_communication",

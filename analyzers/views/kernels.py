@@ -7,8 +7,7 @@ import pyarrow as pa
 from chopper.analyzers.events.calls import SHARE, SPREAD, timed_table
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, text_rows
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "kernels",

@@ -23,8 +23,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, running_max, text_rows
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "launches",

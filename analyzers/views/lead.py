@@ -15,8 +15,7 @@ from chopper.analyzers.events.collectives import Members, details_of
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import distinct_rows, ints
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "lead",

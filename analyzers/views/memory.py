@@ -26,8 +26,7 @@ from chopper.analyzers.events.allocations import (
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 ALL = "all"
 """The phase of rows that hold whole steps."""

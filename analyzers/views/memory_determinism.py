@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views.memory_steps import memory_steps
-from chopper.tables import column, optional
 
 _MEANS = {
     "event_count": "event_count",

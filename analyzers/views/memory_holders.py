@@ -14,8 +14,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "memory_holders",

@@ -16,8 +16,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import CPU
 from chopper.analyzers.events.steps import step_table, traced_steps
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 

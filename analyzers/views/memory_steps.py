@@ -20,8 +20,7 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import TracedSteps, traced_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.samples import of_rank
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "memory_steps",

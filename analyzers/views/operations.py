@@ -14,8 +14,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
 from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.events.groups import Groups, Texts, text_rows
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Groups, text_rows
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "operators",

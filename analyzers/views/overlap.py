@@ -14,8 +14,7 @@ from chopper.analyzers.events.device import Events, arguments, of_class
 from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.analyzers.trace.intervals import union
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 _FEWEST = 5
 """Instances below which no correlation is told."""

@@ -20,8 +20,7 @@ from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
-from chopper.analyzers.views import View
-from chopper.tables import column
+from chopper.analyzers.views import View, column
 
 FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""

@@ -25,8 +25,7 @@ from chopper.analyzers.trace.samples import (
     thread_growth,
     working_tids,
 )
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 _THREADS = 24
 _LEAST_RATIO = 0.001

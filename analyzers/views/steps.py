@@ -13,8 +13,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, nullable, strings
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 _STATES = ("compute", "communication", "copy", "idle")
 _SCORE = 3.5

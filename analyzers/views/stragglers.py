@@ -25,8 +25,7 @@ from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
-from chopper.analyzers.views import View
-from chopper.tables import column, optional
+from chopper.analyzers.views import View, column, optional
 
 VIEW = View(
     "stragglers",

@@ -24,8 +24,8 @@ from chopper.analyzers.events.groups import Groups, real_or_null, reals, sum_by,
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.samples import of_rank, per_device
-from chopper.analyzers.views import View
-from chopper.tables import TABLES, column, optional
+from chopper.analyzers.views import View, column, optional
+from chopper.tables import TABLES
 
 _HELD = ["power_cap", "thermal", "application"]
 _COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]

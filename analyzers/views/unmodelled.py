@@ -16,10 +16,9 @@ from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.work import MATH_FAMILIES, Work, matmul_dtype
 from chopper.hardware.ceilings import Ceiling
-from chopper.tables import column, optional
 
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
 _STRUCTURAL = (

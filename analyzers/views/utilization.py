@@ -23,9 +23,8 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.steps import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.hardware.ceilings import MOST_OF_A_PEAK, Ceiling, Ceilings
-from chopper.tables import column, optional
 
 Row = dict[str, Any]
 

@@ -9,10 +9,9 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views import View
+from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
 from chopper.hardware.ceilings import Ceiling
-from chopper.tables import column, optional
 
 VIEW = View(
     "wave_quantization",

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.analyzers.views import View
-from chopper.tables import column
+from chopper.analyzers.views import View, column
 
 if TYPE_CHECKING:
     import pyarrow as pa
