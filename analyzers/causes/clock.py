@@ -275,17 +275,21 @@ class ClockSeries:
 
     def mean(self, values: np.ndarray, at: Place) -> np.ndarray:
         """Mean over each interval of a series that is linear between its values."""
+        return self._mean(values[:-1], values[1:], at)
+
+    def _mean(self, begin: np.ndarray, end: np.ndarray, at: Place) -> np.ndarray:
+        """Mean over each interval of what grows linearly within each gap, from begin to end."""
         gap = self.gap_ns.astype(np.float64)
-        slope = np.diff(values) / gap
+        slope = (end - begin) / gap
         # In one gap, the mean of a line is its middle: nothing large is subtracted.
-        mean = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
+        mean = begin[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
         rows = np.flatnonzero(at.first < at.last)
         if len(rows):
             first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
-            whole = np.concatenate([[0.0], np.cumsum((values[:-1] + values[1:]) / 2 * gap)])
+            whole = np.concatenate([[0.0], np.cumsum((begin + end) / 2 * gap)])
             left = gap[first] - at.head_ns[rows]
-            head = left * (values[first + 1] - slope[first] * left / 2)
-            tail = tail_ns * (values[last] + slope[last] * tail_ns / 2)
+            head = left * (end[first] - slope[first] * left / 2)
+            tail = tail_ns * (begin[last] + slope[last] * tail_ns / 2)
             between = (self.time_ns[last] - self.time_ns[first + 1]).astype(np.float64)
             length = left + between + tail_ns
             mean[rows] = (head + whole[last] - whole[first + 1] + tail) / length
@@ -301,16 +305,7 @@ class ClockSeries:
     def mean_error(self, at: Place) -> np.ndarray:
         """Bound of the error of the mean clock: half of the change over each gap, time-weighted."""
         half = np.abs(np.diff(self.clock_hz)) / 2
-        error = half[at.first]
-        rows = np.flatnonzero(at.first < at.last)
-        if len(rows):
-            first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
-            whole = np.concatenate([[0.0], np.cumsum(half * self.gap_ns)])
-            left = self.gap_ns[first] - at.head_ns[rows]
-            between = self.time_ns[last] - self.time_ns[first + 1]
-            area = left * half[first] + whole[last] - whole[first + 1] + tail_ns * half[last]
-            error[rows] = area / (left + between + tail_ns)
-        return error
+        return self._mean(half, half, at)
 
     @cached_property
     def labels(self) -> np.ndarray:

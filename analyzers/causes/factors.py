@@ -29,7 +29,7 @@ from chopper.analyzers.causes.contention import (
     shared_time,
 )
 from chopper.analyzers.causes.counters import join_counters
-from chopper.analyzers.trace.columns import distinct_rows, ints, strings
+from chopper.analyzers.trace.columns import distinct_rows, ints, pick, strings
 from chopper.analyzers.trace.join import COMPUTE
 from chopper.tables import TABLES
 
@@ -53,7 +53,6 @@ class Factors:
     Attributes:
         clock_ln: clock below the reference, weighted by the sensitivity.
         reference_hz: clock that the event's peak is quoted at, NaN where not known.
-        sensitivity, sensitivity_error: dependence on the SM clock; NaN where nothing tells.
         boost_ln: ln(reference ÷ clock) where the clock was above the reference, else 0: how much
             faster than its peak a product may be.
         signature: number of the distinct work, -1 where the event was not compared.
@@ -70,14 +69,22 @@ class Factors:
     tensor_ln: np.ndarray
     clocks: EventClocks
     reference_hz: np.ndarray
-    sensitivity: np.ndarray
-    sensitivity_error: np.ndarray
     boost_ln: np.ndarray
     signature: np.ndarray
     by_signature: Sensitivity
     contention: Contention
     unmeasured: dict[str, str]
     findings: list[Finding]
+
+    @property
+    def sensitivity(self) -> np.ndarray:
+        """Dependence of each event on the SM clock; NaN where nothing tells."""
+        return pick(self.by_signature.value, self.signature, np.nan)
+
+    @property
+    def sensitivity_error(self) -> np.ndarray:
+        """Standard error of it."""
+        return pick(self.by_signature.error, self.signature, np.nan)
 
     def blame(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """(rows, CLOCK_LABELS): weights by which the clock loss of some events is labelled."""
@@ -123,10 +130,7 @@ def measure(
         alone & clocks.known[rows],
         _compute_bound(work, rows),
     )
-    sensitivity = np.full(count, np.nan)
-    sensitivity[rows] = by_signature.value[group]
-    sensitivity_error = np.full(count, np.nan)
-    sensitivity_error[rows] = by_signature.error[group]
+    sensitivity = pick(by_signature.value, signature, np.nan)
     slower = np.log(np.divide(reference, clocks.clock_hz))
     signed = sensitivity * slower
     compared = _corrected(sensitivity, slower, clocks)[rows]
@@ -153,8 +157,6 @@ def measure(
         tensor_ln=tensor_ln,
         clocks=clocks,
         reference_hz=reference,
-        sensitivity=sensitivity,
-        sensitivity_error=sensitivity_error,
         boost_ln=np.minimum(np.nan_to_num(slower), 0.0),
         signature=signature,
         by_signature=by_signature,
@@ -178,18 +180,18 @@ def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, in
         & (work.math | work.vector)
     )
     op, like = links.op_row[rows], work.like_row[rows]
-    op = np.where((op < 0) & (like >= 0), links.op_row[np.maximum(like, 0)], op)
+    op = np.where(op < 0, pick(links.op_row, like), op)
     events, host = links.events, links.host
-    parts = [
-        events.names[0][rows],
-        strings(events.table, "grid")[0][rows],
-        strings(events.table, "block")[0][rows],
-        events.device_id[rows],
-    ]
-    if len(host):
-        for codes, _ in (host.names, host.input_dims, host.input_types, host.concrete_inputs):
-            parts.append(np.where(op >= 0, codes[op], -1))
-    first, number = distinct_rows(parts)
+    of_host = (host.names, host.input_dims, host.input_types, host.concrete_inputs)
+    first, number = distinct_rows(
+        [
+            events.names[0][rows],
+            strings(events.table, "grid")[0][rows],
+            strings(events.table, "block")[0][rows],
+            events.device_id[rows],
+            *(pick(codes, op) for codes, _ in of_host),
+        ]
+    )
     return rows, number, len(first)
 
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import run_starts
+from chopper.analyzers.trace.columns import pick, run_starts
 from chopper.analyzers.trace.nesting import activity, cut
 from chopper.analyzers.trace.phases import PHASES
 from chopper.causes import CODES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.nesting import Activity
@@ -122,14 +124,8 @@ class Grouping(NamedTuple):
 
 def grouping_of(links: Links, event: np.ndarray) -> Grouping:
     """Phase, layer and operator of device events; of row -1, no event, the phase is other."""
-    known = event >= 0
-    columns = [np.full(len(event), -1, dtype=np.int64) for _ in range(3)]
-    columns[0][:] = PHASES.index("other")
-    of_events = (links.phase, links.layers[0], links.op_names[0])
-    for column, codes in zip(columns, of_events, strict=True):
-        if len(codes):
-            column[known] = codes[event[known]]
-    return Grouping(*columns)
+    phase = pick(links.phase, event, PHASES.index("other"))
+    return Grouping(phase, pick(links.layers[0], event), pick(links.op_names[0], event))
 
 
 def _joined(parts: Parts, grouping: Grouping) -> tuple[Parts, Grouping]:
@@ -145,15 +141,11 @@ def _joined(parts: Parts, grouping: Grouping) -> tuple[Parts, Grouping]:
 def _of_host(links: Links, parts: Parts) -> Grouping:
     """Phase, layer and operator that the host was in during each part."""
     host, span = links.host, parts.span
-    if not len(host):
-        nothing = np.full(len(span), -1, dtype=np.int64)
-        return Grouping(links.program.idle(span, nothing, parts.start_ns), nothing, nothing)
     operators = host.of("cpu_op") & ~host.named(names.is_wrapper)
-    operator = np.where(span >= 0, host.nesting.topmost(operators)[span], -1)
+    operator = pick(host.nesting.topmost(operators), span)
     operator[np.isin(parts.cause, (_DATA, _COMPILE, _GC))] = -1
     phase = links.program.idle(span, operator, parts.start_ns)
-    layer = np.where(span >= 0, links.span_layer[span], -1)
-    return Grouping(phase, layer, np.where(operator >= 0, host.names[0][operator], -1))
+    return Grouping(phase, pick(links.span_layer, span), host.names_of(operator)[0])
 
 
 def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
@@ -233,70 +225,70 @@ def host_parts(links: Links, thread: np.ndarray, start: np.ndarray, end: np.ndar
     main, engine = links.main_thread, links.backward_thread
     acts = activity(host.nesting)
     owner, part_start, part_end, span = cut(acts, thread, start, end)
-    cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+    cause = pick(span_cause, span, _UNOBSERVED)
     parts = _solid(Parts(owner, part_start, part_end, cause, span))
     rows = np.flatnonzero((parts.cause == _UNOBSERVED) | (parts.cause == _PYTHON))
     other = np.where(thread[parts.owner[rows]] == main, engine, main)
     rows, other = rows[other >= 0], other[other >= 0]
-    if len(rows):
-        sub, start, end, span = cut(acts, other, parts.start_ns[rows], parts.end_ns[rows])
-        of = rows[sub]
-        answer = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+
+    def of_other(of: np.ndarray, span: np.ndarray) -> np.ndarray:
         # Python on the other thread says no more than what the launching thread said, unless
         # that said nothing.
-        keep = (answer == _UNOBSERVED) | ((answer == _PYTHON) & (parts.cause[of] == _PYTHON))
-        answer = np.where(keep, parts.cause[of], answer)
-        span = np.where(keep, parts.span[of], span)
-        # The answers take the place of what was asked.
-        count = np.ones(len(parts.owner), dtype=np.int64)
-        count[rows] = np.bincount(sub, minlength=len(rows))
-        pieces = count[rows]
-        at = np.arange(len(sub))
-        at += np.repeat((np.cumsum(count) - count)[rows] - np.cumsum(pieces) + pieces, pieces)
-        parts = Parts(*(np.repeat(column, count) for column in parts))
-        for column, values in zip(parts[1:], (start, end, answer, span), strict=True):
-            column[at] = values
-        parts = _solid(parts)
-    return _beside_overhead(parts, host, acts, span_cause)
+        answer = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+        silent = parts.cause[of] == _UNOBSERVED
+        return (answer != _UNOBSERVED) & ((answer != _PYTHON) | silent)
+
+    parts = _refined(parts, rows, acts, other, span_cause, of_other)
+    # The thread's own work that stands beside recorded overhead is of that overhead. CUPTI does not
+    # tell the thread: PyTorch writes all of its overhead under process -1. Requests for a buffer
+    # and loading of code happen inside the call that needs them; flushing is left out, which may
+    # have a thread of its own.
+    overhead = host.of("overhead") & ~host.named(names.is_flush)
+    for number in np.flatnonzero(host.nesting.thread_keys[:, 0] < 0) if overhead.any() else ():
+        rows = np.flatnonzero(np.isin(parts.cause, (_UNOBSERVED, _PYTHON, _DISPATCH, _RUNTIME)))
+        beside = np.full(len(rows), number)
+        parts = _refined(
+            parts, rows, acts, beside, span_cause, lambda _, span: (span >= 0) & overhead[span]
+        )
+    return parts
+
+
+def _refined(
+    parts: Parts,
+    rows: np.ndarray,
+    acts: Activity,
+    thread: np.ndarray,
+    span_cause: np.ndarray,
+    counts: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Parts:
+    """Cut some parts along another thread, and give the pieces to its spans where these count.
+
+    Args:
+        counts: mask, from the part that each piece is of and the other thread's span in it.
+    """
+    if not len(rows):
+        return parts
+    sub, start, end, span = cut(acts, thread, parts.start_ns[rows], parts.end_ns[rows])
+    of = rows[sub]
+    told = counts(of, span)
+    pieces = Parts(
+        parts.owner[of],
+        start,
+        end,
+        np.where(told, span_cause[span], parts.cause[of]),
+        np.where(told, span, parts.span[of]),
+    )
+    others = np.ones(len(parts.owner), dtype=bool)
+    others[rows] = False
+    columns = [np.concatenate([old[others], new]) for old, new in zip(parts, pieces, strict=True)]
+    order = np.lexsort((columns[1], columns[0]))
+    return Parts(*(column[order] for column in columns))
 
 
 def _solid(parts: Parts) -> Parts:
     """The parts that last."""
     solid = parts.end_ns > parts.start_ns
     return parts if solid.all() else Parts(*(column[solid] for column in parts))
-
-
-def _beside_overhead(
-    parts: Parts, host: HostSpans, acts: Activity, span_cause: np.ndarray
-) -> Parts:
-    """Give the thread's own work that stands beside recorded overhead to that overhead.
-
-    CUPTI does not tell the thread: PyTorch writes all of its overhead under process -1. Requests
-    for a buffer and loading of code happen inside the call that needs them; flushing is left out,
-    which may have a thread of its own.
-    """
-    usable = host.of("overhead") & ~host.named(names.is_flush)
-    if not usable.any() or not len(parts.owner):
-        return parts
-    for thread in np.flatnonzero(host.nesting.thread_keys[:, 0] < 0):
-        ask = np.isin(parts.cause, (_UNOBSERVED, _PYTHON, _DISPATCH, _RUNTIME))
-        rows = np.flatnonzero(ask)
-        at = np.full(len(rows), thread)
-        sub, start, end, span = cut(acts, at, parts.start_ns[rows], parts.end_ns[rows])
-        of = rows[sub]
-        overhead = (span >= 0) & usable[span]
-        owner = np.concatenate([parts.owner[~ask], parts.owner[of]])
-        begin = np.concatenate([parts.start_ns[~ask], start])
-        cause = np.where(overhead, span_cause[span], parts.cause[of])
-        order = np.lexsort((begin, owner))
-        parts = Parts(
-            owner[order],
-            begin[order],
-            np.concatenate([parts.end_ns[~ask], end])[order],
-            np.concatenate([parts.cause[~ask], cause])[order],
-            np.concatenate([parts.span[~ask], np.where(overhead, span, parts.span[of])])[order],
-        )
-    return parts
 
 
 def blocking_copies(links: Links) -> np.ndarray:
@@ -313,8 +305,6 @@ def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
     Without a device (``on_host``) memory comes from the host's allocator, which is called inside
     ``aten::empty`` and its kin and records nothing of its own.
     """
-    if not len(host):
-        return np.zeros(0, np.int32)
     # The innermost region decides what everything inside it is spent on.
     region = host.nesting.inherited(host.classified(_region_cause))
     own = host.classified(partial(_own_cause, on_host=on_host))

@@ -130,7 +130,7 @@ def nullable(values: np.ndarray) -> pa.Array:
     return pa.array(values.astype(np.int64), mask=values == -1)
 
 
-def pick(values: np.ndarray, rows: np.ndarray, otherwise: np.ndarray | int = -1) -> np.ndarray:
+def pick(values: np.ndarray, rows: np.ndarray, otherwise: np.ndarray | float = -1) -> np.ndarray:
     """Return the values of rows, ``otherwise`` for row -1."""
     picked = np.full(len(rows), otherwise, dtype=values.dtype)
     known = rows >= 0
