@@ -12,6 +12,7 @@ from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.phases import PHASES
+from chopper.wording import device_name
 
 CPU, DEVICE = 0, 1
 _SIGNS = {"alloc": 1, "free_requested": -1, "free": -1}
@@ -47,12 +48,7 @@ class MemoryEvents:
     @property
     def device(self) -> str:
         """``device N``, or ``host``."""
-        return device_text(self.device_type, self.device_id)
-
-
-def device_text(device_type: int, device_id: int) -> str:
-    """Name the memory of a device, or the host's."""
-    return "host" if device_type == CPU else f"device {device_id}"
+        return "host" if self.device_type == CPU else device_name(self.device_id)
 
 
 def known_bytes(value: int) -> int | None:

@@ -16,9 +16,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import (
     CPU,
-    DEVICE,
     MemoryEvents,
-    device_text,
     known_bytes,
     memory_events,
     phase_at,
@@ -27,6 +25,7 @@ from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views import View, column, optional
+from chopper.wording import device_name
 
 ALL = "all"
 """The phase of rows that hold whole steps."""
@@ -117,7 +116,7 @@ def _of_readings(table: pa.Table, rank: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "rank": rank,
-                "device": device_text(DEVICE, id_),
+                "device": device_name(id_),
                 "phase": ALL,
                 **{name: known_bytes(peak) for name, peak in peaks.items()},
                 "median_fragmentation_ratio": _fragmentation(allocated, reserved),

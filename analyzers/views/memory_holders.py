@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
+from chopper.analyzers.events.allocations import is_held
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View, column, optional
+from chopper.wording import device_name
 
 VIEW = View(
     "memory_holders",
@@ -58,7 +59,7 @@ def memory_holders(run: Attributed) -> pa.Table:
             rows.append(
                 {
                     "rank": rank,
-                    "device": device_text(DEVICE, device[first]),
+                    "device": device_name(device[first]),
                     "held_bytes": int(held[i]),
                     "share_ratio": int(held[i]) / total if total else 0.0,
                     "block_count": int(groups.count[i]),

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.allocations import DEVICE, device_text, is_held
+from chopper.analyzers.events.allocations import is_held
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View, column, optional
+from chopper.wording import device_name
 
 VIEW = View(
     "memory_segments",
@@ -74,7 +75,7 @@ def _rows(segments: pa.Table, blocks: pa.Table) -> list[dict[str, Any]]:
         reserved_bytes, allocated_bytes = int(total[mine].sum()), int(allocated[mine].sum())
         rows.append(
             {
-                "device": device_text(DEVICE, device[first]),
+                "device": device_name(device[first]),
                 "kind": kind_names[kinds[first]] if kinds[first] >= 0 else None,
                 "stream_id": stream[first],
                 "segment_count": int(mine.sum()),

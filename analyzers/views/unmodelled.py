@@ -5,21 +5,19 @@ Over all ranks and steps, by kernel, operator and reason.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.event_work import operator_work, refined
-from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.columns import dictionary, ints, matching, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.work import MATH_FAMILIES, Work, matmul_dtype
 from chopper.hardware.ceilings import Ceiling
 
+_KEYS = ["cause", "kernel", "op", "reason"]
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
 _STRUCTURAL = (
     "no model of its operator",
@@ -54,28 +52,20 @@ def unmodelled(run: Attributed) -> pa.Table:
     computing = matching(cause, causes, lambda c: c.startswith("compute."))
     total = int(ints(pieces, "time_ns")[computing].sum())
     pieces = pieces.filter(matching(cause, causes, CAUSES.__contains__))
-    keys = {name: strings(pieces, name) for name in ("cause", "kernel", "op")}
     rank, event = ints(pieces, "rank"), ints(pieces, "event_row")
     texts: dict[str, int] = {}
     reason = np.zeros(len(rank), dtype=np.int64)
     for one in np.unique(rank):
         mine = np.flatnonzero(rank == one)
         reason[mine] = _reasons(run, int(one), np.unique(event[mine]), texts)[event[mine]]
-    keys["reason"] = (reason, list(texts))
-    groups = Groups([codes for codes, _ in keys.values()])
-    time_ns = groups.sum(ints(pieces, "time_ns")).tolist()
+    pieces = pieces.append_column("reason", dictionary(reason, list(texts))).unify_dictionaries()
     # An event may be in several pieces.
-    events = Groups([groups.of_row, rank, event])
-    calls = np.bincount(groups.of_row[events.first], minlength=len(groups)).tolist()
-    rows: list[dict[str, Any]] = [
-        {
-            name: values[codes[at]] if codes[at] >= 0 else None
-            for name, (codes, values) in keys.items()
-        }
-        | {"time_ns": time_ns[i], "share_ratio": time_ns[i] / total, "call_count": calls[i]}
-        for i, at in enumerate(groups.first.tolist())
-    ]
-    rows.sort(key=lambda r: (-r["time_ns"], str((r["cause"], r["kernel"], r["op"], r["reason"]))))
+    events = pieces.group_by([*_KEYS, "rank", "event_row"]).aggregate([("time_ns", "sum")])
+    sums = events.group_by(_KEYS).aggregate([("time_ns_sum", "sum"), ("event_row", "count")])
+    rows = sums.rename_columns([*_KEYS, "time_ns", "call_count"]).to_pylist()
+    for row in rows:
+        row["share_ratio"] = row["time_ns"] / total
+    rows.sort(key=lambda r: (-r["time_ns"], str(tuple(r[key] for key in _KEYS))))
     return VIEW.of_rows(rows)
 
 
