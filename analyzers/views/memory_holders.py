@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import is_held
-from chopper.analyzers.events.groups import Groups
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import dictionary, strings
 from chopper.analyzers.views import View, column, optional
 from chopper.wording import device_name
 
@@ -44,27 +43,25 @@ def memory_holders(run: Attributed) -> pa.Table:
         codes, stacks = strings(blocks, "frames")
         frames = [stack.split("\n") for stack in stacks]
         lines = [next((line for line in of if ".py:" in line), of[0]) for of in frames]
-        names = sorted(set(lines))
-        number = {name: i for i, name in enumerate(names)}
-        line = np.array([*(number[name] for name in lines), -1], dtype=np.int64)[codes]
-        device, size = ints(blocks, "device_id"), ints(blocks, "size_bytes", null=0)
-        devices = Groups([device])
-        in_use = devices.sum(size)
-        groups = Groups([device, line])
-        largest = np.zeros(len(groups), dtype=np.int64)
-        np.maximum.at(largest, groups.of_row, size)
-        held = groups.sum(size)
-        for i, first in enumerate(groups.first.tolist()):
-            total = int(in_use[devices.of_row[first]])
+        lines_of = dictionary(codes, lines).cast(pa.string())
+        sizes = pc.fill_null(blocks["size_bytes"], 0)
+        blocks = pa.table([blocks["device_id"], lines_of, sizes], ["device_id", "where", "size"])
+        columns = [("size", "sum"), ("size", "max"), ("size", "count")]
+        by_line = blocks.group_by(["device_id", "where"]).aggregate(columns)
+        in_use = blocks.group_by("device_id").aggregate([("size", "sum")]).to_pylist()
+        total = {row["device_id"]: row["size_sum"] for row in in_use}
+        for row in by_line.sort_by(
+            [("device_id", "ascending"), ("where", "ascending")]
+        ).to_pylist():
             rows.append(
                 {
                     "rank": rank,
-                    "device": device_name(device[first]),
-                    "held_bytes": int(held[i]),
-                    "share_ratio": int(held[i]) / total if total else 0.0,
-                    "block_count": int(groups.count[i]),
-                    "largest_bytes": int(largest[i]),
-                    "where": names[line[first]] if line[first] >= 0 else None,
+                    "device": device_name(row["device_id"]),
+                    "held_bytes": row["size_sum"],
+                    "share_ratio": row["size_sum"] / (total[row["device_id"]] or 1),
+                    "block_count": row["size_count"],
+                    "largest_bytes": row["size_max"],
+                    "where": row["where"],
                 }
             )
     rows.sort(key=lambda r: -r["held_bytes"])

@@ -94,9 +94,11 @@ def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
             samples = clocks.get(number, TABLES["device_clock"].empty())
             counted = counters.get(number, TABLES["device_counter"].empty())
             time_ns, grown = ints(counted, "time_ns"), _grown(counted)
-            episodes = _of_reasons(samples, set_hz)
-            if episodes is None:
-                episodes = _of_counters(time_ns, grown, samples)
+            series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
+            if series is not None and (series.reasons >= 0).any():
+                episodes = _of_reasons(series)
+            else:
+                episodes = _of_counters(time_ns, grown, series)
             if episodes is not None and len(episodes.reason):
                 size = len(episodes.reason)
                 device = run.recording.part(rank).device_id if number is None else number
@@ -118,14 +120,8 @@ def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
     return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
 
 
-def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
-    """Episodes from what the readings say; None where no reading gives reasons.
-
-    A reading without reasons, as of counters that were not refreshed, interrupts nothing.
-    """
-    series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
-    if series is None or not (series.reasons >= 0).any():
-        return None
+def _of_reasons(series: ClockSeries) -> _Episodes:
+    """Episodes from what the readings say; one without reasons interrupts nothing."""
     told = series.reasons >= 0
     held = series.labels[told][:, _COLUMNS]
     reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
@@ -157,7 +153,9 @@ def _stands_for(time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return np.append(time_ns[:1], begin), np.append(until, time_ns[-1:]), hole
 
 
-def _of_counters(time: np.ndarray, grown: np.ndarray, samples: pa.Table) -> _Episodes | None:
+def _of_counters(
+    time: np.ndarray, grown: np.ndarray, series: ClockSeries | None
+) -> _Episodes | None:
     """Episodes from totals of throttled time: the readings between which one of them grew."""
     if not np.isfinite(grown).any():
         return None
@@ -168,7 +166,6 @@ def _of_counters(time: np.ndarray, grown: np.ndarray, samples: pa.Table) -> _Epi
     kept = np.flatnonzero(reason[begins] >= 0)
     start, end = start[kept], end[kept]
     clock, low, power = (np.full(len(kept), np.nan) for _ in range(3))
-    series = ClockSeries.of(samples) if samples.num_rows else None
     if series is not None and len(series.time_ns) > 1:
         at = series.place(start, end)
         clock = np.where(at.inside, series.mean(series.clock_hz, at), np.nan)
