@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from chopper import wording as fmt
 from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.attribution import FIRST
@@ -335,7 +333,6 @@ def _browser_page(run: Attributed) -> Page:
     curves = figures.telemetry(telemetry, run) if telemetry else {}
     readings = [*frequency.readings(telemetry)]
     del telemetry
-    pa.default_memory_pool().release_unused()  # which Arrow would keep: a tenth of the peak
     tables = views(run, VIEWS, replay=replay)
     story = Story(run, tables)
     clocks = frequency.section(story, readings)
