@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -14,7 +15,7 @@ from chopper.errors import printable
 from chopper.reports import page as model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from chopper.reports.page import Block, Cell, Column, Page
 
@@ -132,56 +133,46 @@ def _facts(console: Console, block: model.Facts) -> None:
 
 def _table(console: Console, table: model.Table) -> None:
     _titled(console, table.title)
-    columns = table.typed_columns()
-    rows = [[_Shown(cell) for cell in row] for row in table.typed_rows()]
-    listed = rows if table.limit is None else rows[: table.limit]
+    columns, rows = table.typed_columns(), table.typed_rows()
+    listed = rows[: table.limit]
     if listed and columns:
-        longest = [max(len(row[i].text) for row in listed) for i in range(len(columns))]
-        fitting, rest = _layout(columns, longest, console.width, table.overflow)
-        for number, block in enumerate(fitting):
+        longest = [max(len(_text(row[i])) for row in listed) for i in range(len(columns))]
+        blocks = _layout(columns, longest, console.width, names_all=table.overflow == "below")
+        below = blocks if table.overflow == "below" else blocks[:1]
+        for number, block in enumerate(below):
             if number:
                 console.print()
             _grid(console, columns, listed, block)
+        shown = {i for block in below for i in block}
+        rest = [printable(columns[i].heading) for block in blocks for i in block if i not in shown]
         if rest:
-            names = ", ".join(printable(columns[i].heading) for i in rest)
-            console.print(Text(f"… not shown, but in --csv and --json: {names}", style="dim"))
-    if len(rows) > len(listed):
-        more = fmt.plural(len(rows) - len(listed), "more row")
-        console.print(Text(f"… {more} (--top N)", style="dim"))
-    for words in (table.rest, table.note):
-        if words:
-            console.print(Text(printable(words), style="dim"))
+            words = f"… not shown, but in --csv and --json: {', '.join(rest)}"
+            console.print(Text(words, style="dim"))
+    more = fmt.plural(len(rows) - len(listed), "more row")
+    notes = f"… {more} (--top N)" if len(rows) > len(listed) else "", table.rest, table.note
+    for words in filter(None, notes):
+        console.print(Text(printable(words), style="dim"))
 
 
-class _Shown:
-    """A cell as one line of text."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        below = f" ({cell.below})" if cell.below else ""
-        self.text = "  " * cell.depth + printable(cell.text + below)
-
-    def styled(self, width: int, kind: str) -> Text:
-        """Return the text, a name shortened to a width, in its style."""
-        style = MARKS[self.cell.mark][1] if self.cell.mark else ""
-        style = "bold" if self.cell.strong else style or ("dim" if self.cell.dim else "")
-        text = fmt.ellipsize(self.text, width) if kind == "name" else self.text
-        return Text(text, style=style)
+def _text(cell: Cell) -> str:
+    """Return a cell as one line."""
+    below = f" ({cell.below})" if cell.below else ""
+    return "  " * cell.depth + printable(cell.text + below)
 
 
 def _layout(
-    columns: list[Column], cells: list[int], width: int, overflow: str
-) -> tuple[list[dict[int, int]], list[int]]:
-    """Choose the width of each column.
+    columns: list[Column], cells: list[int], width: int, *, names_all: bool
+) -> list[dict[int, int]]:
+    """Choose the columns of each block, and their widths.
 
     Args:
         columns: all of them.
         cells: characters of the longest cell of each.
         width: of the terminal.
-        overflow: of the table.
+        names_all: each block begins with all leading columns of names, not with the first alone.
 
     Returns:
-        blocks to print below each other, column → characters; columns that are only named.
+        blocks to print below each other, column → characters.
     """
     natural = [max(n, len(printable(c.heading))) for n, c in zip(cells, columns, strict=True)]
     chosen = list(range(len(columns)))
@@ -189,30 +180,18 @@ def _layout(
         n if c.kind in ("number", "id") else min(n, _WANTED)
         for n, c in zip(natural, columns, strict=True)
     ]
-    while _total(wanted[i] for i in chosen) > width:
-        wide = [i for i in chosen if columns[i].wide]
-        if not wide:
-            break
-        chosen.remove(wide[-1])
+    wide = [i for i in chosen if columns[i].wide]
+    while wide and _total(wanted[i] for i in chosen) > width:
+        chosen.remove(wide.pop())
     least = {i: _least(columns[i], cells[i], first=i == 0) for i in chosen}
-    if overflow == "named":
-        kept = chosen[:1]
-        for i in chosen[1:]:
-            if _total(least[k] for k in (*kept, i)) > width:
-                break
-            kept.append(i)
-        return [_spread(columns, kept, least, natural, width)], chosen[len(kept) :]
-    names = []
-    for i in chosen:
-        if columns[i].kind == "number":
-            break
-        names.append(i)
-    blocks = [list(names)]
+    names = [*itertools.takewhile(lambda i: columns[i].kind != "number", chosen)]
+    names = names if names_all else chosen[:1]
+    blocks = [[*names]]
     for i in chosen[len(names) :]:
         if blocks[-1] != names and _total(least[k] for k in (*blocks[-1], i)) > width:
-            blocks.append(list(names))
+            blocks.append([*names])
         blocks[-1].append(i)
-    return [_spread(columns, block, least, natural, width) for block in blocks], []
+    return [_spread(columns, {i: least[i] for i in block}, natural, width) for block in blocks]
 
 
 def _least(column: Column, cells: int, *, first: bool) -> int:
@@ -221,58 +200,53 @@ def _least(column: Column, cells: int, *, first: bool) -> int:
     return max(min(cells, floor), *map(len, ["", *printable(column.heading).split()]))
 
 
-def _total(widths: object) -> int:
-    sizes = list(widths)  # type: ignore[call-overload]
-    return int(sum(sizes)) + _GAP * (len(sizes) - 1)
+def _total(widths: Iterable[int]) -> int:
+    return sum(width + _GAP for width in widths) - _GAP
 
 
 def _spread(
-    columns: list[Column], chosen: list[int], least: dict[int, int], natural: list[int], width: int
+    columns: list[Column], widths: dict[int, int], natural: list[int], width: int
 ) -> dict[int, int]:
     """Share what is left among the columns that lack room: headings first, then short names."""
-    out = {i: least[i] for i in chosen}
-    spare = max(width - _total(out.values()), 0)
-    order = sorted(chosen, key=lambda i: (columns[i].kind != "number", natural[i]))
+    spare = max(width - _total(widths.values()), 0)
+    order = sorted(widths, key=lambda i: (columns[i].kind != "number", natural[i]))
     for left, i in zip(range(len(order), 0, -1), order, strict=True):
-        if columns[i].kind == "number":
-            left = 1
-        more = min(natural[i] - out[i], spare // left)
-        out[i] += more
+        share = spare if columns[i].kind == "number" else spare // left
+        more = min(natural[i] - widths[i], share)
+        widths[i] += more
         spare -= more
-    return out
+    return widths
 
 
 def _grid(
-    console: Console, columns: list[Column], rows: list[list[_Shown]], widths: dict[int, int]
+    console: Console, columns: list[Column], rows: list[list[Cell]], widths: dict[int, int]
 ) -> None:
     """Print some columns beside each other, and a bar where there is room for it."""
-    spare = console.width - _total(widths.values()) - _GAP
-    bars = any(row[i].cell.share_ratio is not None for row in rows for i in widths)
-    bar_width = min(spare, _BAR_WIDTHS[1]) if bars and spare >= _BAR_WIDTHS[0] else 0
+    spare = min(console.width - _total(widths.values()) - _GAP, _BAR_WIDTHS[1])
+    bars = [next((row[i] for i in widths if row[i].share_ratio is not None), None) for row in rows]
+    drawn = any(bars) and spare >= _BAR_WIDTHS[0]
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     for i, width in widths.items():
-        column = columns[i]
-        number = column.kind == "number"
-        grid.add_column(
-            Text(printable(column.heading)),
-            justify="right" if number else "left",
-            width=width,
-            overflow="fold",
-        )
-    if bar_width:
-        grid.add_column("", no_wrap=True, width=bar_width)
-    for row in rows:
-        cells = [row[i].styled(width, columns[i].kind) for i, width in widths.items()]
-        if bar_width:
-            cells.append(_bar([row[i].cell for i in widths], bar_width))
-        grid.add_row(*cells)
+        side: Literal["right", "left"] = "right" if columns[i].kind == "number" else "left"
+        heading = Text(printable(columns[i].heading))
+        grid.add_column(heading, justify=side, width=width, overflow="fold")
+    if drawn:
+        grid.add_column("", no_wrap=True, width=spare)
+    for row, bar in zip(rows, bars, strict=True):
+        cells = [_styled(row[i], width, columns[i].kind) for i, width in widths.items()]
+        grid.add_row(*cells, *([_bar(bar, spare)] if drawn else []))
     console.print(grid)
 
 
-def _bar(cells: list[Cell], width: int) -> Text:
-    for cell in cells:
-        if cell.share_ratio is not None:
-            eighths = round(min(max(cell.share_ratio, 0.0), 1.0) * width * 8)
-            full, part = divmod(max(eighths, 1 if cell.share_ratio > 0 else 0), 8)
-            return Text("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else ""), style=cell.color)
-    return Text("")
+def _styled(cell: Cell, width: int, kind: str) -> Text:
+    style = MARKS[cell.mark][1] if cell.mark else ""
+    style = "bold" if cell.strong else style or ("dim" if cell.dim else "")
+    return Text(fmt.ellipsize(_text(cell), width) if kind == "name" else _text(cell), style=style)
+
+
+def _bar(cell: Cell | None, width: int) -> Text:
+    if cell is None or cell.share_ratio is None:
+        return Text("")
+    eighths = round(min(max(cell.share_ratio, 0.0), 1.0) * width * 8)
+    full, part = divmod(max(eighths, 1 if cell.share_ratio > 0 else 0), 8)
+    return Text("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else ""), style=cell.color)
