@@ -1,11 +1,13 @@
-"""The detailed tables of a run as data for the page: whatever views are registered."""
+"""The detailed tables of a run: the page of one, and all of them as data for a page's scripts."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
+from chopper.reports.page import Column, Items, Page, Paragraph, Table
 from chopper.views import in_sections
 
 if TYPE_CHECKING:
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from chopper import tables as declarations
     from chopper.analyzers.attributed import Attributed
-    from chopper.tables import Column
+    from chopper.analyzers.views import View
 
 MAX_ROWS = 500
 """Rows of one view in the page; the command line prints all."""
@@ -22,6 +25,77 @@ REASONS = ("reason", "no_correlation")
 """Columns that say why others of a row are null: they are read, not compared."""
 MAX_CHARACTERS = 300
 """Longer texts (shapes of a thousand tensors) are cut in the middle."""
+_ROWS = 20
+_ALSO_NAMING = ("phase", "window")
+"""Columns that tell rows apart, wherever they stand."""
+_NAMED_ROWS = 4
+
+
+def page(view: View, table: pa.Table, *, top: int | None = None) -> Page:
+    """Return the page of a view.
+
+    Columns stand in order of importance. Those without any value are named below the table; why
+    rows lack a value stands there too, in full.
+
+    Args:
+        view: which one.
+        table: its declared table.
+        top: rows; None for 20.
+    """
+    blocks = _blocks(view, table, top or _ROWS)
+    return Page(title=view.title, headline="", summary=(Paragraph(view.summary, "dim"), *blocks))
+
+
+def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | Items]:
+    if not table.num_rows:
+        return [Paragraph(f"No rows: {view.needs}." if view.needs else "No rows.")]
+    shown = table.slice(0, rows)
+    why = [c.name for c in view.columns if c.name in REASONS and c.nullable]
+    known = [n for n in shown.column_names if n not in why]
+    filled = [n for n in known if table[n].null_count < table.num_rows]
+    unknown = [fmt.heading(n) for n in known if n not in (*filled, *_ALSO_NAMING)]
+    more = table.num_rows - shown.num_rows
+    notes = [f"… {fmt.plural(more, 'more row')} (--top N)"] if more else []
+    notes += [f"… unknown in every row: {', '.join(unknown)}"] if unknown else []
+    cells = [[fmt.cell(n, value) for value in shown[n].to_pylist()] for n in filled]
+    numbers = ("int", "double", "bool")
+    kinds = [str(table.schema.field(n).type).startswith(numbers) for n in filled]
+    grid = Table(
+        columns=[
+            Column(fmt.heading(n), kind="number" if number else "name")
+            for n, number in zip(filled, kinds, strict=True)
+        ],
+        rows=[*zip(*cells, strict=True)],
+        rest=". ".join(notes),
+        overflow="named",
+    )
+    reasons = _reasons(shown, why)
+    return [grid, *([Items(items=reasons)] if reasons else [])]
+
+
+def _reasons(table: pa.Table, columns: list[str]) -> list[str]:
+    """Return why rows lack values: each reason once, with the rows that it is about."""
+    leading = itertools.takewhile(
+        lambda f: fmt.is_number_of(f.name) or str(f.type).startswith("dict"), table.schema
+    )
+    also = (n for n in _ALSO_NAMING if n in table.column_names)
+    naming = dict.fromkeys((*(field.name for field in leading), *also))
+    rows: dict[str, dict[str, None]] = {}
+    for row in table.to_pylist():
+        words = ", ".join(_named(n, row[n]) for n in naming if row[n] is not None)
+        for name in columns:
+            if row[name] is not None:
+                rows.setdefault(row[name], {})[words] = None
+    lines = []
+    for reason, names in rows.items():
+        more = f" and {len(names) - _NAMED_ROWS} more" if len(names) > _NAMED_ROWS else ""
+        lines.append(f"{'; '.join([*names][:_NAMED_ROWS])}{more}: {reason}")
+    return lines
+
+
+def _named(column: str, value: object) -> str:
+    text = fmt.cell(column, value)
+    return f"{fmt.heading(column)} {text}" if isinstance(value, int) or column == "ranks" else text
 
 
 def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
@@ -31,35 +105,28 @@ def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any
     ``names``, pairs of (as recorded, for people). Null is null. Columns without a value are left
     out.
     """
-    shown_views = []
-    for one in in_sections():
-        table = views[one.name]
-        if table.num_rows:
-            shown = table.slice(0, MAX_ROWS)
-            shown_views.append(
-                {
-                    "id": one.name,
-                    "title": one.title,
-                    "doc": one.summary,
-                    "about": one.doc,
-                    "total": table.num_rows,
-                    "command": command(run, one.name),
-                    "columns": [
-                        _column(declared, shown)
-                        for declared in one.columns
-                        if table[declared.name].null_count < table.num_rows
-                    ],
-                }
-            )
-    return shown_views
+    source = shlex.quote(run.recording.source)
+    return [
+        {
+            "id": one.name,
+            "title": one.title,
+            "doc": one.summary,
+            "about": one.doc,
+            "total": table.num_rows,
+            "command": f"chopper analyze {source} --view {one.name} --csv",
+            "columns": [
+                _column(declared, table.slice(0, MAX_ROWS))
+                for declared in one.columns
+                if table[declared.name].null_count < table.num_rows
+            ],
+        }
+        for one in in_sections()
+        for table in [views[one.name]]
+        if table.num_rows
+    ]
 
 
-def command(run: Attributed, name: str) -> str:
-    """Return the command line that prints all rows of a view."""
-    return f"chopper analyze {shlex.quote(run.recording.source)} --view {name} --csv"
-
-
-def _column(declared: Column, table: pa.Table) -> dict[str, Any]:
+def _column(declared: declarations.Column, table: pa.Table) -> dict[str, Any]:
     values = table[declared.name].to_pylist()
     column: dict[str, Any] = {
         "label": fmt.heading(declared.name),

@@ -107,7 +107,7 @@ def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) 
     """Print a view; JSON and CSV hold all rows unless told, text the first 20."""
     table = view(attribution, name)
     if kind == "text":
-        from chopper.reports import view as report
+        from chopper.reports import details as report
 
         print_page(report.page(VIEWS[name], table, top=top))
         return

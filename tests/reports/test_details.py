@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from chopper import wording as fmt
 from chopper.cli import cli
 from chopper.reports import details, to_text
-from chopper.reports import view as report
 from chopper.views import VIEWS, in_sections, view, views
 from tests.reports.make import GEMM, HOSTILE, Shape, make
 
@@ -62,14 +61,14 @@ def test_columns_without_a_value_are_left_out() -> None:
 def test_a_view_fits_the_terminal(name: str, width: int) -> None:
     hostile = make(Shape(hostile=True))
     table = view(hostile, name)
-    shown = to_text.render(report.page(VIEWS[name], table), width=width)
+    shown = to_text.render(details.page(VIEWS[name], table), width=width)
     assert max(map(len, shown.splitlines())) <= width
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown)
 
 
 def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
     shown = to_text.render(
-        report.page(VIEWS["kernels"], view(EXACT, "kernels")), width=80
+        details.page(VIEWS["kernels"], view(EXACT, "kernels")), width=80
     ).splitlines()
     header = next(line for line in shown if line.startswith("kernel"))
     end = header.index("time") + len("time")
@@ -79,7 +78,7 @@ def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
 
 
 def test_an_empty_view_says_why() -> None:
-    shown = to_text.render(report.page(VIEWS["cpu_use"], VIEWS["cpu_use"].empty()))
+    shown = to_text.render(details.page(VIEWS["cpu_use"], VIEWS["cpu_use"].empty()))
     assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
 
 
@@ -95,7 +94,7 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
         *(ENERGY_ROW | {"source": f"device {i}", "reason": reason} for i in range(2, 8)),
     ]
     table = pa.Table.from_pylist(rows, schema=VIEWS["energy"].arrow)
-    shown = " ".join(to_text.render(report.page(VIEWS["energy"], table), width=80).split())
+    shown = " ".join(to_text.render(details.page(VIEWS["energy"], table), width=80).split())
     told = (
         f"- run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
         f"ranks 0 and 3 more: {reason}"
@@ -103,20 +102,20 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
     assert told in shown
     assert "- phase, device 1, ranks 0, forward: why" in shown
     assert "unknown in every row: energy per step, energy per token," in shown
-    assert to_text.render(report.page(VIEWS["energy"], table.slice(0, 1))).count("- run") == 0
+    assert to_text.render(details.page(VIEWS["energy"], table.slice(0, 1))).count("- run") == 0
 
 
 def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
     row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
     row |= {"source": "reasons", "start_ns": 1}
     table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].arrow)
-    shown = to_text.render(report.page(VIEWS["throttle_episodes"], table)).splitlines()
+    shown = to_text.render(details.page(VIEWS["throttle_episodes"], table)).splitlines()
     assert any(line.startswith("rank  reason ") for line in shown)
 
 
 def test_top_limits_the_rows_of_a_view() -> None:
     table = view(EXACT, "kernels")
-    shown = to_text.render(report.page(VIEWS["kernels"], table, top=2))
+    shown = to_text.render(details.page(VIEWS["kernels"], table, top=2))
     assert f"{table.num_rows - 2} more rows (--top N)" in shown
 
 
@@ -124,7 +123,7 @@ def test_a_row_of_nulls_is_shown() -> None:
     row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].columns}
     row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
     table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].arrow)
-    assert "theoretical" in to_text.render(report.page(VIEWS["utilization"], table))
+    assert "theoretical" in to_text.render(details.page(VIEWS["utilization"], table))
 
 
 def test_help_lists_every_view_in_one_line_each() -> None:
