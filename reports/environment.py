@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,30 +52,26 @@ def section(run: Attributed) -> Section:
 
 
 def _facts(run: RunManifest) -> list[Fact]:
-    facts = [Fact(label="Run", value=run.name)]
-    if run.command:
-        facts.append(Fact(label="Command", value=shlex.join(run.command), code=True))
-    world = sorted({p.world_size for p in run.ranks if p.world_size})
-    texts: list[tuple[str, str]] = [("Workload", run.workload or "")]
-    if run.created_ns:
-        moment = dt.datetime.fromtimestamp(run.created_ns / 1e9, tz=dt.UTC)
-        texts.append(("Recorded", moment.strftime("%Y-%m-%d %H:%M:%S UTC")))
-    texts += [
+    ranks = run.ranks
+    moment = dt.datetime.fromtimestamp((run.created_ns or 0) / 1e9, tz=dt.UTC)
+    keys = dict.fromkeys(key for part in ranks for key in part.environment)
+    traces = [Path(t).name for p in ranks for t in p.traces] if run.kind == "imported" else []
+    texts = [
+        ("Run", run.name),
+        ("Command", shlex.join(run.command or ())),
+        ("Workload", run.workload),
+        ("Recorded", moment.strftime("%Y-%m-%d %H:%M:%S UTC") if run.created_ns else ""),
         ("Exit code", "" if run.exit_code is None else str(run.exit_code)),
-        ("World size", ", ".join(map(str, world))),
-        ("Hosts", _few([p.hostname for p in run.ranks])),
-        ("Backend", _few([p.backend for p in run.ranks])),
-        ("Steps found by", _few([p.steps_source for p in run.ranks])),
-        ("Recorded by chopper", _few([p.chopper_version for p in run.ranks])),
-        *_devices(run),
+        ("World size", ", ".join(map(str, sorted({p.world_size for p in ranks if p.world_size})))),
+        ("Hosts", _few([p.hostname for p in ranks])),
+        ("Backend", _few([p.backend for p in ranks])),
+        ("Steps found by", _few([p.steps_source for p in ranks])),
+        ("Recorded by chopper", _few([p.chopper_version for p in ranks])),
+        *(("Device", text if n == 1 else f"{n} × {text}") for text, n in _devices(run).items()),
+        *((_LABELS.get(k, k), _few([p.environment.get(k) for p in ranks])) for k in keys),
+        ("Traces", _few(traces)),
     ]
-    keys = dict.fromkeys(key for part in run.ranks for key in part.environment)
-    for key in keys:
-        values = [p.environment[key] for p in run.ranks if key in p.environment]
-        texts.append((_LABELS.get(key, key), _few(values)))
-    if run.kind == "imported":
-        texts.append(("Traces", _few([Path(t).name for p in run.ranks for t in p.traces])))
-    return facts + [Fact(label=label, value=value) for label, value in texts if value]
+    return [Fact(label=label, value=text, code=label == "Command") for label, text in texts if text]
 
 
 def _few(values: Sequence[str | None], limit: int = 4) -> str:
@@ -84,20 +81,23 @@ def _few(values: Sequence[str | None], limit: int = 4) -> str:
     return ", ".join(distinct[:limit]) + more
 
 
-def _devices(run: RunManifest) -> list[tuple[str, str]]:
-    counted: dict[str, int] = {}
-    for part in run.ranks:
-        for device in part.devices:
-            if part.device_id is not None and device.device_id != part.device_id:
-                continue
-            words = [device.name or "unknown device"]
-            if device.memory_bytes:
-                words.append(fmt.bytes_(device.memory_bytes))
-            if device.multiprocessor_count:
-                words.append(fmt.plural(device.multiprocessor_count, "multiprocessor"))
-            text = ", ".join(words)
-            counted[text] = counted.get(text, 0) + 1
-    return [("Device", text if n == 1 else f"{n} × {text}") for text, n in counted.items()]
+def _devices(run: RunManifest) -> Counter[str]:
+    return Counter(
+        ", ".join(
+            [
+                device.name or "unknown device",
+                *([fmt.bytes_(device.memory_bytes)] if device.memory_bytes else []),
+                *(
+                    [fmt.plural(device.multiprocessor_count, "multiprocessor")]
+                    if device.multiprocessor_count
+                    else []
+                ),
+            ]
+        )
+        for part in run.ranks
+        for device in part.devices
+        if part.device_id in (None, device.device_id)
+    )
 
 
 def _collectors(run: RunManifest) -> Table:
@@ -160,7 +160,7 @@ def _pair(low: int | None, high: int | None) -> str:
 def _overhead(run: Attributed) -> Table:
     rows = []
     step = run.step_time()
-    for part in run.recording.manifest.ranks:
+    for part in run.recording.manifest.ranks[:_MAX_RANKS]:
         cost = part.overhead
         if cost is None:
             continue
@@ -173,11 +173,6 @@ def _overhead(run: Attributed) -> Table:
             change = f"{100 * (traced_ns / untraced_ns - 1):+.1f} %".replace("-", "−")
         times = (cost.setup_ns, cost.per_step_ns, cost.export_ns, traced_ns, untraced_ns)
         rows.append((str(part.rank), *map(fmt.duration, times), change))
-    return Table(
-        title="Chopper's own overhead",
-        columns=(
-            *("Rank", "Set-up", "In each step", "Writing the trace"),
-            *("Traced step", "Untraced step", "Tracing costs"),
-        ),
-        rows=rows[:_MAX_RANKS],
-    )
+    columns = ("Rank", "Set-up", "In each step", "Writing the trace")
+    steps = ("Traced step", "Untraced step", "Tracing costs")
+    return Table(title="Chopper's own overhead", columns=(*columns, *steps), rows=rows)

@@ -64,8 +64,7 @@ def _headline(prediction: WhatIf) -> str:
     if not prediction.changes:
         return f"{observed}; replayed unchanged, {predicted}."
     if prediction.predicted_ci95_ns is not None:
-        low, high = prediction.predicted_ci95_ns
-        predicted += f" ({fmt.duration(low)} – {fmt.duration(high)})"
+        predicted += f" ({fmt.interval(prediction.predicted_ci95_ns)})"
     saved = prediction.saved_ratio
     change = "no change"
     if abs(saved) >= 0.0005:
@@ -75,15 +74,14 @@ def _headline(prediction: WhatIf) -> str:
 
 def _details(prediction: WhatIf) -> list[str]:
     lines = []
+    unit, following = _unit(prediction), prediction.next_bottleneck
     if prediction.changes and prediction.saved_ci95_ns is not None:
-        unit = _unit(prediction)
         saved = prediction.observed_step_ns - prediction.predicted_step_ns
-        low, high = map(fmt.duration, prediction.saved_ci95_ns)
         lines.append(
-            f"Saved per {unit}: {fmt.duration(saved)}, 95 % interval over {unit}s {low} – {high}."
+            f"Saved per {unit}: {fmt.duration(saved)}, 95 % interval over {unit}s "
+            f"{fmt.interval(prediction.saved_ci95_ns)}."
         )
-    if prediction.changes and prediction.next_bottleneck is not None:
-        following = prediction.next_bottleneck
+    if prediction.changes and following is not None:
         lines.append(
             f"Next bottleneck: {CAUSES[following.id].label} ({following.id}), "
             f"{fmt.ratio(following.share_ratio)} of what is left."
@@ -120,26 +118,24 @@ def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> 
     leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
     same = {(row.time_ns, row.parent) for row in leaves}
-    known = {row.id: saving[row.id].time_ns for row in leaves}
-    rows = [r for r in leaves if known[r.id] is not None and (r.time_ns, r.id) not in same]
-    rows.sort(key=lambda row: -(known[row.id] or 0))
+    known = [
+        (row, saved_ns)
+        for row in leaves
+        if (saved_ns := saving[row.id].time_ns) is not None and (row.time_ns, row.id) not in same
+    ]
+    known.sort(key=lambda pair: -pair[1])
+    cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
     table = Table(
-        columns=(
-            Column("Cause", wide=True),
-            Column("--fix", kind="id"),
-            "Time",
-            "Recoverable",
-            "Of the step",
-        ),
+        columns=(cause, fix, "Time", "Recoverable", "Of the step"),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
                 Cell(text=row.id, code=True),
                 fmt.duration(row.time_ns / windows),
-                fmt.duration((known[row.id] or 0) / windows),
-                fmt.ratio((known[row.id] or 0) / (attribution.observed_ns or 1)),
+                fmt.duration(saved_ns / windows),
+                fmt.ratio(saved_ns / (attribution.observed_ns or 1)),
             )
-            for row in rows[:_RECOVERABLE_ROWS]
+            for row, saved_ns in known[:_RECOVERABLE_ROWS]
         ],
         note="Recoverable: predicted saving if only this cause were removed. Savings overlap, so "
         "they do not add up.",
