@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -16,6 +16,7 @@ from chopper.analyzers.trace.samples import (
     working_tids,
 )
 from chopper.attribution import FIRST, StepTime
+from chopper.claims import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
 from chopper.views import view
@@ -43,36 +44,30 @@ _OUTSIDE_RATIO = 0.2
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
-def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
-    """Return findings on clock offsets (rank → offset, and to whose) taken out of ranks' times."""
-    return [
-        Finding(
-            code="run.clock_offset",
-            severity="info",
-            rank=rank,
-            message=f"its clock is {abs(offset) / 1e3:.0f} µs "
-            f"{'ahead of' if offset > 0 else 'behind'} rank {other}'s, by when they leave "
-            "collectives: corrected before waiting was counted",
-        )
-        for rank, (offset, other) in offsets_ns.items()
-        if abs(offset) >= _CLOCK_OFFSET_SAID_NS
-    ]
+def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> Iterator[Finding]:
+    """Findings on the clock offsets that were taken out of the ranks' times.
+
+    Args:
+        offsets_ns: rank → how far its clock is ahead, and of whose.
+    """
+    for rank, (offset, other) in offsets_ns.items():
+        if abs(offset) >= _CLOCK_OFFSET_SAID_NS:
+            side = "ahead of" if offset > 0 else "behind"
+            us = abs(offset) / 1e3
+            yield finding("run.clock_offset", rank=rank, offset_us=us, side=side, other=other)
 
 
-def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
+def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
     """Groups whose sequence numbers were not used, because their ranks do not count alike."""
-    return [
-        Finding(
-            code="communication.numbers_differ",
-            severity="warning",
+    for group in next((m.misnumbered for m in matched.values()), ()):
+        yield finding(
+            "communication.numbers_differ",
             count=group.differing_count,
-            message=f"group {group.group or '(unnamed)'} of {group.size} ranks: ranks "
-            f"{group.ranks[0]} and {group.ranks[1]} mean different collectives by "
-            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not "
-            "count alike, or are of different runs; matched by time instead",
+            group=group.group or "(unnamed)",
+            size=group.size,
+            ranks=group.ranks,
+            whole=group.compared_count,
         )
-        for group in next((m.misnumbered for m in matched.values()), ())
-    ]
 
 
 def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
@@ -94,52 +89,37 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
             msgspec.structs.replace(f, withholds=claim) if f.code in reasons else f
             for f in findings
         ]
-    message = (
-        f"{1 - matched_ratio:.0%} of the collectives' time could not be matched on all ranks of "
-        "their group: waiting for a straggler is not told from transfer there"
-    )
-    return [
-        *findings,
-        Finding(code="communication.unmatched", severity="info", message=message, withholds=claim),
-    ]
+    return [*findings, finding("communication.unmatched", share=1 - matched_ratio)]
 
 
-def of_samplers(manifest: RunManifest) -> list[Finding]:
+def of_samplers(manifest: RunManifest) -> Iterator[Finding]:
     """Holes that samplers left because they could not write as fast, and clocks that differ."""
-    findings = []
     for part in manifest.ranks:
         for report in part.collectors:
             dropped, read = report.dropped_count or 0, report.samples_count or 0
             if dropped:
                 share = dropped / (dropped + read)
-                findings.append(
-                    Finding(
-                        code="telemetry.dropped",
-                        severity="warning" if share > _DROPPED_RATIO else "info",
-                        rank=part.rank,
-                        count=dropped,
-                        message=f"{report.name}: {dropped} of {dropped + read} samples "
-                        f"({share:.1%}) were dropped: its telemetry has holes",
-                    )
+                yield finding(
+                    "telemetry.dropped",
+                    rank=part.rank,
+                    count=dropped,
+                    severity="warning" if share > _DROPPED_RATIO else None,
+                    name=report.name,
+                    whole=dropped + read,
+                    share=share,
                 )
             apart_ns = report.clock_alignment_error_ns or 0
             if apart_ns > _APART_NS:
-                findings.append(
-                    Finding(
-                        code="telemetry.clock_apart",
-                        severity="warning",
-                        rank=part.rank,
-                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that "
-                        "of the run's other recordings: what is joined to them in time is off by "
-                        "as much",
-                    )
+                yield finding(
+                    "telemetry.clock_apart",
+                    rank=part.rank,
+                    name=report.name,
+                    apart=duration(apart_ns),
                 )
-    return findings
 
 
-def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
+def of_cores(recording: Run, results: Iterable[RankResult]) -> Iterator[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
-    findings = []
     for result in results:
         rank, windows = result.rank, result.window
         if not windows.num_rows:
@@ -153,21 +133,11 @@ def of_cores(recording: Run, results: Iterable[RankResult]) -> list[Finding]:
                 if thread.tid in working and waited > ratio:
                     which, ratio = f"its thread {thread.name}", waited
         if ratio >= _CORE_WAIT_RATIO:
-            findings.append(
-                Finding(
-                    code="host.cores_taken",
-                    severity="warning",
-                    rank=rank,
-                    message=f"{which} waited for a core in {ratio:.0%} of the time: other "
-                    "programs, or more threads than cores, make what the host does take longer",
-                )
-            )
-    return findings
+            yield finding("host.cores_taken", rank=rank, thread=which, share=ratio)
 
 
-def of_steps(step: StepTime, known: Iterable[Finding]) -> list[Finding]:
+def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
     """Findings on what tracing added, kinds of steps not traced, and time after the last step."""
-    findings = []
     ratio, interval = step.tracing_ratio, step.tracing_ci95_ns
     if (
         step.untraced is not None
@@ -179,72 +149,58 @@ def of_steps(step: StepTime, known: Iterable[Finding]) -> list[Finding]:
         remedy = "--no-shapes, or with a longer window (--steps), to lower it"
         if any(f.code == "trace.no_shapes" for f in known):
             remedy = "a longer window (--steps) to see how much of it is noise"
-        findings.append(
-            Finding(
-                code="steps.slowed_by_tracing",
-                severity="warning",
-                message=f"tracing itself made the traced steps {ratio:.0%} longer "
-                f"({duration(step.traced_mean_ns)} instead of "
-                f"{duration(step.untraced.value_ns)}): what the host does is overstated by as "
-                f"much; record with {remedy}",
-            )
+        yield finding(
+            "steps.slowed_by_tracing",
+            share=ratio,
+            traced=duration(step.traced_mean_ns),
+            untraced=duration(step.untraced.value_ns),
+            remedy=remedy,
         )
     for kind in step.kinds if step.traced_mean_ns else ():
         if kind.traced_steps or kind.name == FIRST or kind.share_ratio < _KIND_RATIO:
             continue
         numbers = kind.steps
         last = numbers[-1] if len(numbers) < 3 else numbers[len(numbers) // 2]
-        named = f"{ranges(numbers[:20])}{' …' if len(numbers) > 20 else ''}"
-        findings.append(
-            Finding(
-                code="steps.not_traced",
-                severity="warning",
-                count=len(numbers),
-                message=f"{plural(len(numbers), 'step')} ({kind.name}: {named}) took "
-                f"{kind.share_ratio:.0%} of the time of all steps and none of them was traced: "
-                f"record with --steps {last}:{last + 1}",
-            )
+        yield finding(
+            "steps.not_traced",
+            count=len(numbers),
+            steps=plural(len(numbers), "step"),
+            kind=f"{kind.name}: {ranges(numbers[:20])}{' …' if len(numbers) > 20 else ''}",
+            share=kind.share_ratio,
+            window=f"{last}:{last + 1}",
         )
     outside = step.outside
-    if outside is not None:
-        own_ns = outside.recording_ns - outside.profiler_ns
-        if outside.after_ns >= _OUTSIDE_RATIO * own_ns > 0:
-            phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
-            findings.append(
-                Finding(
-                    code="run.outside_steps",
-                    severity="info",
-                    message=f"{duration(outside.after_ns)} of the program's {duration(own_ns)} "
-                    f"({outside.after_ns / own_ns:.0%}) come after the last step"
-                    + (f" (of them {', '.join(phases)})" if phases else "")
-                    + f"; the {duration(outside.profiler_ns)} in which chopper started, wrote "
-                    "traces and ended are not counted",
-                )
-            )
-    return findings
+    own_ns = outside.recording_ns - outside.profiler_ns if outside is not None else 0
+    if outside is not None and outside.after_ns >= _OUTSIDE_RATIO * own_ns > 0:
+        phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
+        yield finding(
+            "run.outside_steps",
+            after=duration(outside.after_ns),
+            whole=duration(own_ns),
+            share=outside.after_ns / own_ns,
+            phases=f" (of them {', '.join(phases)})" if phases else "",
+            own=duration(outside.profiler_ns),
+        )
 
 
-def of_utilization(run: Attributed) -> list[Finding]:
+def of_utilization(run: Attributed) -> Iterator[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
     rows = view(run, "utilization").to_pylist() if run.ceilings else []
-    ranks = [r for r in rows if r["rank"] is not None] or rows
-    return [
-        Finding(
-            code="utilization.above_one",
-            severity="warning",
-            rank=run.ranks[0].rank if row["rank"] is None else row["rank"],
-            message=f"MFU and HFU of the {row['ceiling']} ceiling are {row['reason']}",
-        )
-        for row in ranks
-        if row["reason"] and row["reason"].startswith("withheld")
-    ]
+    for row in [r for r in rows if r["rank"] is not None] or rows:
+        if row["reason"] and row["reason"].startswith("withheld"):
+            yield finding(
+                "utilization.above_one",
+                rank=run.ranks[0].rank if row["rank"] is None else row["rank"],
+                ceiling=row["ceiling"],
+                reason=row["reason"],
+            )
 
 
 def gathered(findings: list[Finding]) -> list[Finding]:
     """Findings once each, most severe first; the same finding of many ranks becomes one."""
     grouped: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        grouped.setdefault((finding.code, finding.message), []).append(finding)
+    for one in findings:
+        grouped.setdefault((one.code, one.message), []).append(one)
     merged = []
     for (_, text), same in grouped.items():
         first = same[0]

@@ -142,7 +142,7 @@ def aggregate(
         work={rank: r.work for rank, r in results.items() if r.work is not None},
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
     ).of_kind()
-    findings += found.of_steps(run.step_time(), findings)
+    findings += [*found.of_steps(run.step_time(), findings)]
     findings = found.gathered([*findings, *found.of_utilization(run)])
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
@@ -215,7 +215,7 @@ def _findings(
     matched_ratio = _coverage(list(results.values())).get("collectives_matched_ratio")
     findings = found.of_matching(findings, matched_ratio)
     findings += found.of_samplers(recording.manifest)
-    return findings + found.of_cores(recording, results.values())
+    return [*findings, *found.of_cores(recording, results.values())]
 
 
 def _stacked(tables: list[pa.Table]) -> pa.Table:

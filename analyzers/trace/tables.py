@@ -20,21 +20,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def _numbers(name: str) -> cached_property[np.ndarray]:
+    """A column of whole numbers, -1 where there is none."""
+    return cached_property(lambda timed: ints(timed.table, name))
+
+
+def _texts(name: str) -> cached_property[tuple[np.ndarray, list[str]]]:
+    """Codes (int32) and values of a column."""
+    return cached_property(lambda timed: strings(timed.table, name, narrow=True))
+
+
 @dataclass
 class _Timed:
     """A table of named intervals as arrays."""
 
     table: pa.Table
 
-    @cached_property
-    def start_ns(self) -> np.ndarray:
-        """Starts, ascending."""
-        return ints(self.table, "start_ns")
-
-    @cached_property
-    def dur_ns(self) -> np.ndarray:
-        """Durations."""
-        return ints(self.table, "dur_ns")
+    start_ns = _numbers("start_ns")
+    """Starts, ascending."""
+    dur_ns = _numbers("dur_ns")
 
     @cached_property
     def end_ns(self) -> np.ndarray:
@@ -58,10 +62,7 @@ class _Timed:
 class HostSpans(_Timed):
     """The `host_span` table of one rank as arrays."""
 
-    @cached_property
-    def names(self) -> tuple[np.ndarray, list[str]]:
-        """Codes (int32) and values of the names."""
-        return strings(self.table, "name", narrow=True)
+    names = _texts("name")
 
     @cached_property
     def kinds(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
@@ -72,30 +73,12 @@ class HostSpans(_Timed):
         pairs = [(categories[d // len(values)], values[d % len(values)]) for d in distinct]
         return number.astype(np.int32), pairs
 
-    @cached_property
-    def sequence_id(self) -> np.ndarray:
-        """Autograd sequence numbers, -1 where none."""
-        return ints(self.table, "sequence_id")
-
-    @cached_property
-    def forward_tid(self) -> np.ndarray:
-        """Forward thread of backward nodes, -1 where none."""
-        return ints(self.table, "forward_tid")
-
-    @cached_property
-    def input_dims(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the recorded shapes."""
-        return strings(self.table, "input_dims", narrow=True)
-
-    @cached_property
-    def input_types(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the recorded data types."""
-        return strings(self.table, "input_types", narrow=True)
-
-    @cached_property
-    def concrete_inputs(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the recorded scalar inputs."""
-        return strings(self.table, "concrete_inputs", narrow=True)
+    sequence_id = _numbers("sequence_id")
+    forward_tid = _numbers("forward_tid")
+    """Forward thread of backward nodes, -1 where none."""
+    input_dims = _texts("input_dims")
+    input_types = _texts("input_types")
+    concrete_inputs = _texts("concrete_inputs")
 
     @cached_property
     def nesting(self) -> Nesting:
@@ -160,15 +143,8 @@ def _lanes(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
 class DeviceEvents(_Timed):
     """The `device_event` table of one rank as arrays."""
 
-    @cached_property
-    def stream_id(self) -> np.ndarray:
-        """Streams."""
-        return ints(self.table, "stream_id")
-
-    @cached_property
-    def device_id(self) -> np.ndarray:
-        """Devices."""
-        return ints(self.table, "device_id")
+    stream_id = _numbers("stream_id")
+    device_id = _numbers("device_id")
 
     @cached_property
     def stream_key(self) -> np.ndarray:
