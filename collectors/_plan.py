@@ -399,7 +399,7 @@ class Background:
             period_ns,
             ring_records(period_ns),
             len(self._schema) - 4,
-            tuple((_signed(code), kind) for code, kind in plan.outcomes.items()),
+            tuple((c_int(code).value, loss) for code, loss in plan.outcomes.items()),
             plan.keep_empty,
             tuple(
                 (d.id, -1 if d.uuid is None else code, d.calls, d.columns)
@@ -428,7 +428,3 @@ class Background:
     def totals(self) -> tuple[list[DeviceTotals], dict[int, int], dict[int, int], int]:
         devices, jitter, cost, ticks = self._loop.statistics()
         return [DeviceTotals(*device) for device in devices], jitter, cost, ticks
-
-
-def _signed(code: int) -> int:
-    return code - (1 << 32) if code >= 1 << 31 else code

@@ -237,8 +237,7 @@ class PlannedSource(DeviceSource[_D, PlannedReader]):
             self._devices.append((device, reader))
         return rows
 
-    def _add(self, sink: Sink, device: _D, reader: PlannedReader, now_ns: int) -> None:
-        del now_ns
+    def _add(self, sink: Sink, device: _D, reader: PlannedReader, _now_ns: int) -> None:
         values = reader.read()
         if values is not None:
             sink.add(self.tables[0], device.index, device.uuid, *values)

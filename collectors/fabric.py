@@ -153,9 +153,8 @@ class PortSource(FileSource):
             if not any(column in port.files for port in self._ports):
                 self.absent[f"fabric_port.{column}"] = refused.get(column, "no port here counts it")
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         """One row per port that is still there."""
-        del now_ns
         for port in list(self._ports):
             try:
                 values = port.values()
@@ -293,9 +292,8 @@ class PauseSource:
         self._open[name] = (statistics, position)
         return True
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         """One row per interface and priority."""
-        del now_ns
         for name, (statistics, position) in list(self._open.items()):
             try:
                 values = statistics.read()

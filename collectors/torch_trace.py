@@ -161,8 +161,16 @@ class TorchTrace:
         if self._owner is not None and not _profiler_enabled():
             self.abandon()
             raise CaptureError("the trace was ended by another profiler in the program")
+        import torch
+        from torch.autograd.profiler import record_function
+
         with self._own():
-            self._stop_trace()
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                # gloo's threads close their spans some µs after they woke the one that waited.
+                time.sleep(_STRAGGLERS_S)
+            with record_function(_SENTINEL):
+                self._profiler.stop_trace()
+        self._held, self._profiler = self._profiler, None
         self._owner = None
 
     @contextlib.contextmanager
@@ -218,18 +226,6 @@ class TorchTrace:
             leave_without_destructors()
         if _abandoned:
             leave_without_destructors()
-
-    def _stop_trace(self) -> None:
-        import torch
-
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # gloo's threads close their spans some µs after they woke the one that waited.
-            time.sleep(_STRAGGLERS_S)
-        from torch.autograd.profiler import record_function
-
-        with record_function(_SENTINEL):
-            self._profiler.stop_trace()
-        self._held, self._profiler = self._profiler, None
 
     def drop(self) -> None:
         """Free what is held in memory, now.

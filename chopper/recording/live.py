@@ -41,6 +41,8 @@ class StreamTail:
 
     def poll(self) -> list[pa.RecordBatch]:
         """Batches that were written since the last call."""
+        import pyarrow as pa
+
         batches: list[pa.RecordBatch] = []
         try:
             if self.path.stat().st_ino != self._inode:
@@ -48,7 +50,13 @@ class StreamTail:
                 self.close()
                 self._read_count = 0
             if self._reader is None:
-                self._open()
+                self._file = self.path.open("rb")
+                self._inode = os.fstat(self._file.fileno()).st_ino
+                self._reader = pa.ipc.open_stream(self._file)
+                if not self._reader.schema.equals(TABLES[self.path.stem].arrow):
+                    raise DamagedStreamError("its header is damaged")
+                for _ in range(self._read_count):
+                    self._reader.read_next_batch()
             while True:
                 batch = self._reader.read_next_batch()
                 check_batch(batch)
@@ -60,17 +68,6 @@ class StreamTail:
             # The end of the file was being written: begin again at the next call.
             self.close()
             return batches
-
-    def _open(self) -> None:
-        import pyarrow as pa
-
-        self._file = self.path.open("rb")
-        self._inode = os.fstat(self._file.fileno()).st_ino
-        self._reader = pa.ipc.open_stream(self._file)
-        if not self._reader.schema.equals(TABLES[self.path.stem].arrow):
-            raise DamagedStreamError("its header is damaged")
-        for _ in range(self._read_count):
-            self._reader.read_next_batch()
 
     def close(self) -> None:
         """Close the file; the next poll goes on where this one ended."""

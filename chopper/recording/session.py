@@ -321,7 +321,15 @@ class Session:
                 status, error = ending(getattr(sys, "last_value", None))
             self._manifest.status = status
             self._manifest.error = error
-            self._close_parts(tracer=tracer)
+            closing_ns = time.time_ns()
+            self._safely(self._unwatch)
+            self._safely(self._leave_children)
+            self._safely(self._steps.finish)
+            if tracer:
+                self._safely(self._steps.windows.close)
+            self._collecting.stop()
+            self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
+            self._safely(self._close_files, closing_ns)
             self._closed = self._manifest.end_ns is not None and _active is self
             _active = None
             atexit.unregister(self.close)
@@ -338,17 +346,6 @@ class Session:
         except Exception as own:  # noqa: BLE001 - the profiler never changes the program
             self.recording = True
             self._give_up(exception_text(own))
-
-    def _close_parts(self, *, tracer: bool) -> None:
-        closing_ns = time.time_ns()
-        self._safely(self._unwatch)
-        self._safely(self._leave_children)
-        self._safely(self._steps.finish)
-        if tracer:
-            self._safely(self._steps.windows.close)
-        self._collecting.stop()
-        self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
-        self._safely(self._close_files, closing_ns)
 
     def _unwatch(self) -> None:
         self._optimizers.end()
@@ -372,7 +369,13 @@ class Session:
         self._steps.phases.close()
         environment.describe(manifest)
         manifest.calibration = environment.calibration(manifest)
-        self._check_rank()
+        now = environment.rank_info()
+        if now.known and (now.rank, now.world_size) != (self.info.rank, self.info.world_size):
+            self._part.note(
+                "run.rank_changed",
+                f"recorded as rank {self.info.rank}, but this is rank {now.rank} of "
+                f"{now.world_size}: enter chopper.profile after init_process_group, or set RANK",
+            )
         manifest.end_ns = time.time_ns()
         manifest.clock_anchors.append(environment.clock_anchor())
         manifest.steps_source = log.source
@@ -395,15 +398,6 @@ class Session:
         if self.info.rank == 0 and self._closed and not claim.launched():
             with contextlib.suppress(Exception):  # the profiler never changes the program
                 messages.announce(self.path, self._manifest)
-
-    def _check_rank(self) -> None:
-        now = environment.rank_info()
-        if now.known and (now.rank, now.world_size) != (self.info.rank, self.info.world_size):
-            self._part.note(
-                "run.rank_changed",
-                f"recorded as rank {self.info.rank}, but this is rank {now.rank} of "
-                f"{now.world_size}: enter chopper.profile after init_process_group, or set RANK",
-            )
 
     def _give_up(self, reason: str) -> None:
         """Stop recording for good; the program goes on."""

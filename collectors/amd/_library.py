@@ -104,7 +104,10 @@ def devices(wrapper: Any) -> list[AmdDevice]:
     try:
         handles = interface.amdsmi_get_processor_handles()
     except interface.AmdSmiException as exc:
-        raise CollectorUnavailable(ERRORS.explain(_code_of(exc))[1]) from exc
+        code = exc.get_error_code() if hasattr(exc, "get_error_code") else None
+        raise CollectorUnavailable(
+            ERRORS.explain(0xFFFFFFFF if code is None else int(code))[1]
+        ) from exc
     listed = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
     if not listed:
         raise CollectorUnavailable("amdsmi finds no device")
@@ -132,11 +135,6 @@ def _visible(visible: list[AmdDevice]) -> list[AmdDevice]:
 
 def _named(listed: list[AmdDevice], uuid: str) -> list[AmdDevice]:
     return [device for device in listed if device.uuid == uuid]  # parts of one may share it
-
-
-def _code_of(exc: Exception) -> int:
-    code = exc.get_error_code() if hasattr(exc, "get_error_code") else None
-    return int(code) if code is not None else 0xFFFFFFFF
 
 
 def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevice:

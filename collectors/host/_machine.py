@@ -32,8 +32,7 @@ class CoreSource(FileSource):
         if any(len(ticks) < 8 for ticks in self._last.values()):
             self.absent["cpu_core.steal_ratio"] = f"{file.path} has no steal column"
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         ticks = _core_ticks(self._file.read())
         for core, now in ticks.items():
             before = self._last.get(core)
@@ -110,21 +109,11 @@ class MachineSource(FileSource):
             self.absent[f"host.{column}"] = str(exc)
             return None
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
-        throttled_ns, throttled_count = self._throttled()
-        sink.add(
-            "host",
-            self._available_bytes(),
-            *map(_stalled_ns, self._pressure),
-            throttled_ns,
-            throttled_count,
-        )
-
-    def _available_bytes(self) -> int | None:
-        text = content(self._meminfo)
-        line = re.search(rb"^MemAvailable:\s+(\S+) kB", text, re.MULTILINE)
-        return counted(line[1], 1024) if line else None
+    def sample(self, sink: Sink, _now_ns: int) -> None:
+        line = re.search(rb"^MemAvailable:\s+(\S+) kB", content(self._meminfo), re.MULTILINE)
+        available_bytes = counted(line[1], 1024) if line else None
+        stalled_ns = map(_stalled_ns, self._pressure)
+        sink.add("host", available_bytes, *stalled_ns, *self._throttled())
 
     def _throttled(self) -> tuple[int | None, int | None]:
         """Summed over this cgroup and those above it: any of them may hold the job back."""
@@ -215,8 +204,7 @@ class NicSource(FileSource):
     def open(self) -> None:
         self._file = self.keep("proc/self/net/dev")
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         carried = {}
         for line in self._file.read().splitlines()[2:]:
             name, _, rest = line.rpartition(b":")

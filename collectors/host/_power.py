@@ -46,8 +46,7 @@ class CoreClockSource(FileSource):
                 f"{len(cores) - _CORES_LIMIT} of {len(cores)} cores left out"
             )
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         for core, file in self._files.items():
             try:
                 clock_hz = counted(file.read(), 1000)
@@ -115,8 +114,7 @@ class CycleSource(FileSource):
             return None
         return int(text) * 1000 if text.isdigit() else None
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         for core, file in self._files.items():
             try:
                 now = _registers(file)
@@ -210,8 +208,7 @@ class RaplSource(FileSource):
         if reasons:
             self.absent["host_energy"] = "; ".join(dict.fromkeys(reasons))
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        del now_ns
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         for domain in self._domains:
             with contextlib.suppress(OSError, ValueError):
                 sink.add("host_energy", domain.name, domain.joules())

@@ -330,8 +330,7 @@ class _AskedSource(DeviceSource[nvml.NvmlDevice, _Asked]):
         """Return the call that gives each column."""
         raise NotImplementedError
 
-    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, now_ns: int) -> None:
-        del now_ns
+    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, _now_ns: int) -> None:
         values = list(reader.read().values())
         if device.lost is None and any(value is not None for value in values):
             sink.add(self.tables[0], device.index, device.uuid, *values)
@@ -439,8 +438,7 @@ class BufferedSource(_AskedSource):
                 raise nvml.ReadingFailed(0, why)
         return fresh
 
-    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, now_ns: int) -> None:
-        del now_ns
+    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, _now_ns: int) -> None:
         for quantity, samples in reader.read().items():
             for time_us, value in samples or ():
                 row = (device.index, device.uuid, quantity, value)

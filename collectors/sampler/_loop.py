@@ -205,9 +205,8 @@ class BackgroundReader:
             status.notes["lost"] = "; ".join(dict.fromkeys(self.source.absent.values()))
         return status
 
-    def blocked(self, now_ns: int) -> dict[str, str]:
+    def blocked(self, _now_ns: int) -> dict[str, str]:
         """Return what does not answer now: ``table[device]`` → since when."""
-        del now_ns
         return self._blocked
 
     def stop(self) -> bool:
@@ -358,7 +357,14 @@ class Sampler:
                 self._write_status()
         except Exception as exc:  # noqa: BLE001 - raised where the result is asked for
             self._error = exc
-        self._close()
+        if not self._stuck:
+            # Shutting a library down waits for the call that does not return.
+            for source in self._sources:
+                source.close()
+        for writer in self._writers.values():
+            # On a full disk the stream keeps its open end, which readers understand.
+            with contextlib.suppress(OSError):
+                writer.close()
         self._ended.set()
 
     def _loop(self) -> tuple[Reader, Part] | None:
@@ -464,13 +470,3 @@ class Sampler:
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
         write_atomic(status_file(self._directory, status.collector), encode_json(status))
-
-    def _close(self) -> None:
-        if not self._stuck:
-            # Shutting a library down waits for the call that does not return.
-            for source in self._sources:
-                source.close()
-        for writer in self._writers.values():
-            # On a full disk the stream keeps its open end, which readers understand.
-            with contextlib.suppress(OSError):
-                writer.close()

@@ -85,12 +85,8 @@ class SamplerProcess:
             self._process.stdin.write(pack_message(self._config))
         except OSError as exc:
             raise CaptureError(f"the sampler process cannot be started ({exc})") from exc
-        self._await_ready(ready_timeout_s)
-
-    def _await_ready(self, timeout_s: float) -> None:
-        assert self._process is not None
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        readable, _, _ = select.select([self._process.stdout], [], [], ready_timeout_s)
         if not readable:
             return
         line = self._process.stdout.readline()
@@ -135,11 +131,14 @@ class SamplerProcess:
         status = self.status()
         if status is not None and status.state == "running":
             status.state = "failed"
+            code = process.returncode
+            killed = code is not None and code < 0
+            ended = f"signal {-code}" if killed else f"exit code {code}: {self._last_words()}"
             status.error = (
                 f"the sampler did not stop within {timeout_s:g} s and was killed"
                 + ("; it hangs in the kernel and was left" if left else "")
                 if forced
-                else f"the sampler process died ({self._how_it_ended()})"
+                else f"the sampler process died ({ended})"
             )
             status.error += "; what it had flushed is kept"
         self._stderr.close()
@@ -152,12 +151,6 @@ class SamplerProcess:
             return msgspec.json.decode(data, type=SamplerStatus)
         except (OSError, *JSON_ERRORS):
             return None
-
-    def _how_it_ended(self) -> str:
-        code = self._process.returncode if self._process is not None else None
-        if code is not None and code < 0:
-            return f"signal {-code}"
-        return f"exit code {code}: {self._last_words()}"
 
     def _last_words(self) -> str:
         self._stderr.seek(0)

@@ -199,9 +199,8 @@ class ClockSource:
         if self._clock.monotonic_raw_ns() is None:
             self.absent["clock.monotonic_raw_ns"] = "no CLOCK_MONOTONIC_RAW on this system"
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
+    def sample(self, sink: Sink, _now_ns: int) -> None:
         """Read the triple: the wall clock between two readings of the monotonic one."""
-        del now_ns
         clock = self._clock
         # The tightest of three: the first may have been interrupted.
         best: tuple[int, int, int] | None = None
