@@ -144,20 +144,16 @@ def cost(
         UsageError: anything beyond what is bought anywhere.
     """
     tariff = electricity_per_kwh
-    tariff = prices.electricity_per_kwh.value if tariff is None else tariff
+    if tariff is None:
+        tariff = prices.electricity_per_kwh.value
     pue = prices.pue_ratio.value if pue_ratio is None else pue_ratio
-    for name, value in (
-        ("price", price_per_hour.value),
-        ("tokens per second of a device", tokens_per_s),
-        ("devices", devices_count),
-        ("electricity", tariff),
-        ("PUE", pue),
-        ("tokens of a step", step_tokens_count),
-        ("tokens", run_tokens_count),
-        ("power", power_w),
-    ):
+    given = (
+        *(price_per_hour.value, tokens_per_s, devices_count, tariff, pue),
+        *(step_tokens_count, run_tokens_count, power_w),
+    )
+    for (name, limits), value in zip(_RANGES.items(), given, strict=True):
         if value is not None:
-            between(value, *_RANGES[name], name)
+            between(value, *limits, name)
     million = per_million_tokens(price_per_hour.value, tokens_per_s)
     energy = power_w * pue / tokens_per_s if power_w is not None else None
     kwh = energy * 1e6 / _J_PER_KWH if energy is not None else None
@@ -201,9 +197,7 @@ def compare(
     other_flop_per_s: float | None,
 ) -> Against:
     """A second device beside the first, at the same tokens per FLOP of peak."""
-    ratio = None
-    if flop_per_s and other_flop_per_s:
-        ratio = other_flop_per_s / flop_per_s
+    ratio = other_flop_per_s / flop_per_s if flop_per_s and other_flop_per_s else None
     return Against(
         device=device,
         price_per_device_hour=other_price.value,

@@ -6,8 +6,6 @@ parameter.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from chopper.analyzers.estimates import assumed
 from chopper.errors import UsageError
 from chopper.quantities import positive
@@ -43,16 +41,12 @@ def zero_states_bytes(
     """
     positive(parameters_count, "parameters")
     positive(ranks_count, "ranks")
-    psi, n, k = parameters_count, ranks_count, optimizer_bytes
-    by_stage = {
-        0: (4 + k) * psi,
-        1: 4 * psi + k * psi / n,
-        2: 2 * psi + (2 + k) * psi / n,
-        3: (4 + k) * psi / n,
-    }
-    if stage not in by_stage:
+    if stage not in range(4):
         raise UsageError(f"ZeRO stage {stage!r}: expected 0, 1, 2 or 3")
-    return by_stage[stage]
+    # The optimizer's states are shared from stage 1 on, gradients from 2 on, weights from 3 on.
+    whole = sum(size for first, size in ((1, optimizer_bytes), (2, 2), (3, 2)) if stage < first)
+    everything = 4 + optimizer_bytes
+    return whole * parameters_count + (everything - whole) * parameters_count / ranks_count
 
 
 def deepspeed_zero2_bytes(
@@ -74,9 +68,11 @@ def deepspeed_zero3_bytes(
     largest_layer_count: int,
     gpus_count: int,
     *,
-    offload: Literal["none", "optimizer", "parameters"] = "none",
+    offload: str = "none",
 ) -> tuple[float, float]:
     """DeepSpeed's estimate for stage 3, as its ``estimate_zero3_model_states_mem_needs``.
+
+    `offload` is "none", "optimizer" or "parameters".
 
     Returns:
         Bytes per GPU, and of host memory of one node.

@@ -50,15 +50,13 @@ def loss(
         # torch's distributed/_functional_collectives.py.
         ledger.spike("logits", -(-size // tp) * e + size * e)
     if parallel:
-        softmax = _parallel_log_softmax(
-            ledger, logits, size, element_bytes=e, wide=wide, keeps_logits=of.keeps_logits
-        )
+        keeps = of.keeps_logits
+        softmax = _parallel_log_softmax(ledger, logits, size, e, wide=wide, keeps_logits=keeps)
     elif wide:
         copy = ledger.take("logits", size * 4)
         if not of.keeps_logits:
             ledger.drop(logits)
-        softmax = ledger.take("logits", size * 4)
-        ledger.drop(copy)
+        softmax = ledger.turn(copy, "logits", size * 4)
     else:
         softmax = ledger.take("logits", size * e)
         if not of.keeps_logits:
@@ -72,13 +70,10 @@ def loss(
         of_logits = _parallel_backward(ledger, size * width)
     else:
         of_softmax = ledger.take("logits", size * width)
-        of_logits = ledger.take("logits", size * width)
-        ledger.drop(of_softmax)
+        of_logits = ledger.turn(of_softmax, "logits", size * width)
     ledger.drop(softmax)
     if wide:
-        narrow = ledger.take("logits", size * e)
-        ledger.drop(of_logits)
-        of_logits = narrow
+        of_logits = ledger.turn(of_logits, "logits", size * e)
     weight = ledger.take("parameters", gathered_bytes)
     gradient = ledger.take("temporary", t * a.width * e)
     of_head = ledger.take("gradients", share * a.width * gradient_bytes)
@@ -91,28 +86,19 @@ def loss(
 
 
 def _parallel_log_softmax(
-    ledger: Ledger,
-    logits: Buffer,
-    size: int,
-    *,
-    element_bytes: int,
-    wide: bool,
-    keeps_logits: bool,
+    ledger: Ledger, logits: Buffer, size: int, e: int, *, wide: bool, keeps_logits: bool
 ) -> Buffer:
     """Take log-softmax of this rank's logits in float32, as torch.distributed.tensor.parallel does.
 
     As `_log_softmax` of its loss.py: `shifted`, then its exponential, then `result`.
     """
-    e = element_bytes
     computed = [ledger.take("logits", size * 4)] if e < 4 else []
     shifted = ledger.take("logits", size * 4)
     ledger.spike("logits", size * 4)
     result = ledger.take("logits", size * 4)
     ledger.drop(shifted)
     if e < 4 and not wide:
-        narrow = ledger.take("logits", size * e)
-        ledger.drop(result)
-        result = narrow
+        result = ledger.turn(result, "logits", size * e)
     for copy in computed:
         ledger.drop(copy)
     if not keeps_logits:
@@ -128,9 +114,7 @@ def _parallel_backward(ledger: Ledger, size_bytes: int) -> Buffer:
     """
     grad_input = ledger.take("logits", size_bytes)
     exponential = ledger.take("logits", size_bytes)
-    added = ledger.take("logits", size_bytes)
-    ledger.drop(exponential)
-    product = ledger.take("logits", size_bytes)
-    ledger.drop(added)
+    added = ledger.turn(exponential, "logits", size_bytes)
+    product = ledger.turn(added, "logits", size_bytes)
     ledger.drop(grad_input)
     return product

@@ -7,6 +7,7 @@ them are whole, sharded, gathered for a while, or on the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -139,13 +140,13 @@ def memory(training: Training) -> Memory:
     )
 
 
-_MOST = 2**24
+_MOST, _MOST_LAYERS = 2**24, 1000
 
 
 def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architecture]) -> Fit:
     """The largest batch, sequence and model that stay within a capacity.
 
-    Each is searched with everything else as given, by doubling and halving.
+    Each is searched with everything else as given.
     """
 
     def fits(**changed: object) -> bool:
@@ -154,34 +155,25 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
         except UsageError:
             return False
 
-    def most(of: str, step: int) -> int | None:
-        if not fits(**{of: step}):
-            return None
-        low = 1
-        while low * step < _MOST and fits(**{of: 2 * low * step}):
-            low *= 2
-        high = 2 * low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(**{of: middle * step}) else (low, middle)
-        return low * step
-
-    a = training.architecture
+    def most(limit: int, change: Callable[[int], dict[str, object]]) -> int:
+        """The most that fits, bit by bit; 0 for none."""
+        count = 0
+        for bit in (2**i for i in reversed(range(limit.bit_length()))):
+            if count + bit <= limit and fits(**change(count + bit)):
+                count += bit
+        return count
 
     def deep(layers: int) -> Architecture:
-        return msgspec.structs.replace(a, layers_count=layers)
+        return msgspec.structs.replace(training.architecture, layers_count=layers)
 
-    layers = 0
-    for bit in (2**i for i in range(9, -1, -1)):
-        if layers + bit <= 1000 and fits(architecture=deep(layers + bit)):
-            layers += bit
+    layers = most(_MOST_LAYERS, lambda n: {"architecture": deep(n)})
     models = sorted(catalogue.values(), key=lambda m: m.parameters_count, reverse=True)
     largest = next((m.name for m in models if fits(architecture=m)), None)
     return Fit(
         capacity_bytes=capacity_bytes,
         fits=fits(),
-        largest_batch_count=most("batch_count", 1),
-        largest_sequence_count=most("sequence_count", 64),
+        largest_batch_count=most(_MOST, lambda n: {"batch_count": n}) or None,
+        largest_sequence_count=64 * most(_MOST // 64, lambda n: {"sequence_count": 64 * n}) or None,
         largest_model=largest,
         largest_parameters_count=deep(layers).parameters_count if layers else None,
     )

@@ -13,10 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from chopper.analyzers.estimates import Estimate, assumed
-from chopper.analyzers.estimates.formulas import (
-    deepspeed_zero2_bytes,
-    deepspeed_zero3_bytes,
-)
+from chopper.analyzers.estimates.formulas import deepspeed_zero2_bytes, deepspeed_zero3_bytes
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.training import Training
 from chopper.errors import UsageError
@@ -172,8 +169,8 @@ def offload(
 
 
 def _check(machine: Machine, batch_count: int, sequence_count: int, ranks_count: int) -> None:
-    for name, value in (("batch", batch_count), ("sequence", sequence_count)):
-        positive(value, name)
+    positive(batch_count, "batch")
+    positive(sequence_count, "sequence")
     between(ranks_count, 1, _MOST_RANKS, "ranks in a node")
     positive(machine.memory_bytes_per_s, "memory bandwidth")
     for name, rate in (
@@ -200,80 +197,43 @@ def _variants(
     up_s = 2 * part / machine.to_device_bytes_per_s
     device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
     host_s = ADAM_BYTES * part / machine.host_bytes_per_s
-    computed = forward_s, backward_s
-    streamed = forward_s, max(backward_s, down_s)
-    fetched = max(forward_s, up_s), max(backward_s, up_s, down_s)
-    rows = (
-        (
-            "stage 2, all on the device",
-            *(computed, device_s, 0.0, 0),
-            deepspeed_zero2_bytes(count, n, offload=False),
-        ),
-        (
-            "stage 2, optimizer on the host",
-            *(streamed, host_s, up_s, 4 * part),
-            deepspeed_zero2_bytes(count, n, offload=True),
-        ),
-        (
-            "stage 3, all on the device",
-            *(computed, device_s, 0.0, 0),
-            deepspeed_zero3_bytes(count, largest, n),
-        ),
-        (
-            "stage 3, optimizer on the host",
-            *(streamed, host_s, up_s, 4 * part),
-            deepspeed_zero3_bytes(count, largest, n, offload="optimizer"),
-        ),
-        (
-            "stage 3, optimizer and parameters on the host",
-            *(fetched, host_s, 0.0, 6 * part),
-            deepspeed_zero3_bytes(count, largest, n, offload="parameters"),
-        ),
+    # Forward, backward, update, return of weights; and bytes that cross the link.
+    stays = forward_s, backward_s, device_s, 0.0, 0
+    streamed = forward_s, max(backward_s, down_s), host_s, up_s, 4 * part
+    passes_s = max(forward_s, up_s), max(backward_s, up_s, down_s)
+    fetched = *passes_s, host_s, 0.0, 6 * part
+    on_device, optimizer_off, all_off = (
+        deepspeed_zero3_bytes(count, largest, n, offload=what)
+        for what in ("none", "optimizer", "parameters")
     )
-    return tuple(
-        _variant(
-            name=name,
-            times_s=(*passes, update_s),
-            returning_s=returning_s,
-            waited_s=sum(passes) - sum(computed) + returning_s,
-            link_bytes=link_bytes,
-            sizes=sizes,
-            parameters_count=count,
-            machine=machine,
+    variants = []
+    for name, times, sizes in (
+        ("stage 2, all on the device", stays, deepspeed_zero2_bytes(count, n, offload=False)),
+        ("stage 2, optimizer on the host", streamed, deepspeed_zero2_bytes(count, n, offload=True)),
+        ("stage 3, all on the device", stays, on_device),
+        ("stage 3, optimizer on the host", streamed, optimizer_off),
+        ("stage 3, optimizer and parameters on the host", fetched, all_off),
+    ):
+        forward, backward, update, returning, link_bytes = times
+        rooms = [(sizes[0], machine.memory_bytes)]
+        if machine.host_memory_bytes is not None and sizes[1]:
+            rooms.append((sizes[1], machine.host_memory_bytes))
+        variants.append(
+            Variant(
+                name=name,
+                step_s=forward + backward + update + returning,
+                forward_s=forward,
+                backward_s=backward,
+                optimizer_s=update,
+                exposed_transfer_s=(forward + backward) - (forward_s + backward_s) + returning,
+                link_bytes=int(link_bytes),
+                device_bytes=sizes[0],
+                host_bytes=sizes[1],
+                fits=all(size <= room for size, room in rooms),
+                largest_parameters_count=int(min(room / (size / count) for size, room in rooms)),
+            )
         )
-        for name, passes, update_s, returning_s, link_bytes, sizes in rows
-    )
-
-
-def _variant(
-    *,
-    name: str,
-    times_s: tuple[float, float, float],
-    returning_s: float,
-    waited_s: float,
-    link_bytes: float,
-    sizes: tuple[float, float],
-    parameters_count: int,
-    machine: Machine,
-) -> Variant:
-    """Return a variant of states of these sizes on the device and the host."""
-    forward, backward, optimizer = times_s
-    rooms = [(sizes[0], machine.memory_bytes)]
-    if machine.host_memory_bytes is not None and sizes[1]:
-        rooms.append((sizes[1], machine.host_memory_bytes))
-    return Variant(
-        name=name,
-        step_s=sum(times_s) + returning_s,
-        forward_s=forward,
-        backward_s=backward,
-        optimizer_s=optimizer,
-        exposed_transfer_s=waited_s,
-        link_bytes=int(link_bytes),
-        device_bytes=sizes[0],
-        host_bytes=sizes[1],
-        fits=all(size <= room for size, room in rooms),
-        largest_parameters_count=int(min(room / (size / parameters_count) for size, room in rooms)),
-    )
+    return tuple(variants)
 
 
 def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:

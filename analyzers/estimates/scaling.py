@@ -49,14 +49,6 @@ class Collective(Members, kw_only=True, frozen=True):
     size_bytes: int
 
 
-class LateWith(msgspec.Struct, kw_only=True, frozen=True):
-    """Shares of a late rank's extra time by kind; they sum to one."""
-
-    compute_ratio: float
-    idle_ratio: float
-    copy_ratio: float
-
-
 class Waits(msgspec.Struct, kw_only=True, frozen=True):
     """Waiting of the mean rank of a number of ranks, in a step."""
 
@@ -92,8 +84,9 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     collectives: tuple[Collective, ...]
     places: tuple[Place, ...] = ()
     """Places at which ranks waited for each other."""
-    late_with: LateWith | None = None
-    """Null: no rank is always late, or nothing tells with what."""
+    late_with: tuple[float, float, float] | None = None
+    """Shares of a late rank's extra time: compute, idle and copies; they sum to one. Null: no rank
+    is always late, or nothing tells with what."""
 
 
 _NCCL = {
@@ -148,15 +141,9 @@ def waits(step: Step, ranks_count: int) -> Waits:
         drawn = place.waited_ns * _growth(len(place.late_ns), count)
         # Chance alone grows as much; by what it was measured to be it may come to a little more.
         differ += share * max(drawn, by_rank + by_chance)
-        quicker += share * place.quicker_ns(count)
-    if step.late_with is None:
-        quicker = 0.0
-    return Waits(
-        always_ns=always + quicker,
-        chance_ns=chance,
-        others_differ_ns=differ,
-        quicker_ns=quicker,
-    )
+        quicker += share * place.quicker_ns(count) if step.late_with else 0.0
+    always += quicker
+    return Waits(always_ns=always, chance_ns=chance, others_differ_ns=differ, quicker_ns=quicker)
 
 
 def _growth(recorded_count: int, ranks_count: int) -> float:
@@ -167,16 +154,14 @@ def _growth(recorded_count: int, ranks_count: int) -> float:
 
 def on_device(step: Step, compute_ratio: float) -> Step:
     """The step where compute takes so many times as long, and with it what it makes ranks wait."""
-    spread = step.compute_spread_ns * compute_ratio
-    waited = step.recorded_waiting_ns
-    longer = 1.0
+    waited, longer = step.recorded_waiting_ns, 1.0
     if waited:
         by_compute = min(waited, step.compute_spread_ns * expected_maximum(step.ranks_count))
         longer += by_compute / waited * (compute_ratio - 1)
     return msgspec.structs.replace(
         step,
         compute_ns=step.compute_ns * compute_ratio,
-        compute_spread_ns=spread,
+        compute_spread_ns=step.compute_spread_ns * compute_ratio,
         recorded_waiting_ns=None if waited is None else waited * longer,
         places=tuple(
             msgspec.structs.replace(
@@ -245,15 +230,12 @@ def at_scale(
 def _own(step: Step, quicker_ns: float) -> tuple[float, float, float]:
     """Compute, idle and copies of the mean rank, that has so much less to do."""
     own = step.compute_ns, step.idle_ns, step.copy_ns
-    of = step.late_with
-    if of is None:
-        return own
-    shares = of.compute_ratio, of.idle_ratio, of.copy_ratio
+    shares = step.late_with or (0.0, 0.0, 0.0)
     compute, idle, copy = (a - quicker_ns * r for a, r in zip(own, shares, strict=True))
     return compute, idle, copy
 
 
-def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> LateWith | None:
+def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> tuple[float, float, float] | None:
     """Return the work that ranks which wait less do longer: least squares through the mean.
 
     Args:
@@ -267,7 +249,7 @@ def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> LateWith | None:
     if not longer.any():
         return None
     compute, idle, copy = (longer / longer.sum()).tolist()
-    return LateWith(compute_ratio=compute, idle_ratio=idle, copy_ratio=copy)
+    return compute, idle, copy
 
 
 def recorded_step(attribution: Attributed) -> Step:
@@ -279,9 +261,8 @@ def recorded_step(attribution: Attributed) -> Step:
     pieces = attribution.pieces
     codes, causes = strings(pieces, "cause")
     kinds = "compute", "idle", "copy"
-    kind = np.array(
-        [kinds.index(t) if (t := c.split(".")[0]) in kinds else -1 for c in causes] + [-1]
-    )
+    # Null is the last.
+    kind = np.array([(*kinds, c.split(".")[0]).index(c.split(".")[0]) for c in causes] + [3])
     waiting = np.array([c == "communication.wait" for c in causes] + [False])
     rank = np.unique(ints(pieces, "rank"), return_inverse=True)[1]
     step, time = ints(pieces, "step_index"), ints(pieces, "time_ns")
@@ -312,7 +293,7 @@ def step_of(
     ranks_count: int,
     matched: pa.Table,
     waits_at: Sequence[Place] = (),
-    late: LateWith | None = None,
+    late: tuple[float, float, float] | None = None,
 ) -> Step:
     """Return the mean step of an attributed run, as far as scaling needs it.
 
@@ -330,8 +311,8 @@ def step_of(
     """
     per = 1 / (steps_count * ranks_count)
 
-    def under(prefix: str) -> float:
-        return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
+    def under(prefix: str) -> int:
+        return sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
 
     sized: dict[tuple[str, int, int | None, bool], float] = {}
     transfer = 0.0
@@ -352,18 +333,19 @@ def step_of(
             "training on two ranks or more"
         )
     spread = float(np.std(observed_steps)) if len(observed_steps) > 1 else 0.0
-    exposed = per * sum(
-        t
-        for c, t in causes_ns.items()
-        if c.startswith("communication.") and c != "communication.wait"
+    waited_ns = causes_ns.get("communication.wait", 0)
+    exposed = per * (under("communication") - waited_ns)
+    # Without either, nothing tells waiting from transfer.
+    told = waited_ns or any(
+        t for c, t in causes_ns.items() if c.startswith("communication.transfer")
     )
     return Step(
         ranks_count=ranks_count,
-        compute_ns=under("compute"),
+        compute_ns=per * under("compute"),
         compute_spread_ns=spread,
-        recorded_waiting_ns=_waited(causes_ns, per),
-        idle_ns=under("idle"),
-        copy_ns=under("copy"),
+        recorded_waiting_ns=per * waited_ns if told else None,
+        idle_ns=per * under("idle"),
+        copy_ns=per * under("copy"),
         exposed_ns=exposed,
         communication_ns=max(transfer / steps_count, exposed),
         collectives=tuple(
@@ -379,10 +361,3 @@ def step_of(
         places=tuple(waits_at),
         late_with=late,
     )
-
-
-def _waited(causes_ns: dict[str, int], per: float) -> float | None:
-    """Waiting of one rank's step; None where nothing tells it from transfer."""
-    waited = causes_ns.get("communication.wait", 0)
-    told = waited or any(t for c, t in causes_ns.items() if c.startswith("communication.transfer"))
-    return per * waited if told else None

@@ -81,6 +81,12 @@ class Ledger:
             if buffer.stream:
                 self.streams[buffer.stream] -= buffer.size_bytes
 
+    def turn(self, buffer: Buffer, category: str, size_bytes: int) -> Buffer:
+        """Allocate what is made of a buffer, which is dropped then."""
+        result = self.take(category, size_bytes)
+        self.drop(buffer)
+        return result
+
     def apart_bytes(self) -> int:
         """Return bytes that other streams held at their highest but not at the peak of all."""
         highest = sum(self.streams_highest.values())
@@ -233,10 +239,8 @@ def backward(
                 gradients[name] = made
             else:
                 # Two readers: their gradients are added into a new tensor.
-                total = ledger.take("temporary", sizes[name])
-                ledger.drop(before)
+                gradients[name] = ledger.turn(before, "temporary", sizes[name])
                 ledger.drop(made)
-                gradients[name] = total
         weight = (
             ledger.take("gradients", op.weights_count * gradient_bytes)
             if op.weights_count

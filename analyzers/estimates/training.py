@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, get_args
+from functools import cache
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,13 +15,7 @@ from chopper.quantities import one_of
 
 Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
 Checkpoint = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
-Loss = Literal["native", "fp32", "chunked"]
-Optimizer = Literal["adamw", "sgd"]
-OptimizerKind = Literal["fused", "foreach", "loop"]
-Attention = Literal["flash", "math"]
-Kernels = Literal["gpu", "cpu"]
 
 SHARDS_PARAMETERS = frozenset(("zero3", "fsdp1", "fsdp2"))
 SHARDS_GRADIENTS = SHARDS_PARAMETERS | {"zero2"}
@@ -51,17 +46,18 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         float, Option("Rows that come to the busiest rank's experts, of an even share.")
     ] = 1.0
     checkpoint: Annotated[
-        Checkpoint, Option("Recomputation: none, selective (every other product kept) or full.")
+        Checkpoint,
+        Option("Recomputation: none, selective (every other product kept) or full."),
     ] = "none"
     precision: Annotated[
-        Precision,
+        Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"],
         Option(
             "bf16, fp32, autocast, mixed, or mixed-fp32-grads.  [default: mixed; of a module bf16]"
         ),
     ] = "mixed"
-    optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
+    optimizer: Annotated[Literal["adamw", "sgd"], Option("adamw or sgd.")] = "adamw"
     optimizer_kind: Annotated[
-        OptimizerKind,
+        Literal["fused", "foreach", "loop"],
         Option("How the update runs (fused, foreach, loop); foreach holds a copy of a moment."),
     ] = "fused"
     offload: Annotated[
@@ -71,13 +67,15 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         ),
     ] = ()
     loss: Annotated[
-        Loss, Option("Cross-entropy in native precision, fp32, or chunked (8 parts, fp32).")
+        Literal["native", "fp32", "chunked"],
+        Option("Cross-entropy in native precision, fp32, or chunked (8 parts, fp32)."),
     ] = "fp32"
     attention: Annotated[
-        Attention, Option("flash (fused) or math (with its matrix of scores).")
+        Literal["flash", "math"], Option("flash (fused) or math (with its matrix of scores).")
     ] = "flash"
     kernels: Annotated[
-        Kernels, Option("Operators of a gpu or a cpu, where norms and dropout keep more.")
+        Literal["gpu", "cpu"],
+        Option("Operators of a gpu or a cpu, where norms and dropout keep more."),
     ] = "gpu"
     gathers_logits: Annotated[
         bool,
@@ -108,22 +106,12 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             if name.endswith("_count") and value < 1:
                 what = name.removesuffix("_count").replace("_", " ")
                 raise UsageError(f"{what}: found {value}, expected 1 or more")
-        for what, values, known in (
-            ("strategy", (self.strategy,), Strategy),
-            ("checkpointing", (self.checkpoint,), Checkpoint),
-            ("precision", (self.precision,), Precision),
-            ("optimizer", (self.optimizer,), Optimizer),
-            ("optimizer kind", (self.optimizer_kind,), OptimizerKind),
-            ("loss", (self.loss,), Loss),
-            ("attention", (self.attention,), Attention),
-            ("kernels", (self.kernels,), Kernels),
-            ("offload", self.offload, Offload),
-        ):
-            for value in values:
-                if one_of(what, value, get_args(known)) != value:
-                    raise UsageError(
-                        f"{what} {value!r}: expected one of {', '.join(get_args(known))}"
-                    )
+        for name, choices in _choices().items():
+            value = getattr(self, name)
+            for each in value if isinstance(value, tuple) else (value,):
+                what = name.replace("_", " ")
+                if one_of(what, each, choices) != each:
+                    raise UsageError(f"{what} {each!r}: expected one of {', '.join(choices)}")
         for wrong, text in (*self._contradictions(), *self._contradictions_of_experts()):
             if wrong:
                 raise UsageError(text)
@@ -219,6 +207,17 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of experts "
             "are not modelled; choose ddp, zero1-torch, fsdp1 or fsdp2",
         )
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return the words that each option takes, by its annotation."""
+    choices = {}
+    for name, annotation in get_type_hints(Training).items():
+        for of in (annotation, *get_args(annotation)):
+            if get_origin(of) is Literal:
+                choices[name] = get_args(of)
+    return choices
 
 
 class Widths(msgspec.Struct, kw_only=True, frozen=True):

@@ -118,9 +118,7 @@ class Reduction:
         """In float32, where gradients are added up in it (`_fill_param_grad_accum_attribute`)."""
         if not self.wide:
             return gradient
-        made = self.ledger.take("gradients", gradient.size_bytes // self.width * 4)
-        self.ledger.drop(gradient)
-        return made
+        return self.ledger.turn(gradient, "gradients", gradient.size_bytes // self.width * 4)
 
     def put(self, index: int, gradient: Buffer) -> None:
         """Into the bucket, or in line after it where it is too large for it."""
@@ -255,8 +253,7 @@ class Reduction:
         width = 4 if self.wide else self.width
         flat = ledger.take("gradients", count * width)
         if width < self.updated_width:
-            narrow, flat = flat, ledger.take("gradients", count * self.updated_width)
-            ledger.drop(narrow)
+            flat = ledger.turn(flat, "gradients", count * self.updated_width)
         if self.stage < 3:
             ledger.drop(self.part)
             self.part = None

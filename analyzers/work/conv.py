@@ -110,17 +110,8 @@ def _transposed_result(
 
 
 def _spatial(record: Record, index: int | None, rank: int) -> Shape:
-    """A stride, padding or dilation argument, one value repeated over the dimensions if need be."""
-    if index is None:  # there is no dilation
-        return (1,) * rank
-    values = record.integers(index)
-    if values is None:
-        raise Unknown("stride, padding and dilation were not recorded")
-    if len(values) == 1:
-        values = values * rank
-    if len(values) != rank or min(values, default=0) < 0:
-        raise Unknown(f"argument {index} is not {rank} sizes: {values}")
-    return tuple(values)
+    """A stride, padding or dilation argument; there may be no dilation."""
+    return (1,) * rank if index is None else record.sizes(index, rank)
 
 
 def convolution_pointwise(record: Record) -> Work:

@@ -178,6 +178,22 @@ class Record:
         """The recorded list of integers of argument `index`, None when not recorded."""
         return _integers(self.text(index))
 
+    def sizes(self, index: int, rank: int, default: Shape | None = None) -> Shape:
+        """A kernel, stride, padding or dilation: one value may stand for all dimensions.
+
+        `default` is what an empty list means.
+        """
+        values = self.integers(index)
+        if values is None:
+            raise Unknown("stride, padding and dilation were not recorded")
+        if not values and default is not None:
+            return default
+        if len(values) == 1:
+            values = values * rank
+        if len(values) != rank or min(values, default=0) < 0:
+            raise Unknown(f"argument {index} is not {rank} sizes: {values}")
+        return tuple(values)
+
     def boolean(self, index: int) -> bool | None:
         """The recorded truth value of argument `index`, None when not recorded."""
         return _TRUTHS.get(self.text(index))

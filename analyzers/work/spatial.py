@@ -22,12 +22,14 @@ def window(
     shape = record.shape(0)
     if len(shape) < spatial:
         raise Unknown(f"not an input of {spatial} dimensions: {list(shape)}")
-    kernel = _sizes(record, 1, spatial, None)
-    stride = _sizes(record, 2, spatial, kernel)
-    padding = _sizes(record, 3, spatial, (0,) * spatial)
+    kernel = record.sizes(1, spatial)
+    stride = record.sizes(2, spatial, kernel)
+    padding = record.sizes(3, spatial, (0,) * spatial)
     spread = (1,) * spatial
     if dilation is not None:
-        spread = _sizes(record, dilation, spatial, spread)
+        spread = record.sizes(dilation, spatial, spread)
+    if min(stride) < 1:
+        raise Unknown("a stride below 1")
     up = record.boolean(ceil) is True
     grid = []
     for n, k, s, p, d in zip(shape[-spatial:], kernel, stride, padding, spread, strict=True):
@@ -37,19 +39,6 @@ def window(
         steps -= up and steps * s >= n + p
         grid.append(max(0, steps + 1))
     return _with_output(record, (*shape[:-spatial], *grid), indices=indices)
-
-
-def _sizes(record: Record, index: int, spatial: int, default: Shape | None) -> Shape:
-    values = record.integers(index)
-    if values is None:
-        raise Unknown("kernel, stride and padding were not recorded")
-    if not values and default is not None:
-        return default
-    if len(values) == 1:
-        values = values * spatial
-    if len(values) != spatial or min(values) < 0 or (index == 2 and min(values) < 1):
-        raise Unknown(f"argument {index} is not {spatial} sizes: {values}")
-    return tuple(values)
 
 
 @moves
