@@ -62,8 +62,8 @@ def loss(
         if not of.keeps_logits:
             ledger.drop(logits)
     # The autocast context ends here, and with it its cache.
-    while cached:
-        ledger.drop(cached.pop())
+    ledger.drop(*cached)
+    cached.clear()
     ledger.at = "backward of the loss"
     width = 4 if wide else e
     if parallel:
@@ -77,11 +77,7 @@ def loss(
     weight = ledger.take("parameters", gathered_bytes)
     gradient = ledger.take("temporary", t * a.width * e)
     of_head = ledger.take("gradients", share * a.width * gradient_bytes)
-    ledger.drop(of_logits)
-    for used in (cast, weight):
-        if used is not None:
-            ledger.drop(used)
-    ledger.drop(n)
+    ledger.drop(of_logits, cast, weight, n)
     return gradient, of_head
 
 
@@ -92,17 +88,14 @@ def _parallel_log_softmax(
 
     As `_log_softmax` of its loss.py: `shifted`, then its exponential, then `result`.
     """
-    computed = [ledger.take("logits", size * 4)] if e < 4 else []
+    computed = ledger.take("logits", size * 4) if e < 4 else None
     shifted = ledger.take("logits", size * 4)
     ledger.spike("logits", size * 4)
     result = ledger.take("logits", size * 4)
     ledger.drop(shifted)
     if e < 4 and not wide:
         result = ledger.turn(result, "logits", size * e)
-    for copy in computed:
-        ledger.drop(copy)
-    if not keeps_logits:
-        ledger.drop(logits)
+    ledger.drop(computed, None if keeps_logits else logits)
     return result
 
 

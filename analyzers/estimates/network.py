@@ -9,7 +9,7 @@ over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -138,45 +138,26 @@ def collective_time_s(
     positive(size_bytes, "size")
     between(ranks_count, 2, _MOST_RANKS, "ranks")
     n, nodes = ranks_count, _nodes(ranks_count, topology)
-    crossing = nodes > 1
+    group, crossing, both = n // nodes, nodes > 1, 2 if name == "all_reduce" else 1
+    near_s, far_s = topology.node_latency_s, topology.network_latency_s
+    near, far = topology.node_link_bytes_per_s, topology.network_link_bytes_per_s
     # As many rings (trees) as ranks in a node, each leaving through another one's port.
-    slowest = min(
-        topology.node_link_bytes_per_s if n > nodes else np.inf,
-        topology.network_link_bytes_per_s * (n // nodes) if crossing else np.inf,
-    )
-    base = topology.base_latency_s
+    slowest = min(near if n > nodes else np.inf, far * group if crossing else np.inf)
+    base_s = topology.base_latency_s
+    if name == "all_to_all":
+        each_s = math.ceil((n - 1) / _SENT_AT_ONCE_COUNT) * (far_s if crossing else near_s)
+        inside, outside = (group - 1) / n * size_bytes / near, (n - group) / n * size_bytes / far
+        return base_s + each_s + max(inside, outside)
     if kind == "ring":
-        steps = ring_steps(name, n)
-        apart = (2 if name == "all_reduce" else 1) * (nodes - 1)
-        latency = (steps - apart) * topology.node_latency_s + apart * topology.network_latency_s
-        if name == "all_to_all":
-            group = n // nodes
-            direct_s = max(
-                (group - 1) / n * size_bytes / topology.node_link_bytes_per_s,
-                (n - group) / n * size_bytes / topology.network_link_bytes_per_s,
-            )
-            together = math.ceil((n - 1) / _SENT_AT_ONCE_COUNT)
-            each = topology.network_latency_s if crossing else topology.node_latency_s
-            return base + together * each + direct_s
-        return base + latency + size_bytes * bus_factor(name, n) / slowest
+        apart = both * (nodes - 1)
+        latency_s = (ring_steps(name, n) - apart) * near_s + apart * far_s
+        return base_s + latency_s + size_bytes * bus_factor(name, n) / slowest
     if kind == "tree":
-        both = 2 if name == "all_reduce" else 1
-        within = (n // nodes - 1) * topology.node_latency_s
-        up = np.ceil(np.log2(nodes)) * topology.network_latency_s
-        return float(base + both * (within + up) + both * size_bytes / slowest)
-    group = n // nodes
-    time_s = base
-    if group > 1:
-        time_s += 2 * (
-            (group - 1) * topology.node_latency_s
-            + size_bytes * (group - 1) / group / topology.node_link_bytes_per_s
-        )
-    if crossing:
-        time_s += (
-            2 * (nodes - 1) * topology.network_latency_s
-            + size_bytes / group * 2 * (nodes - 1) / nodes / topology.network_link_bytes_per_s
-        )
-    return time_s
+        latency_s = (group - 1) * near_s + np.ceil(np.log2(nodes)) * far_s
+        return float(base_s + both * latency_s + both * size_bytes / slowest)
+    inside_s = (group - 1) * near_s + size_bytes * (group - 1) / group / near
+    outside_s = 2 * (nodes - 1) * far_s + size_bytes / group * 2 * (nodes - 1) / nodes / far
+    return base_s + 2 * inside_s + outside_s
 
 
 class Timed(msgspec.Struct, kw_only=True, frozen=True):
@@ -271,7 +252,7 @@ def ecmp(
         UsageError: as :func:`spread`.
     """
     options = {"failed_count": failed_count, "trials_count": trials_count, "seed": seed}
-    found = {
+    by_count = {
         count: spread(flows_count, count, uplinks_count, **options) for count in (1, *queue_pairs)
     }
     return tuple(
@@ -280,13 +261,13 @@ def ecmp(
             queue_pairs_count=count,
             uplinks_count=uplinks_count,
             failed_count=failed_count,
-            max_over_mean_ratio=mean,
-            standard_error_ratio=error,
-            p95_ratio=p95,
-            throughput_ratio=1 / mean,
-            gain_ratio=found[1][0] / mean,
+            max_over_mean_ratio=by_count[count][0],
+            standard_error_ratio=by_count[count][1],
+            p95_ratio=by_count[count][2],
+            throughput_ratio=1 / by_count[count][0],
+            gain_ratio=by_count[1][0] / by_count[count][0],
         )
-        for count, (mean, error, p95) in ((count, found[count]) for count in queue_pairs)
+        for count in queue_pairs
     )
 
 
@@ -419,23 +400,22 @@ def _simulations(
 ) -> tuple[Simulated, ...]:
     if too_many(flows, queue_pairs, uplinks):
         return ()
-    found = list(simulate(flows, uplinks, queue_pairs, seed=seed))
-    ends = tuple(dict.fromkeys((1, queue_pairs[-1])))
-    found += simulate(flows, uplinks, ends, headroom_ratio=HEADROOM_RATIO, seed=seed)
-    if uplinks > 1:
-        found += simulate(flows, uplinks, queue_pairs, failed_count=failed or 1, seed=seed)
     receivers = max(1, flows // FLOWS_PER_RECEIVER_COUNT)
-    for admitted in (None, ADMITTED_COUNT) if receivers < flows else ():
-        found += simulate(
-            flows,
-            uplinks,
-            queue_pairs[-1:],
-            receivers_count=receivers,
-            admitted_count=admitted,
-            trials_count=_INCAST_TRIALS,
-            seed=seed,
-        )
-    return tuple(found)
+    incast = {"receivers_count": receivers, "trials_count": _INCAST_TRIALS}
+    ways: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        (queue_pairs, {}),
+        (tuple(dict.fromkeys((1, queue_pairs[-1]))), {"headroom_ratio": HEADROOM_RATIO}),
+    ]
+    if uplinks > 1:
+        ways.append((queue_pairs, {"failed_count": failed or 1}))
+    if receivers < flows:
+        ways.append((queue_pairs[-1:], incast))
+        ways.append((queue_pairs[-1:], {**incast, "admitted_count": ADMITTED_COUNT}))
+    return tuple(
+        result
+        for counts, options in ways
+        for result in simulate(flows, uplinks, counts, seed=seed, **options)
+    )
 
 
 def network(

@@ -22,8 +22,8 @@ from chopper.analyzers.estimates.training import (
 )
 from chopper.analyzers.estimates.zero import Parts, Reduction
 
-_Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
-"""A layer's input, kept tensors, outputs that are not recomputed, and casts, for its backward."""
+_Left = tuple[Buffer | None, Kept, dict[str, Buffer], Buffer | None]
+"""A layer's input, kept tensors, outputs that are not recomputed, and cast, for its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Step:
         left: list[_Left] = []
         for i, layer in enumerate(self.layers):
             self.gather_layer(i)
-            casts = self.casts(layer)
+            cast = self.cast(layer)
             out, kept = forward(ledger, layer.ops, {"x": x}, keep=of.checkpoint == "none")
             chosen: dict[str, Buffer] = {}
             if of.checkpoint == "selective":
@@ -208,9 +208,8 @@ class Step:
                     if op.saved
                 }
             if of.checkpoint != "none":
-                for cast in casts:
-                    ledger.drop(cast)
-                casts = []
+                ledger.drop(cast)
+                cast = None
             self.release(f"layer {i}")
             self.release(f"experts {i}")
             if "activations" in of.offload:
@@ -218,19 +217,18 @@ class Step:
             if of.checkpoint == "none" and "activations" not in of.offload:
                 # Backward needs what the operators kept, not the block's input as such.
                 ledger.drop(x)
-                left.append((None, kept, chosen, casts))
+                left.append((None, kept, chosen, cast))
             else:
-                left.append((x, kept, chosen, casts))
+                left.append((x, kept, chosen, cast))
             x = out
         return x, left
 
-    def casts(self, layer: _Layer) -> list[Buffer]:
-        """Return autocast's narrow copies of a layer's weights, owned by its cache and backward."""
+    def cast(self, layer: _Layer) -> Buffer | None:
+        """Return autocast's narrow copy of a layer's weights, owned by its cache and backward."""
         if not self.layout.autocast:
-            return []
-        made = self.ledger.take("parameters", layer.count * self.w.compute)
-        self.cached.append(made)
-        return [self.ledger.own(made)]
+            return None
+        self.cached.append(self.ledger.take("parameters", layer.count * self.w.compute))
+        return self.ledger.own(self.cached[-1])
 
     def to_host(self, kept: Kept, chosen: dict[str, Buffer], x: Buffer) -> None:
         """Move kept tensors off the device; they come back, block by block, in backward."""
@@ -280,9 +278,8 @@ class Step:
 
     def end_of_gather(self) -> None:
         """Free what the last gather of the forward arrived in."""
-        if self.last_incoming is not None:
-            self.ledger.drop(self.last_incoming)
-            self.last_incoming = None
+        self.ledger.drop(self.last_incoming)
+        self.last_incoming = None
 
     def prefetch(self, unit: str, count: int) -> None:
         """Start to gather the next unit while this one computes."""
@@ -293,20 +290,16 @@ class Step:
 
     def release(self, unit: str) -> None:
         """Free a gathered unit."""
-        found = self.gathered.pop(unit, None)
-        if found is not None:
-            self.ledger.drop(found)
+        self.ledger.drop(self.gathered.pop(unit, None))
 
     def reduce(self, gradients: list[Buffer], count: int, experts_count: int = 0) -> None:
         """Gradients of a unit are complete: reduce them over ranks, keep the own part."""
         of, ledger, w = self.of, self.ledger, self.w
         if of.strategy in FSDP:
             shard = self.part(count, True, experts_count) * w.gradient
-            if self.last_reduced is not None:
-                ledger.drop(self.last_reduced)
+            ledger.drop(self.last_reduced)
             self.last_reduced = ledger.take("communication", count * w.reduce)
-            for gradient in gradients:
-                ledger.drop(gradient)
+            ledger.drop(*gradients)
             if self.states_on_host:
                 self.host_bytes += shard
             else:
@@ -317,9 +310,8 @@ class Step:
                 ledger.drop(self.last_reduced)
                 self.last_reduced = None
         elif self.states_on_host:
-            for gradient in gradients:
-                self.host_bytes += gradient.size_bytes
-                ledger.drop(gradient)
+            self.host_bytes += sum(gradient.size_bytes for gradient in gradients)
+            ledger.drop(*gradients)
         else:
             self.whole_gradients += gradients
 
@@ -373,13 +365,12 @@ class Step:
             self.zero.finish()
             return
         self.reduce([*outer, of_table], self.outer_count)
-        if self.last_reduced is not None:
-            ledger.drop(self.last_reduced)
+        ledger.drop(self.last_reduced)
 
     def backward_of_layer(self, i: int, left: _Left, coming: Buffer, gradient_bytes: int) -> Buffer:
         """Return the gradient of a layer's input from that of its output."""
         ledger, of = self.ledger, self.of
-        entered, kept, chosen, casts = left
+        entered, kept, chosen, cast = left
         layer = self.layers[i]
         self.gather_layer(i)
         if i:
@@ -389,7 +380,7 @@ class Step:
         if entered is not None:
             if entered.size_bytes == 0:
                 entered = ledger.take("activations", self.x_bytes)
-            casts = self.casts(layer)
+            cast = self.cast(layer)
             out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
             ledger.drop(out)
         coming, weights = backward(
@@ -401,12 +392,9 @@ class Step:
             gradient_bytes=gradient_bytes,
             arrived=self.hook(i),
         )
-        for cast in casts:
-            ledger.drop(cast)
-            if of.checkpoint != "none" and self.cached:
-                ledger.drop(self.cached.pop())
-        if entered is not None:
-            ledger.drop(entered)
+        ledger.drop(cast, entered)
+        if cast is not None and of.checkpoint != "none" and self.cached:
+            ledger.drop(self.cached.pop())
         self.release(f"layer {i}")
         if self.experts_apart:
             self.reduce(self.arrived_others, layer.count - layer.experts_count)
@@ -472,7 +460,6 @@ class Step:
                     experts = self.part(op.weights_count, sharded, op.weights_count)
                     largest = max(largest, experts)
                 ledger.spike("temporary", 2 * width * (largest if self.zero is None else whole))
-        if gradient is not None:
-            ledger.drop(gradient)
+        ledger.drop(gradient)
         if self.zero is not None:
             self.zero.after()

@@ -72,14 +72,17 @@ class Ledger:
         buffer.owners += 1
         return buffer
 
-    def drop(self, buffer: Buffer) -> None:
-        """Remove an owner; the last one frees it."""
-        buffer.owners -= 1
-        if buffer.owners == 0:
-            self.now[buffer.category] -= buffer.size_bytes
-            self.total_bytes -= buffer.size_bytes
-            if buffer.stream:
-                self.streams[buffer.stream] -= buffer.size_bytes
+    def drop(self, *buffers: Buffer | None) -> None:
+        """Remove an owner of each; the last one frees it."""
+        for buffer in buffers:
+            if buffer is None:
+                continue
+            buffer.owners -= 1
+            if buffer.owners == 0:
+                self.now[buffer.category] -= buffer.size_bytes
+                self.total_bytes -= buffer.size_bytes
+                if buffer.stream:
+                    self.streams[buffer.stream] -= buffer.size_bytes
 
     def turn(self, buffer: Buffer, category: str, size_bytes: int) -> Buffer:
         """Allocate what is made of a buffer, which is dropped then."""
@@ -185,10 +188,8 @@ def forward(
             if readers[name] == 0:
                 ledger.drop(live.pop(name))
     result = live.pop(ops[-1].writes)
-    for name, buffer in live.items():
-        # Given but never read.
-        if name in given:
-            ledger.drop(buffer)
+    # Given but never read.
+    ledger.drop(*(buffer for name, buffer in live.items() if name in given))
     return result, kept
 
 
@@ -241,17 +242,13 @@ def backward(
                 # Two readers: their gradients are added into a new tensor.
                 gradients[name] = ledger.turn(before, "temporary", sizes[name])
                 ledger.drop(made)
-        weight = (
-            ledger.take("gradients", op.weights_count * gradient_bytes)
-            if op.weights_count
-            else None
-        )
-        ledger.drop(coming)
+        weight = None
+        if op.weights_count:
+            weight = ledger.take("gradients", op.weights_count * gradient_bytes)
+        ledger.drop(coming, kept.extra.pop(i, None))
         for name in op.keeps:
-            if last_use[name] == i and name in kept.tensors:
-                ledger.drop(kept.tensors.pop(name))
-        if i in kept.extra:
-            ledger.drop(kept.extra.pop(i))
+            if last_use[name] == i:
+                ledger.drop(kept.tensors.pop(name, None))
         if weight is not None and arrived is not None:
             arrived(i, weight)
         elif weight is not None:

@@ -139,7 +139,7 @@ class Reduction:
                 self.keep(index, gradient)
             elif gradient is not None and self.stage == 1 and not self.on_host:
                 self.held.append((index, gradient))
-            elif gradient is not None:
+            else:
                 self.ledger.drop(gradient)
         self.waiting.clear()
         self.waiting_count = 0
@@ -157,8 +157,7 @@ class Reduction:
             # `grads_in_partition`: parameters on the border are in it as a whole.
             touched = self.parts.touched_count(self.rank)
             self.part = self.ledger.take("gradients", touched * self.width)
-        if gradient is not None:
-            self.ledger.drop(gradient)
+        self.ledger.drop(gradient)
 
     def copy(self, width: int) -> None:
         """Copy tensors that are sent together into one piece, unless they are in one already."""
@@ -225,10 +224,8 @@ class Reduction:
                 self.put(index, gradient)
         if self.waiting:
             self.reduce()
-        for _, gradient in self.held:
-            ledger.drop(gradient)
-        self.held.clear()
-        if self.stage < 3 and self.bucket is not None:
+        self.after()
+        if self.stage < 3:
             ledger.drop(self.bucket)
             self.bucket = None
 
@@ -261,6 +258,5 @@ class Reduction:
 
     def after(self) -> None:
         """The update is over: narrow gradients beside float32 ones go with `zero_grad`."""
-        for _, gradient in self.held:
-            self.ledger.drop(gradient)
+        self.ledger.drop(*(gradient for _, gradient in self.held))
         self.held.clear()

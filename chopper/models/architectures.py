@@ -21,6 +21,12 @@ MAX_LAYERS = 10_000
 """Each is looked at; no model has as many."""
 
 
+_POSITIVE = (
+    *("layers_count", "width", "heads_count", "kv_heads_count", "head_width", "ffn_width"),
+    *("vocabulary_count", "count", "chosen_count", "kv_rank", "rope_width", "value_width"),
+)
+
+
 class Experts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A mixture of experts in the place of a layer's feed-forward network; each expert is gated."""
 
@@ -116,45 +122,32 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         Raises:
             UsageError: a size that is not positive, heads that do not share evenly, too large.
         """
-        for what in (
-            "layers_count",
-            "width",
-            "heads_count",
-            "kv_heads_count",
-            "head_width",
-            "ffn_width",
-            "vocabulary_count",
-        ):
-            if getattr(self, what) <= 0:
-                raise UsageError(
-                    f"model {self.name}: {what} is {getattr(self, what)}, expected more than zero"
-                )
+        for part in (self, self.experts, self.latent):
+            of = "" if part is self else f"{type(part).__name__.lower()}' "
+            for what in _POSITIVE:
+                if getattr(part, what, 1) <= 0:
+                    raise UsageError(
+                        f"model {self.name}: {of}{what} is {getattr(part, what)}, "
+                        "expected more than zero"
+                    )
         if self.heads_count % self.kv_heads_count:
             raise UsageError(
                 f"model {self.name}: {self.heads_count} query heads cannot share "
                 f"{self.kv_heads_count} key heads evenly"
             )
-        for part in (self.experts, self.latent):
-            for what in ("count", "chosen_count", "width", "kv_rank", "rope_width", "value_width"):
-                if getattr(part, what, 1) <= 0:
-                    raise UsageError(
-                        f"model {self.name}: {type(part).__name__.lower()}' {what} is "
-                        f"{getattr(part, what)}, expected more than zero"
-                    )
         if self.experts is not None and self.experts.chosen_count > self.experts.count:
             raise UsageError(
                 f"model {self.name}: each token chooses {self.experts.chosen_count} of "
                 f"{self.experts.count} experts; expected no more than there are"
             )
-        if self.parameters_count > MAX_PARAMETERS:
-            raise UsageError(
-                f"model {self.name}: {self.parameters_count:.3g} parameters, expected at most "
-                f"{MAX_PARAMETERS:.0g}"
-            )
-        if self.layers_count > MAX_LAYERS:
-            raise UsageError(
-                f"model {self.name}: {self.layers_count:.3g} layers, expected at most {MAX_LAYERS}"
-            )
+        for value, what, most in (
+            (self.parameters_count, "parameters", MAX_PARAMETERS),
+            (self.layers_count, "layers", MAX_LAYERS),
+        ):
+            if value > most:
+                raise UsageError(
+                    f"model {self.name}: {value:.3g} {what}, expected at most {most:g}"
+                )
 
     @property
     def q_width(self) -> int:
