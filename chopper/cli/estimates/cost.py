@@ -89,14 +89,31 @@ def estimate(options: Options) -> Cost:
     options.exactly_one("run", "tokens_per_s", "model", missing="no throughput given")
     if "utilization_ratio" in options.given and not options.model:
         raise UsageError("--utilization needs --model, whose throughput it projects")
+    if options.against is None and options.against_price is not None:
+        raise UsageError("--against-price needs --against, the device that has it")
     device = devices.named(options.device) if options.device else None
     measured = _measured(options.run, device) if options.run else None
-    if measured is not None:
-        device = device or measured.device
+    device = device or (measured.device if measured else None)
     listed = prices.load(options.prices)
     price = _price(listed, device, options.price, "--price")
     throughput = measured or _throughput(device, options)
-    power_w, power_source = _power(throughput, device, options.power_w)
+    power_w, power_source = throughput.power_w, "measured in the run"
+    if options.power_w is not None:
+        power_w, power_source = options.power_w, "given"
+    elif not power_w and device is not None and device.board_power_w.value is not None:
+        power_w = float(device.board_power_w.value)
+        power_source = "the board's limit, not a measurement"
+    against = None
+    if options.against is not None:
+        other = devices.named(options.against)
+        against = compare(
+            device=other.label,
+            price=price,
+            other_price=_price(listed, other, options.against_price, "--against-price"),
+            tokens_per_s=throughput.tokens_per_s,
+            flop_per_s=device.flop_per_s("bf16") if device else None,
+            other_flop_per_s=other.flop_per_s("bf16"),
+        )
     return cost(
         prices=listed,
         price_per_hour=price,
@@ -107,10 +124,10 @@ def estimate(options: Options) -> Cost:
         step_tokens_count=options.step_tokens or throughput.step_tokens_count,
         run_tokens_count=options.tokens,
         power_w=power_w,
-        power_source=power_source,
+        power_source=None if power_w is None else power_source,
         electricity_per_kwh=options.electricity,
         pue_ratio=options.pue_ratio,
-        against=_against(listed, price, device, throughput.tokens_per_s, options),
+        against=against,
     )
 
 
@@ -146,36 +163,6 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     return Throughput(
         tokens_per_s=projected_tokens_per_s(model.active_count, peak, utilization),
         source=f"projected: {model.name} at {utilization:.0%} of {peak / 1e12:.0f} TFLOP/s",
-    )
-
-
-def _power(
-    throughput: Throughput, device: DevicePeaks | None, power_w: float | None
-) -> tuple[float | None, str | None]:
-    if power_w is not None:
-        return power_w, "given"
-    if throughput.power_w:
-        return throughput.power_w, "measured in the run"
-    if device is not None and device.board_power_w.value is not None:
-        return float(device.board_power_w.value), "the board's limit, not a measurement"
-    return None, None
-
-
-def _against(
-    listed: Prices, price: Priced, device: DevicePeaks | None, tokens_per_s: float, options: Options
-) -> Against | None:
-    if options.against is None:
-        if options.against_price is not None:
-            raise UsageError("--against-price needs --against, the device that has it")
-        return None
-    other = devices.named(options.against)
-    return compare(
-        device=other.label,
-        price=price,
-        other_price=_price(listed, other, options.against_price, "--against-price"),
-        tokens_per_s=tokens_per_s,
-        flop_per_s=device.flop_per_s("bf16") if device else None,
-        other_flop_per_s=other.flop_per_s("bf16"),
     )
 
 
@@ -246,7 +233,9 @@ def _check_measured_on(attribution: Attributed, source: str, device: DevicePeaks
 def page(result: Cost) -> Page:
     """Return cost per token, step and run, energy, and the other device."""
     of_device = f" on {result.device}." if result.device else "."
-    against = (_comparison(result, result.against),) if result.against else ()
+    sections = [_costs(result), _energy(result)]
+    if result.against is not None:
+        sections.append(_comparison(result, result.against))
     return estimate_page(
         result,
         title="Cost of training",
@@ -259,7 +248,7 @@ def page(result: Cost) -> Page:
             f"prices of {result.prices_date}",
         ),
         figures=(_figure(result),),
-        sections=(_costs(result), _energy(result), *against),
+        sections=sections,
     )
 
 
@@ -276,77 +265,61 @@ def _some(value: float | None, digits: str, unit: str) -> str:
     return f"{value:{digits}}{unit}" if value else fmt.UNKNOWN
 
 
-def _days(seconds: float | None) -> str:
-    if seconds is None:
-        return fmt.UNKNOWN
-    return fmt.duration(seconds * 1e9) if seconds < 86400 else f"{seconds / 86400:,.1f} days"
-
-
 def _costs(result: Cost) -> Section:
-    return values(
-        "Cost",
-        [
-            ("per million tokens", _money(result, result.per_million_tokens)),
-            ("per step", _money(result, result.per_step)),
-            ("per run", _money(result, result.per_run)),
-            ("time of a step", fmt.duration(result.step_s * 1e9 if result.step_s else None)),
-            ("time of the run", _days(result.run_s)),
-        ],
-    )
+    step_ns = result.step_s * 1e9 if result.step_s else None
+    run = fmt.duration(None if result.run_s is None else result.run_s * 1e9)
+    if result.run_s is not None and result.run_s >= 86400:
+        run = f"{result.run_s / 86400:,.1f} days"
+    rows = [
+        ("per million tokens", _money(result, result.per_million_tokens)),
+        ("per step", _money(result, result.per_step)),
+        ("per run", _money(result, result.per_run)),
+        ("time of a step", fmt.duration(step_ns)),
+        ("time of the run", run),
+    ]
+    return values("Cost", rows)
 
 
 def _energy(result: Cost) -> Section:
-    return values(
-        "Energy, at the meter",
-        [
-            ("power of one device", _some(result.power_w, ".0f", " W")),
-            ("energy per token", _some(result.energy_per_token_j, ".3g", " J")),
-            (
-                "energy per million tokens",
-                _some(result.energy_per_million_tokens_kwh, ".3g", " kWh"),
-            ),
-            (
-                "its cost per million tokens",
-                _money(result, result.energy_cost_per_million_tokens),
-            ),
-            ("its cost per run", _money(result, result.energy_cost_per_run)),
-        ],
-        note=f"{result.electricity_per_kwh:g} {result.currency}/kWh, PUE {result.pue_ratio:g}; "
-        f"power: {result.power_source or 'not known'}",
+    million_kwh = result.energy_per_million_tokens_kwh
+    rows = [
+        ("power of one device", _some(result.power_w, ".0f", " W")),
+        ("energy per token", _some(result.energy_per_token_j, ".3g", " J")),
+        ("energy per million tokens", _some(million_kwh, ".3g", " kWh")),
+        ("its cost per million tokens", _money(result, result.energy_cost_per_million_tokens)),
+        ("its cost per run", _money(result, result.energy_cost_per_run)),
+    ]
+    note = (
+        f"{result.electricity_per_kwh:g} {result.currency}/kWh, PUE {result.pue_ratio:g}; "
+        f"power: {result.power_source or 'not known'}"
     )
+    return values("Energy, at the meter", rows, note)
 
 
 def _comparison(result: Cost, other: Against) -> Section:
-    return values(
-        f"Against {other.device}",
-        [
-            ("its price per hour", _money(result, other.price_per_device_hour)),
-            ("has to be faster by, to cost the same", _some(other.break_even_ratio, ".2f", "×")),
-            ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
-            (
-                "per million tokens, if as much faster as its peak",
-                _money(result, other.per_million_tokens_at_peak_ratio),
-            ),
-        ],
-        note=other.price_source,
-    )
+    at_peak = _money(result, other.per_million_tokens_at_peak_ratio)
+    rows = [
+        ("its price per hour", _money(result, other.price_per_device_hour)),
+        ("has to be faster by, to cost the same", _some(other.break_even_ratio, ".2f", "×")),
+        ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
+        ("per million tokens, if as much faster as its peak", at_peak),
+    ]
+    return values(f"Against {other.device}", rows, other.price_source)
 
 
 def _figure(result: Cost) -> Figure:
     """Return the cost of a million tokens by how much faster a device of the same price is."""
-    other = result.against
+    other, name = result.against, result.device or "this device"
     speeds = [0.5 + 0.1 * i for i in range(36)]
     price = other.price_per_device_hour if other else result.price_per_device_hour
     scale = price / result.price_per_device_hour * result.per_million_tokens
+    faster = other.device if other else "faster at the same price"
     figure = lines(
         {
-            result.device or "this device": (speeds, [result.per_million_tokens] * len(speeds)),
-            other.device if other else "faster at the same price": (
-                speeds,
-                [scale / s for s in speeds],
-            ),
+            name: (speeds, [result.per_million_tokens] * len(speeds)),
+            faster: (speeds, [scale / s for s in speeds]),
         },
-        x=f"times as fast as {result.device or 'this device'}",
+        x=f"times as fast as {name}",
         y=f"{result.currency} per million tokens",
         marks={"break-even": other.break_even_ratio} if other else {},
     )
