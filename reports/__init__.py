@@ -47,7 +47,6 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
         from chopper.reports import plotly_script, to_html
 
         plotly_script.prefetch()
-
         out = to_html.render(page())
     elif format == "md":
         from chopper.reports import to_markdown

@@ -3,17 +3,6 @@
 A report is one function that returns a :class:`Page`. Three renderers show any page: ``text``,
 ``markdown`` and ``html``. A page holds plain text: renderers escape what their format would
 interpret, shorten what does not fit, and set text between backticks as code.
-
->>> Page(
-...     title="Network",
-...     headline="An all-reduce of 1 GiB over 8 ranks takes 4.2 ms.",
-...     sections=(
-...         Section(
-            title="Sizes",
-            blocks=(Table(columns=("size", "time"), rows=[("1 GiB", "4.2 ms")]),),
-        ),
-...     ),
-... )  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ def render(page: Page) -> str:
     Raises:
         ChopperError: the plotly package lacks its script.
     """
-    plotly_script.prefetch()
     from markupsafe import Markup as safe
 
     program = page.program or model.Program(scripts=_SCRIPTS, data={}, blobs={})

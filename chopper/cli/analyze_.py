@@ -37,9 +37,7 @@ class _Analyze(click.Command):
             formatter.write_dl(list(summaries().items()))
 
 
-@click.command(
-    "analyze", cls=_Analyze, short_help="Attribute a run: where did every millisecond go?"
-)
+@click.command("analyze", cls=_Analyze)
 @shared.runs
 @click.option(
     "--by",

@@ -23,7 +23,7 @@ _SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
 _BUSY_RATIO = 0.2
 
 
-@click.command("calibrate", short_help="Measure what this machine achieves.")
+@click.command("calibrate")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda", "xpu"]),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
 
 
-@click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
+@click.command("compare")
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
 @shared.report_output("File to write instead of text")

@@ -11,7 +11,7 @@ _INSTALL = {
 }
 
 
-@click.command("completion", short_help="Print the completion script for bash, zsh or fish.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 def command(shell: str) -> None:
     """Print the shell completion script for bash, zsh or fish.

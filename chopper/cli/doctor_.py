@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = "chopper.doctor/1"
 
 
-@click.command("doctor", short_help="Show what can be collected here, and what is missing.")
+@click.command("doctor")
 @shared.as_json
 def command(as_json: bool) -> None:
     """Show what can be collected on this machine, and what is missing.

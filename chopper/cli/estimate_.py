@@ -63,9 +63,7 @@ def _command(name: str, summary: str) -> click.Command:
     return run
 
 
-@click.command(
-    "estimate", cls=_Group, short_help="Estimate memory, networks, limits and cost from formulas."
-)
+@click.command("estimate", cls=_Group)
 def command() -> None:
     """Estimate what another model, device, network or scale would give, from sourced formulas.
 

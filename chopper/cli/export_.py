@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from chopper.reports.export import Kind
 
 
-@click.command(
-    "export", short_help="Write a run's tables as Parquet or CSV, or its timeline for Perfetto."
-)
+@click.command("export")
 @shared.runs
 @click.option(
     "--to",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 @click.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    short_help="Record any training command, without changing its code.",
 )
 @shared.output("Directory of the run.  [default: runs/<time>]")
 @click.option(

@@ -11,7 +11,7 @@ from chopper.cli._progress import progress
 from chopper.storage.layout import is_experiment
 
 
-@click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
+@click.command("report")
 @shared.runs
 @shared.report_output("File to write", "  [default: report.html]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")

@@ -44,7 +44,7 @@ class _Command(click.Command):
             raise click.UsageError(f"{exc.format_message()} {hint}", ctx) from exc
 
 
-@click.command("run", cls=_Command, short_help="Record a reference workload and attribute it.")
+@click.command("run", cls=_Command)
 @click.argument("workload", shell_complete=shared.workloads)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(

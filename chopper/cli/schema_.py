@@ -20,7 +20,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, typed: str) -> 
     return [name for name in _tables() if name.startswith(typed)]
 
 
-@click.command("schema", short_help="Print the tables that a run holds, or one of them.")
+@click.command("schema")
 @click.argument("table", required=False, shell_complete=_names)
 @shared.as_json
 def command(table: str | None, as_json: bool) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chopper.validation.results import Case
 
 
-@click.command("validate", short_help="Prove the attribution's accuracy on known causes.")
+@click.command("validate")
 @click.option("--synthetic", "suite", flag_value="synthetic", help="Only the synthetic suite.")
 @click.option("--real", "suite", flag_value="real", help="Only injections into real training here.")
 @click.option(

@@ -8,7 +8,7 @@ from chopper.cli import _shared as shared
 from chopper.cli._progress import progress
 
 
-@click.command("whatif", short_help="Predict what a run would take with something changed.")
+@click.command("whatif")
 @shared.runs
 @click.option(
     "--fix",

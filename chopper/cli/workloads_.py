@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-@click.command("workloads", short_help="List the reference workloads, or describe one.")
+@click.command("workloads")
 @click.argument("workload", required=False, shell_complete=shared.workloads)
 @shared.as_json
 def command(workload: str | None, as_json: bool) -> None:
