@@ -329,7 +329,7 @@ def _browser_page(run: Attributed) -> Page:
     # What is large and used once is made first, and gone before the views are.
     replay = replay_or_reason(run)
     telemetry = [*series.collect(run.recording), *series.queues(run)]
-    lanes = timeline.build(run.whole, telemetry, path=timeline.critical_lanes(run, replay))
+    lanes = timeline.build(run.whole, telemetry, replay=replay)
     curves = figures.telemetry(telemetry, run) if telemetry else {}
     readings = [*frequency.readings(telemetry)]
     del telemetry

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.replay.path import Lane
     from chopper.analyzers.replay.replay import Replay
 
 DEVICE_BUDGET = 320_000
@@ -27,11 +26,6 @@ HOST_BUDGET = 240_000
 MAX_WINDOWS = 400
 _POINTS_PER_SERIES = 6_000
 _PATH_BUDGET = 100_000
-
-
-def critical_lanes(run: Attributed, replay: Replay | str) -> dict[int, Lane] | str:
-    """Return rank → the part of the critical path that lies on it, or why there is none."""
-    return replay if isinstance(replay, str) else lanes_of(replay.counting(run.whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +53,29 @@ def build(
     run: Attributed,
     series: Iterable[Series] = (),
     *,
-    path: dict[int, Lane] | str = "it was not replayed",
+    replay: Replay | str = "it was not replayed",
     device_budget: int = DEVICE_BUDGET,
     host_budget: int = HOST_BUDGET,
 ) -> Timeline:
     """Choose the windows and pack them.
 
     Args:
-        run: whose.
+        run: whose; of all kinds of steps.
         series: telemetry to stand below the lanes.
-        path: rank → the part of the critical path that lies on it; a reason where there is none.
+        replay: has the critical path; a reason where there is none.
         device_budget: device events in all packs.
         host_budget: host spans in all packs.
     """
     fields = ("rank", "step_index", "number", "start_ns", "end_ns")
     rows = zip(*(run.windows[field].to_pylist() for field in fields), strict=True)
     windows = [window for window in (Window(*row) for row in rows) if window.dur_ns > 0]
-    joined = run.joined
-    ranks = {r: RankColumns(run, joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
+    ranks = {r: RankColumns(run, run.joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _choose(windows, ranks, device_budget)
-    lanes = {} if isinstance(path, str) else path
+    lanes = {} if isinstance(replay, str) else lanes_of(replay.counting(run))
+    spans = {w: len(ranks[w.rank].host_rows(w)) for w in chosen}
+    # Each window keeps spans in proportion to what it has.
+    kept_ratio = min(host_budget / max(sum(spans.values()), 1), 1.0)
     kinds = Kinds()
-    host_share = _host_shares(chosen, ranks, host_budget)
     packs: dict[str, str] = {}
     entries: list[dict[str, Any]] = []
     short = deep = 0
@@ -89,7 +84,8 @@ def build(
         packer = Packer(window, rank, kinds, lanes.get(window.rank))
         packer.path(_PATH_BUDGET // len(chosen))
         packer.device()
-        dropped, hidden = packer.host(host_share[window])
+        limit = max(int(spans[window] * kept_ratio), min(spans[window], 500))
+        dropped, hidden = packer.host(limit)
         packer.clock()
         key = f"w{len(packs)}"
         packs[key] = packer.finish()
@@ -117,8 +113,8 @@ def build(
             f"{fmt.plural(deep, 'host span')} are not drawn: more than {MAX_DEPTH} levels deep, or "
             f"on threads beyond the {MAX_THREADS} busiest."
         )
-    if isinstance(path, str):
-        notes.append(f"The critical path is not marked: {path.rpartition('replayed: ')[2]}.")
+    if isinstance(replay, str):
+        notes.append(f"The critical path is not marked: {replay.rpartition('replayed: ')[2]}.")
     telemetry = _telemetry(series, entries)
     return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(lanes))
 
@@ -134,21 +130,17 @@ def _choose(
     size = {w: ranks[w.rank].count(w) for w in windows}
     if sum(size.values()) <= budget and len(windows) <= MAX_WINDOWS:
         return windows, []
+    windows_by_length = sorted(windows, key=lambda w: w.dur_ns)
     by_rank: dict[int, list[Window]] = {}
-    for window in windows:
+    for window in windows_by_length:
         by_rank.setdefault(window.rank, []).append(window)
-    median, worst = {}, {}
-    for rank, mine in by_rank.items():
-        ordered = sorted(mine, key=lambda w: w.dur_ns)
-        median[rank] = ordered[len(ordered) // 2]
-        worst[rank] = ordered[-1]
-    pace = sorted(by_rank, key=lambda r: median[r].dur_ns)
+    medians = sorted((of[len(of) // 2] for of in by_rank.values()), key=lambda w: w.dur_ns)
     # Slowest, fastest, second slowest … : the spread of ranks is what one looks for.
-    order = [pace[-1 - i // 2] if i % 2 == 0 else pace[i // 2] for i in range(len(pace))]
-    rest = sorted(windows, key=lambda w: -w.dur_ns)
+    first = [w for pair in zip(reversed(medians), medians, strict=True) for w in pair]
+    slowest = [by_rank[w.rank][-1] for w in first]
     chosen: dict[Window, None] = {}
     used = 0
-    for window in [*(median[r] for r in order), *(worst[r] for r in order), *rest]:
+    for window in (*first, *slowest, *reversed(windows_by_length)):
         if window in chosen or len(chosen) >= MAX_WINDOWS:
             continue
         if chosen and used + size[window] > budget:
@@ -166,15 +158,6 @@ def _choose(
         note += f"; {kept_ranks} of {len(by_rank)} ranks, slowest and fastest first"
     note += ". All figures and tables cover every step of every rank."
     return sorted(chosen, key=lambda w: (w.rank, w.step_index)), [note]
-
-
-def _host_shares(
-    chosen: list[Window], ranks: dict[int, RankColumns], budget: int
-) -> dict[Window, int]:
-    """Return window → host spans that it may keep, in proportion to what it has."""
-    counts = {w: len(ranks[w.rank].host_rows(w)) for w in chosen}
-    factor = min(budget / max(sum(counts.values()), 1), 1.0)
-    return {window: max(int(n * factor), min(n, 500)) for window, n in counts.items()}
 
 
 def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:

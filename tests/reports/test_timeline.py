@@ -70,9 +70,7 @@ def _decode(lanes: timeline.Timeline, window: dict[str, Any]) -> list[dict[str, 
 
 def test_every_device_event_of_a_window_is_there_as_recorded() -> None:
     attribution = make(Shape(ranks=1))
-    lanes = timeline.build(
-        attribution, path=timeline.critical_lanes(attribution, replay_or_reason(attribution))
-    )
+    lanes = timeline.build(attribution, replay=replay_or_reason(attribution))
     assert len(lanes.windows) == 4
     assert lanes.notes == [
         "The critical path is not marked: 0 of "
@@ -137,9 +135,7 @@ def test_the_state_lane_agrees_with_the_pieces() -> None:
 def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
     # The device is done long before the second launch: the path goes over the host.
     attribution = chopper.attribute(run(late_second_launch()))
-    lanes = timeline.build(
-        attribution, path=timeline.critical_lanes(attribution, replay_or_reason(attribution))
-    )
+    lanes = timeline.build(attribution, replay=replay_or_reason(attribution))
     assert lanes.path
     (window,) = lanes.windows
     rows = _decode(lanes, window)
