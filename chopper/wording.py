@@ -91,15 +91,21 @@ def factor(value: float) -> str:
     return f"{_three(value) if value >= 10 else f'{value:.1f}'}×"
 
 
-def _scaled(base: int, *units: str) -> Callable[[float | None], str]:
-    """Return what shows a number with the unit in which it has up to three digits."""
+def _scaled(base: int, *units: str, whole: bool = True) -> Callable[[float | None], str]:
+    """Return what shows a number with the unit in which it has up to three digits.
+
+    Args:
+        base: of the units.
+        units: from the smallest.
+        whole: numbers of the smallest unit are.
+    """
 
     def show(value: float) -> str:
         size = float(value)
         for unit in units[:-1]:
             # 999.5 of a unit would print as 1000 of it: the next one is meant.
             if abs(size) < min(base, 999.5):
-                return f"{int(size)} {unit}" if unit == units[0] else f"{_three(size)} {unit}"
+                return f"{int(size) if whole and unit == units[0] else _three(size)} {unit}"
             size /= base
         return f"{_three(size)} {units[-1]}"
 
@@ -112,14 +118,9 @@ rate = _scaled(1000, "B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 """Bytes per second in decimal units, as links and memories are sold: ``3.35 TB/s``."""
 flops = _scaled(1000, "FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
 _flop = _scaled(1000, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
-_high_hertz = _scaled(1000, "Hz", "kHz", "MHz", "GHz")
-_high_joules = _scaled(1000, "J", "kJ", "MJ", "GJ")
-
-
-@_known
-def hertz(value: float) -> str:
-    """A frequency: ``99.8 Hz``, ``1.98 GHz``."""
-    return f"{_three(value)} Hz" if abs(value) < 999.5 else _high_hertz(value)
+hertz = _scaled(1000, "Hz", "kHz", "MHz", "GHz", whole=False)
+"""A frequency: ``99.8 Hz``, ``1.98 GHz``."""
+_microjoules = _scaled(1000, "µJ", "mJ", "J", "kJ", "MJ", "GJ", whole=False)
 
 
 @_known
@@ -131,12 +132,9 @@ def count(value: float) -> str:
 @_known
 def joules(value: float) -> str:
     """An energy: ``412 µJ``, ``38.2 J``, ``1.24 MJ``."""
-    if value < 0:
-        return "−" + joules(-value)
-    for limit, factor, name in ((999.5e-6, 1e6, "µJ"), (0.9995, 1e3, "mJ")):
-        if 0 < value < limit:
-            return f"{_three(value * factor)} {name}"
-    return f"{_three(value)} J" if value < 999.5 else _high_joules(value)
+    if value <= 0:
+        return "−" + joules(-value) if value else "0.00 J"
+    return _microjoules(value * 1e6)
 
 
 # Suffix of a column's name → how its values read.
@@ -238,9 +236,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def plural(number: int, noun: str, many: str | None = None) -> str:
+def plural(number: int, noun: str) -> str:
     """``1 rank``, ``2 ranks``."""
-    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
+    return f"{count(number)} {noun if number == 1 else noun + 's'}"
 
 
 def ellipsize(text: str, width: int) -> str:

@@ -74,11 +74,11 @@ def _facts(run: RunManifest) -> list[Fact]:
     return [Fact(label=label, value=text, code=label == "Command") for label, text in texts if text]
 
 
-def _few(values: Sequence[str | None], limit: int = 4) -> str:
+def _few(values: Sequence[str | None]) -> str:
     """Return the distinct values, in order of first use; how many there are beyond a few."""
     distinct = list(dict.fromkeys(v for v in values if v))
-    more = f" and {len(distinct) - limit} more" if len(distinct) > limit else ""
-    return ", ".join(distinct[:limit]) + more
+    more = f" and {len(distinct) - 4} more" if len(distinct) > 4 else ""
+    return ", ".join(distinct[:4]) + more
 
 
 def _devices(run: RunManifest) -> Counter[str]:

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-_LEVEL = 6
-
 
 def narrow(values: np.ndarray) -> np.ndarray:
     """The same integers in the smallest type that holds them; float64 beyond 32 bits.
@@ -35,7 +33,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = _LEVEL) -> str:
+def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6) -> str:
     """One base64 string of ``meta`` and arrays.
 
     Args:
@@ -57,9 +55,9 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = _L
         planes.append(np.ascontiguousarray(raw.T).tobytes())
     header = json.dumps({"meta": meta, "arrays": described}, separators=(",", ":")).encode()
     data = len(header).to_bytes(4, "little") + header + b"".join(planes)
-    return base64.b64encode(zlib.compress(data, level)).decode("ascii")
+    return deflate_text(data, level=level)
 
 
-def deflate_text(text: bytes, *, level: int = _LEVEL) -> str:
-    """A text as deflated base64."""
+def deflate_text(text: bytes, *, level: int = 6) -> str:
+    """Return data as deflated base64."""
     return base64.b64encode(zlib.compress(text, level)).decode("ascii")
