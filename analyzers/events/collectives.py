@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.steps import step_numbers
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
 from chopper.analyzers.trace.columns import ints, nullable
 from chopper.tables import TABLES
@@ -73,30 +74,13 @@ def members_of(run: Attributed) -> Members:
 
 def details_of(run: Attributed, rank: np.ndarray, row: np.ndarray) -> pa.Table:
     """Phase, layer, operator and step number of events. -> phase, layer, op, step."""
-    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op"])]
-    places = []
+    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op", "step_index"])]
+    places = [np.zeros(0, dtype=np.int64)]
     for one in np.unique(rank):
         at = np.flatnonzero(rank == one)
         parts.append(run.links[int(one)].select(parts[0].column_names).take(row[at]))
         places.append(at)
-    place = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
-    found = pa.concat_tables(parts).unify_dictionaries().take(np.argsort(place)).combine_chunks()
-    return found.append_column("step", nullable(_step_numbers(run, rank, row)))
-
-
-def _step_numbers(run: Attributed, rank: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Number of the step window that holds each event's start, -1 for none."""
-    windows = run.windows
-    ranks, start = ints(windows, "rank"), ints(windows, "start_ns")
-    end, number = ints(windows, "end_ns"), ints(windows, "number")
-    found = np.full(len(rank), -1, dtype=np.int64)
-    for one in np.unique(rank):
-        at = np.flatnonzero(rank == one)
-        mine = np.flatnonzero(ranks == one)
-        if not len(mine):
-            continue
-        begun = ints(run.joined[int(one)].device_event, "start_ns")[row[at]]
-        window = np.searchsorted(start[mine], begun, side="right") - 1
-        safe = mine[np.maximum(window, 0)]
-        found[at] = np.where((window >= 0) & (begun < end[safe]), number[safe], -1)
-    return found
+    order = np.argsort(np.concatenate(places))
+    found = pa.concat_tables(parts).unify_dictionaries().take(order).combine_chunks()
+    step = step_numbers(run, rank, ints(found, "step_index"))
+    return found.drop(["step_index"]).append_column("step", nullable(step))

@@ -13,7 +13,8 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import Members, details_of
 from chopper.analyzers.events.device import Events, of_class
-from chopper.analyzers.events.groups import Groups, rows_of
+from chopper.analyzers.events.groups import Groups
+from chopper.analyzers.events.steps import step_numbers
 from chopper.analyzers.trace.columns import distinct_rows, ints
 from chopper.analyzers.views import View, column, optional
 
@@ -51,9 +52,7 @@ def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
         return []
     rank = events.rank[rows]
     start = events.start_ns[rows] - _offsets_ns(run)[rank]
-    windows = run.whole.windows
-    at = rows_of([ints(windows, n) for n in ("rank", "step_index")], [rank, events.step[rows]])
-    step = np.append(ints(windows, "number"), -1)[at]
+    step = step_numbers(run.whole, rank, events.step[rows])
     order = np.lexsort((start, rank, events.kernel[0][rows], step))
     rank, start, step = rank[order], start[order], step[order]
     _, name = distinct_rows([step, events.kernel[0][rows][order]])

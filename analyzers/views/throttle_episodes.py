@@ -95,10 +95,9 @@ def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
             counted = counters.get(number, TABLES["device_counter"].empty())
             time_ns, grown = ints(counted, "time_ns"), _grown(counted)
             series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
+            episodes = _of_counters(time_ns, grown, series)
             if series is not None and (series.reasons >= 0).any():
                 episodes = _of_reasons(series)
-            else:
-                episodes = _of_counters(time_ns, grown, series)
             if episodes is not None and len(episodes.reason):
                 size = len(episodes.reason)
                 device = run.recording.part(rank).device_id if number is None else number
