@@ -62,11 +62,7 @@ def in_sections() -> list[View]:
 
 
 def view(run: Attributed, name: str) -> pa.Table:
-    """Return one view of an attributed run, as the declared table of the same name.
-
-    Raises:
-        UsageError: no such view.
-    """
+    """Return one view of an attributed run; a `UsageError` says which there are."""
     return views(run, [name])[name]
 
 
@@ -74,9 +70,6 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
     """Return several views; values that several of them need are made once.
 
     ``shared`` are such values that are there already: ``replay``, ``events`` …
-
-    Raises:
-        UsageError: no such view.
     """
     values: dict[str, Any] = {"run": run, **shared}
     tables = {}

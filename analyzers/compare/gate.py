@@ -40,14 +40,9 @@ Outcome = Literal["beyond", "within", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition of a gate.
+    """One condition of a gate, ``text`` as it was written.
 
-    Attributes:
-        quantity: ``step``, ``median``, ``untraced`` or a cause.
-        sign: ``>`` or ``<``.
-        limit: a ratio of A's value, or nanoseconds.
-        relative: whether it is a ratio.
-        text: as it was written.
+    ``limit`` is a ratio of A's value where it is ``relative``, else nanoseconds.
     """
 
     quantity: str
@@ -89,11 +84,7 @@ class Verdict:
 
 
 def parse(text: str) -> tuple[Condition, ...]:
-    """Return the conditions of an expression.
-
-    Raises:
-        UsageError: it is not one; the message names the place.
-    """
+    """Return the conditions of an expression; a `UsageError` names the place where it is none."""
     if len(text) > _LONGEST:
         raise UsageError(f"--fail-on: longer than {_LONGEST} characters")
     condition, at = _condition(text, 0)

@@ -12,7 +12,6 @@ from chopper.analyzers.compare.steps import Steps, ranks_without_steps
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
-from chopper.storage.manifest import RankManifest
 
 Pair = tuple[Attributed, Attributed]
 Sides = tuple[Steps, Steps]
@@ -48,12 +47,14 @@ _WITHHOLD = ("world_size", "tokens")
 
 def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     """All checks, what withholds the verdict first, then what differs, then the rest."""
+    parts = [run.recording.manifest.ranks for run in runs]
+    peaks = ["yes" if all(r.peak_source for r in run.ranks) else "no" for run in runs]
     values: dict[str, list[Value]] = {
         "world_size": [_world_size(run) for run in runs],
         "device": [_all(device_of(run, r.rank) for r in run.ranks) for run in runs],
         "dtype": [_dtypes(run) for run in runs],
-        "peak": [_peaks(run) for run in runs],
-        "torch": [_all(p.environment.get("torch") for p in _parts(run)) for run in runs],
+        "peak": [peak if run.ranks else None for run, peak in zip(runs, peaks, strict=True)],
+        "torch": [_all(p.environment.get("torch") for p in part) for part in parts],
         "recording": [_recorded(run) for run in runs],
         "ranks": [len(run.ranks) for run in runs],
         "steps": [len(side.numbers) for side in sides],
@@ -107,12 +108,8 @@ def _all(names: Iterable[str | None]) -> str | None:
     return ", ".join(sorted(filter(None, distinct))) if None not in distinct else None
 
 
-def _parts(run: Attributed) -> list[RankManifest]:
-    return run.recording.manifest.ranks
-
-
 def _world_size(run: Attributed) -> int | None:
-    sizes = [part.world_size for part in _parts(run) if part.world_size]
+    sizes = [part.world_size for part in run.recording.manifest.ranks if part.world_size]
     return max(sizes, default=len(run.ranks) if len(run.ranks) > 1 else None)
 
 
@@ -125,12 +122,6 @@ def _dtypes(run: Attributed) -> str | None:
             flop[name] = flop.get(name, 0.0) + value
     total = sum(flop.values())
     return ", ".join(sorted(n for n, v in flop.items() if v >= _DTYPE_SHARE * total > 0)) or None
-
-
-def _peaks(run: Attributed) -> str | None:
-    if not run.ranks:
-        return None
-    return "yes" if all(r.peak_source for r in run.ranks) else "no"
 
 
 def _recorded(run: Attributed) -> str | None:

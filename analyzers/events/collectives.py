@@ -26,10 +26,9 @@ class Members:
     """The matched rows of the `communication` table, collective by collective.
 
     Attributes:
-        table: those rows, sorted by collective, then rank.
+        table: those rows, sorted by collective (dense numbers in ``of``), then rank.
         first: first row of each collective.
-        of: collective of each row, dense.
-        rank, row, arrival_ns, left_ns, ready_ns: columns; ``row`` is the device event's.
+        row: row of the device event.
         wait_ns: how long each rank waited; 0 for one that left before the last rank came.
         straggler: row of the rank that came last, per collective.
     """

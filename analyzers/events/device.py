@@ -34,16 +34,11 @@ class Events:
     """Device events of all ranks that lie in a step window, rank after rank, each in its order.
 
     Attributes:
-        rank: rank of each event.
-        row: its row in that rank's `device_event`.
-        step: index of its window.
-        start_ns, dur_ns: start (Unix time) and duration.
-        device_id, stream_id: the stream that it ran on.
+        row, step: row in that rank's `device_event`, and index of its window.
         launch_row, op_row: rows of that rank's `host_span`, -1 where there is none.
         kernel, op, phase, work_class: codes and values; code -1 is null.
         work_flop, work_bytes, ideal_ns, roofline_ns: of the work model, NaN where unknown.
-        math: model math (a product, convolution or attention).
-        modelled: math or memory-bound work; the work model knows the operator.
+        math, modelled: model math (a product, convolution or attention); it or memory-bound work.
         dtype: codes and values of the arithmetic, values in alphabetical order; -1 is unknown.
     """
 

@@ -1,10 +1,14 @@
-"""Growth of totals between readings, and energy from a counter or from power."""
+"""Growth of totals between readings, energy from a counter or power, and who shares a counter."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+from chopper.analyzers.trace.samples import socket_of
+from chopper.storage.run import Run
 
 _JUMP_RATIO = 2.0
 """Most that a board draws for a short time, over its power limit."""
@@ -120,3 +124,20 @@ def meter_of_power(time_ns: np.ndarray, power_w: np.ndarray) -> Meter | None:
     span, power = np.diff(read.time_ns), read.total
     total = np.concatenate([[0.0], np.cumsum((power[:-1] + power[1:]) / 2 * span / 1e9)])
     return Meter(read.time_ns, total, span > MAX_POWER_GAP_NS, 0.0, "power")
+
+
+def ranks_by_socket(recording: Run) -> list[tuple[int, ...]]:
+    """Group the ranks that compute on parts of one device."""
+    return _grouped((rank, socket_of(recording, rank)) for rank in recording.ranks)
+
+
+def ranks_by_host(recording: Run) -> list[tuple[int, ...]]:
+    """Group the ranks of a host; a rank whose host is not known stands alone."""
+    return _grouped((rank, recording.part(rank).hostname or rank) for rank in recording.ranks)
+
+
+def _grouped(keys: Iterable[tuple[int, Hashable]]) -> list[tuple[int, ...]]:
+    ranks_by_key: dict[Hashable, list[int]] = {}
+    for rank, key in keys:
+        ranks_by_key.setdefault(key, []).append(rank)
+    return [tuple(ranks) for ranks in ranks_by_key.values()]

@@ -36,10 +36,7 @@ def step_table(run: Attributed, rank: int) -> pa.Table:
 
 
 def steps_of(run: Attributed, rank: int) -> pa.Table:
-    """Return all recorded steps of a rank, traced or not; its windows where it has none.
-
-    -> number, start_ns, end_ns, and more.
-    """
+    """Return all recorded steps of a rank, traced or not; its windows where it has none."""
     table = step_table(run, rank)
     return table if table.num_rows else windows_of(run, rank)
 
@@ -82,10 +79,7 @@ def tokens_of(run: Attributed, rank: int) -> int | None:
 
 
 def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:
-    """Return the indices looked up in a rank's steps by shape of the embedding's table.
-
-    Empty where the shapes of a call were not recorded.
-    """
+    """Return the indices that a rank looked up by shape of the table; none where not known."""
     spans = run.joined[rank].host_span
     codes, names = strings(spans, "name")
     if _EMBEDDING not in names:

@@ -23,13 +23,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Works:
-    """The distinct works of one rank.
-
-    Attributes:
-        first: an event of each work.
-        events: these events. DEVICE_EVENT.
-        count: instances of each work.
-    """
+    """The distinct works of one rank: an event of each (row, DEVICE_EVENT), and its instances."""
 
     run: Attributed
     rank: int

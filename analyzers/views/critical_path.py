@@ -23,8 +23,7 @@ VIEW = View(
     ),
     title="Critical path",
     section="Critical path",
-    needs="the run cannot be replayed: it has no device events, or their launches were not "
-    "recorded",
+    needs="the run has no device events to replay, or their launches were not recorded",
 )
 
 

@@ -28,8 +28,7 @@ VIEW = View(
     ),
     title="Critical path in time",
     section="Critical path",
-    needs="the run cannot be replayed: it has no device events, or their launches were not "
-    "recorded",
+    needs="the run has no device events to replay, or their launches were not recorded",
 )
 
 

@@ -19,12 +19,18 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import reals
-from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, meter_of_power
+from chopper.analyzers.events.meter import (
+    MAX_POWER_GAP_NS,
+    Meter,
+    meter_of,
+    meter_of_power,
+    ranks_by_host,
+    ranks_by_socket,
+)
 from chopper.analyzers.events.steps import step_table, steps_of, tokens_of
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View, column, optional
-from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
 from chopper.tables import TABLES
 from chopper.wording import ranges
 
@@ -79,8 +85,8 @@ VIEW = View(
 def energy(run: Attributed, events: Events) -> pa.Table:
     """DEVICE_COUNTER, DEVICE_CLOCK, HOST_ENERGY, ENERGY_WINDOW, STEP, STEP_WORK -> ENERGY.
 
-    One row for all devices together, then per device and host domain the whole of its steps,
-    groups of steps of at least 5 s each, and phases; then the spans that another tool measured.
+    All devices together; each device and host domain as a whole, in groups of steps, by phase; then
+    spans that another tool measured.
     """
     rows: list[Row] = []
     devices: list[Row] = []

@@ -20,12 +20,11 @@ import pyarrow as pa
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import reals
-from chopper.analyzers.events.meter import Counter, counter_of
+from chopper.analyzers.events.meter import Counter, counter_of, ranks_by_host, ranks_by_socket
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import of_rank, table_beside
 from chopper.analyzers.views import View, column, optional
-from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
 from chopper.storage.run import Run
 from chopper.wording import ranges
 

@@ -49,8 +49,7 @@ VIEW = View(
     ),
     title="Memory",
     section="Memory",
-    needs="neither the allocator's events were recorded (profile with memory=True) nor its totals "
-    "read",
+    needs="neither the allocator's events (profile with memory=True) nor its totals were recorded",
 )
 
 

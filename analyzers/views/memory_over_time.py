@@ -48,8 +48,7 @@ VIEW = View(
     ),
     title="Memory over time",
     section="Memory",
-    needs="no memory was sampled (the collectors `device_memory` and `host` do) and no snapshot "
-    "given",
+    needs="no memory was sampled (`device_memory` and `host` do) and no snapshot given",
 )
 
 

@@ -61,8 +61,7 @@ VIEW = View(
     version=2,
     title="Throttle episodes",
     section="Clocks",
-    needs="no clock reading names a reason that held it (power, heat, a set clock), or none was "
-    "recorded with its reasons",
+    needs="no reading with reasons was recorded, or none names power, heat or a set clock",
 )
 
 

@@ -77,10 +77,7 @@ class _Math:
 
 
 def utilization(run: Attributed) -> pa.Table:
-    """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION.
-
-    The whole run first (``rank`` null), then its data types, then each rank, for both ceilings.
-    """
+    """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
     scale = run.step_time().scale
     math = {r.rank: _math(run, r.rank) for r in run.ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}

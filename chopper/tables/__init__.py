@@ -89,12 +89,7 @@ class Table:
         )
 
     def validate(self, table: pa.Table) -> pa.Table:
-        """Return ``table`` when it has exactly the declared columns, else raise.
-
-        Raises:
-            SchemaError: a column is missing, unknown, of another type, or null where it
-                must not be.
-        """
+        """Return ``table`` if it has the declared columns; a `SchemaError` says what is wrong."""
         for column, field in zip(self.columns, self.arrow, strict=True):
             name = f"table {self.name}: column {column.name}"
             if column.name not in table.schema.names:
@@ -112,7 +107,7 @@ class Table:
         )
 
     def completed(self, table: pa.Table) -> pa.Table:
-        """``table`` with nulls for what its older version of chopper did not record.
+        """Return ``table`` with nulls for what its older version of chopper did not record.
 
         Raises:
             SchemaError: a newer version wrote it, or it lacks a column that cannot be null.
