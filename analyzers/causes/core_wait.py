@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import first_with, ints, pick
+from chopper.arrow import with_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,10 +31,8 @@ def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.n
     and at the end of the step before are of one thread. Where a number occurs twice, the steps were
     counted anew: the last one counts.
     """
-    wait = np.zeros(len(numbers), dtype=np.int64)
-    sleep = np.full(len(numbers), -1, dtype=np.int64)
     if core_wait is None or core_wait.num_rows < 2:
-        return wait, sleep
+        return np.zeros(len(numbers), dtype=np.int64), np.full(len(numbers), -1)
     step, tid, total, at = (ints(core_wait, c) for c in ("step", "tid", "run_delay_ns", "time_ns"))
     grown = np.diff(total)
     follows = (step[1:] >= 0) & ((step[1:] == step[:-1] + 1) | ((step[1:] == 0) & (step[:-1] < 0)))
@@ -42,11 +41,9 @@ def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.n
     if "run_ns" in core_wait.column_names and not core_wait["run_ns"].null_count:
         ran = np.diff(ints(core_wait, "run_ns"))
         asleep = np.where(ran >= 0, np.maximum(np.diff(at) - ran - grown, 0), -1)
-    row_of = dict(zip(step[1:][known].tolist(), np.flatnonzero(known).tolist(), strict=True))
-    for place, number in enumerate(numbers.tolist()):
-        if number in row_of:
-            wait[place], sleep[place] = grown[row_of[number]], asleep[row_of[number]]
-    return wait, sleep
+    rows = np.flatnonzero(known)[::-1]
+    row = pick(rows, first_with(step[1:][rows], numbers))
+    return pick(grown, row, 0), pick(asleep, row)
 
 
 def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.ndarray | None:
@@ -56,9 +53,7 @@ def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.nd
     """
     if core_wait is None or COMPUTING not in core_wait.column_names:
         return None
-    at = core_wait.schema.get_field_index("run_delay_ns")
-    computing = core_wait.set_column(at, "run_delay_ns", core_wait[COMPUTING])
-    return wait_of_steps(computing, numbers)[0]
+    return wait_of_steps(with_column(core_wait, "run_delay_ns", core_wait[COMPUTING]), numbers)[0]
 
 
 def awake(

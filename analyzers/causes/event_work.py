@@ -10,7 +10,7 @@ import numpy as np
 from chopper.analyzers.causes.event_shapes import forward_rows, output_dims
 from chopper.analyzers.causes.repeated_kernels import match_instances
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import compact, distinct_rows, row_set
+from chopper.analyzers.trace.columns import compact, distinct_rows, pick, row_set
 from chopper.analyzers.trace.join import COMPUTE
 from chopper.analyzers.trace.phases import PHASES
 from chopper.analyzers.work import (
@@ -103,8 +103,7 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
         ideal_ns, roofline_ns, math, vector, like_row, work_flop, work_bytes, dtype, []
     )
     computing = links.work_class == COMPUTE
-    if len(links.host):
-        _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
+    _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
     _by_likeness(links, computing, found, code)
     _by_kernel(links, computing, found)
     return found
@@ -114,6 +113,8 @@ def _by_operator(
     links: Links, ceiling: Ceiling | None, events: np.ndarray, found: EventWork, code: np.ndarray
 ) -> None:
     """Fill in what operators tell; ``code`` gets a number per distinct operator call and kernel."""
+    if not len(events):
+        return
     operators = operator_work(links, np.flatnonzero(row_set(links.op_row[events], len(links.host))))
     modelled = operators.row_of[links.op_row[events]]
     events, modelled = events[modelled >= 0], modelled[modelled >= 0]
@@ -164,11 +165,9 @@ def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np
     That are kernels whose launch the trace lacks, and those that a graph replays: their operator
     is whatever replayed the graph.
     """
-    without = links.op_row < 0
-    if len(links.host):
-        without |= links.host.named(names.is_wrapper)[links.op_row]
-        replays = links.host.named(names.is_graph_launch)
-        without |= links.has_launch & replays[links.launch_row]
+    host = links.host
+    without = pick(host.named(names.is_wrapper), links.op_row, otherwise=True)
+    without |= pick(host.named(names.is_graph_launch), links.launch_row, otherwise=False)
     wanted = computing & without & (code < 0)
     like = match_instances(links.events, code, wanted)
     rows = np.flatnonzero(like >= 0)
@@ -231,8 +230,7 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
     chain = [nearest[rows]]
     for _ in range(_LEVELS_UP - 1):
-        parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
-        chain.append(np.where(parent >= 0, nearest[parent], -1))
+        chain.append(pick(nearest, pick(host.nesting.parent, chain[-1])))
     asked = np.flatnonzero(row_set(np.concatenate(chain), len(host)))
     calls, works, signature = _distinct_works(host, asked)
     math = np.array([w.family in MATH_FAMILIES for w in works] + [False])

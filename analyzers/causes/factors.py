@@ -116,7 +116,10 @@ def measure(
         TABLES["device_clock"].empty() if samples is None else samples,
         set_hz=set_clock_hz(limits, reference),
     )
-    shared = _shared(links)
+    shared = np.zeros(count, dtype=np.int64)
+    for device in np.unique(links.events.device_id):
+        own = np.flatnonzero(links.events.device_id == device)
+        shared[own] = shared_time(links.events.start_ns[own], links.events.end_ns[own])
     rows, group, kinds = _compared(links, work)
     signature = np.full(count, -1, dtype=np.int64)
     signature[rows] = group
@@ -128,7 +131,13 @@ def measure(
         clocks.clock_hz[rows],
         clocks.error_hz[rows],
         alone & clocks.known[rows],
-        _compute_bound(work, rows),
+        # 1 for work that only the units limit, 0 where memory does.
+        np.divide(
+            np.where(work.math[rows], work.ideal_ns[rows], 0.0),
+            work.roofline_ns[rows],
+            out=np.zeros(len(rows)),
+            where=work.roofline_ns[rows] > 0,
+        ),
     )
     sensitivity = pick(by_signature.value, signature, np.nan)
     slower = np.log(np.divide(reference, clocks.clock_hz))
@@ -253,23 +262,6 @@ def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarr
     code = np.where(work.math, work.dtype, -1)
     code[work.vector] = len(work.dtypes)
     return table[code]
-
-
-def _compute_bound(work: EventWork, rows: np.ndarray) -> np.ndarray:
-    """Ideal over roofline time: 1 for work that only the units limit, 0 where memory does."""
-    ideal = np.where(work.math[rows], work.ideal_ns[rows], 0.0)
-    roofline = work.roofline_ns[rows]
-    return np.divide(ideal, roofline, out=np.zeros(len(rows)), where=roofline > 0)
-
-
-def _shared(links: Links) -> np.ndarray:
-    """Part of each event in which another one ran on its device."""
-    events = links.events
-    shared_ns = np.zeros(len(events), dtype=np.int64)
-    for device in np.unique(events.device_id):
-        rows = np.flatnonzero(events.device_id == device)
-        shared_ns[rows] = shared_time(events.start_ns[rows], events.end_ns[rows])
-    return shared_ns
 
 
 def _divided(states: States, count: int) -> np.ndarray:

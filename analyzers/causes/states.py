@@ -77,7 +77,9 @@ def exclusive_states(
     bounds = windows.bounds_ns
     row, window, start, end = _fragments(start_ns, end_ns, bounds)
     klass = work_class[row]
-    times = _distinct_times(start, end, bounds)
+    # Stable is the fast kind here: the parts are sorted, or nearly so.
+    times = np.sort(np.concatenate([start, end, bounds]), kind="stable")
+    times = times[run_starts(times)]
     first = np.searchsorted(times, start)
     last = np.searchsorted(times, end)
     length = np.diff(times)
@@ -87,7 +89,8 @@ def exclusive_states(
         mine = klass == c
         if not mine.any():
             continue
-        count = _active(first, last, mine, len(times))
+        begun, ended = (np.bincount(at[mine], minlength=len(times)) for at in (first, last))
+        count = np.cumsum(begun - ended)[:-1]
         wins = idle & (count > 0)
         idle &= ~wins
         each = np.zeros(len(length), dtype=np.int64)
@@ -105,14 +108,6 @@ def exclusive_states(
     hard[np.searchsorted(times, bounds)] = True
     gap_start, gap_end, gap_window = _gaps(times, idle, bounds, hard)
     return States(row, window, share, end - start, gap_start, gap_end, gap_window)
-
-
-def _distinct_times(start: np.ndarray, end: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """All times at which something changes, ascending, each once."""
-    times = np.concatenate([start, end, bounds])
-    # Stable is the fast kind here: the parts are sorted, or nearly so.
-    times.sort(kind="stable")
-    return times[run_starts(times)]
 
 
 def _fragments(
@@ -134,11 +129,6 @@ def _fragments(
     piece_start = np.maximum(start[row], bounds[window])
     piece_end = np.minimum(end[row], bounds[window + 1])
     return row, window, piece_start, np.maximum(piece_end, piece_start)
-
-
-def _active(first: np.ndarray, last: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray:
-    change = np.bincount(first[mask], minlength=size) - np.bincount(last[mask], minlength=size)
-    return np.cumsum(change)[:-1]
 
 
 def _give_rest(
@@ -180,10 +170,8 @@ def _gaps(
     """
     index = np.flatnonzero(idle)
     if not len(index):
-        empty = np.zeros(0, np.int64)
-        return empty, empty, empty
-    new = np.ones(len(index), dtype=bool)
-    new[1:] = (index[1:] != index[:-1] + 1) | hard[index[1:]]
+        return index, index, index
+    new = run_starts(index - np.arange(len(index))) | hard[index]
     begin = index[new]
     stop = np.append(index[np.flatnonzero(new)[1:] - 1], index[-1])
     start = times[begin]

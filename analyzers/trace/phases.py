@@ -264,17 +264,13 @@ class Phases:
         # the optimizer's step that ended the last one returns.
         inside = (at >= 0) & (host.nesting.end_ns[row] > time_ns)
         phase = np.where(inside, self.of_span[row], -1)
-        if self._phases_within_phases and inside.any():
+        # A phase may run within another, as what a closure of an optimizer does.
+        around = pick(self.of_span, host.nesting.parent)
+        if inside.any() and ((around >= 0) & (around != self.of_span)).any():
             thread = host.nesting.thread[row[inside]]
             innermost = innermost_at(activity(host.nesting), thread, time_ns[inside])
             phase[inside] = self.of_span[innermost]
         return phase
-
-    @cached_property
-    def _phases_within_phases(self) -> bool:
-        """Tell whether a phase runs within another, as what a closure of an optimizer does."""
-        around = pick(self.of_span, self.host.nesting.parent)
-        return bool(((around >= 0) & (around != self.of_span)).any())
 
     def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:
         """End of the last backward activity in the step around each time."""
