@@ -15,7 +15,7 @@ import pytest
 from chopper import kernel_names, wording
 from chopper.analyzers.trace import names
 from chopper.analyzers.work import kernels
-from chopper.analyzers.work.name_search import NameSearch
+from chopper.analyzers.work.kernels import NameSearch
 from chopper.collectors.formats import telemetry_csv
 from chopper.hardware.devices import known_devices
 from tests.regexes import shared_text
@@ -85,8 +85,7 @@ MADE_OF_DATA = {
     "analyzers/replay/changes.py": "an expression that the user asks for",
     "analyzers/compare/gate.py": "the table of a condition's parts, matched where the part begins",
     "collectors/formats/telemetry_csv.py": "the table above it, whose patterns are compiled there",
-    "analyzers/work/name_search.py": "what its makers say, found in their variables",
-    "analyzers/work/kernels.py": "the table above it, whose patterns are compiled there",
+    "analyzers/work/kernels.py": "what its makers say, found in their variables, and the table",
 }
 """Where patterns are no literals, and what they are made of."""
 

@@ -16,7 +16,7 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
 from chopper.analyzers.trace.columns import nullable
 from chopper.analyzers.trace.join import COMMUNICATION, COPY
-from chopper.analyzers.work.name_search import NameSearch
+from chopper.analyzers.work.kernels import NameSearch
 from chopper.arrow import to_arrow
 from chopper.causes import CODES
 from chopper.tables import TABLES

@@ -1,7 +1,8 @@
 """Estimates: what a model, a network or a price list would give, from formulas with a source.
 
 Pure functions from numbers to numbers; no run is needed unless a function asks for one. Each
-result is a frozen struct with its schema, so that its JSON form is its fields.
+result is a frozen struct with its schema, so that its JSON form is its fields. Numbers that make no
+sense raise a UsageError which names them.
 """
 
 from __future__ import annotations

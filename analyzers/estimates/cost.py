@@ -76,11 +76,7 @@ class Against(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
-    """Price × 10⁶ ÷ (3600 × tokens per second), of one device.
-
-    Raises:
-        UsageError: anything not positive.
-    """
+    """Price × 10⁶ ÷ (3600 × tokens per second), of one device."""
     positive(price_per_hour, "price")
     positive(tokens_per_s, "tokens per second")
     return price_per_hour * 1e6 / (3600 * tokens_per_s)
@@ -98,9 +94,6 @@ def projected_tokens_per_s(
 ) -> float:
     """Tokens per second and device: peak × utilization ÷ (6 × parameters that a token goes
     through).
-
-    Raises:
-        UsageError: anything not positive, or a utilization above 1.
     """
     positive(parameters_count, "parameters")
     positive(flop_per_s, "peak")

@@ -129,11 +129,7 @@ def _one(
 
 
 def check_counts(failed_count: int, uplinks_count: int, **counts: int) -> None:
-    """Refuse counts below 1, and fabrics of which no uplink is left.
-
-    Raises:
-        UsageError: says which.
-    """
+    """Refuse counts below 1, and fabrics of which no uplink is left."""
     for name, value in {"uplinks": uplinks_count, **counts}.items():
         if value < 1:
             raise UsageError(f"{name.replace('_', ' ')}: found {value}, expected 1 or more")
@@ -167,9 +163,6 @@ def simulate(
         admitted_count: flows that a receiver lets send at a time; None for all.
         trials_count: draws with one queue pair; more of them scatter less: fewer draws, 4 at least.
         seed: of the draws.
-
-    Raises:
-        UsageError: anything not positive, no uplink left, or too much to simulate.
     """
     receivers = flows_count if receivers_count is None else receivers_count
     if not headroom_ratio > 0:  # not a number is refused, too

@@ -35,9 +35,6 @@ def zero_states_bytes(
     """Bytes of states per rank: 2 for weights, 2 for gradients, K for the optimizer (ZeRO, §5).
 
     Stage 0 (4+K)Ψ; 1: 4Ψ+KΨ/N; 2: 2Ψ+(2+K)Ψ/N; 3: (4+K)Ψ/N.
-
-    Raises:
-        UsageError: no such stage, or anything not positive.
     """
     positive(parameters_count, "parameters")
     positive(ranks_count, "ranks")

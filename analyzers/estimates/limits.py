@@ -144,9 +144,6 @@ def shape_of(flop: float, laws: Laws = LAWS) -> Shape:
     """The model, batch and steps that a budget buys.
 
     C = 6 N D with D = 20 N; layers and batch follow their laws; width h from N = 12 h² L.
-
-    Raises:
-        UsageError: not positive, or beyond what the laws were made for.
     """
     between(flop, MIN_FLOP, MAX_FLOP, "FLOP of the run")
     n = float(np.sqrt(flop / (6 * laws.tokens_per_parameter_ratio)))
@@ -182,9 +179,6 @@ def latency_wall_flop(
     """The size whose steps × layers × latency fill the time: (D/B)·L·t_ℓ = T, solved for C.
 
     With batch and layers growing as the same power of N they cancel, and N = T·B₀ ÷ (20·L₀·t_ℓ).
-
-    Raises:
-        UsageError: a time that is not positive, or laws under which steps do not grow with N.
     """
     between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     positive(layer_latency_s, "latency of a layer")
@@ -274,9 +268,6 @@ def at_size(
         time_allowed_s: from first to last step.
         devices_step_ratio: the count climbs from C ÷ (peak × time) by this factor; 1.04 gives the
             published table, nearer to 1 finds a few per cent fewer devices.
-
-    Raises:
-        UsageError: anything not positive, or a step that does not climb.
     """
     between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     if not 1.0005 <= devices_step_ratio <= 2:

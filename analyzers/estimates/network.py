@@ -49,11 +49,7 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive, or no network's.
-
-        Raises:
-            UsageError: names the field.
-        """
+        """Refuse what is not positive, or no network's."""
         for suffix, least, most in (
             ("_count", 1, _MOST_RANKS),
             ("_bytes_per_s", 1, 1e18),
@@ -68,11 +64,7 @@ HGX_H100 = Topology()
 
 
 def bus_factor(collective: str, ranks_count: int) -> float:
-    """nccl-tests: busbw = algbw × this; algbw = S ÷ t, with S the whole array for gathers too.
-
-    Raises:
-        UsageError: no such collective, or fewer than 2 ranks.
-    """
+    """nccl-tests: busbw = algbw × this; algbw = S ÷ t, with S the whole array for gathers too."""
     between(ranks_count, 2, _MOST_RANKS, "ranks")
     name = one_of("collective", collective, get_args(Collective))
     n = ranks_count
@@ -206,9 +198,6 @@ def spread(
 
     Returns:
         Mean of max ÷ mean, its standard error, and the 95th percentile, over trials.
-
-    Raises:
-        UsageError: anything not positive, or no uplink left.
     """
     check_counts(
         failed_count,
@@ -302,9 +291,6 @@ def incast(
     admission the receiver grants as many senders as it has channel buffers, and what is under way
     is at most channels × their size. Either way the messages take N·M/B; a single channel waits
     a round trip per grant.
-
-    Raises:
-        UsageError: anything not positive.
     """
     between(senders_count, 1, _MOST_RANKS, "senders")
     positive(message_bytes, "message")
@@ -391,8 +377,7 @@ HEADROOM_RATIO = 1.2
 FLOWS_PER_RECEIVER_COUNT = 8
 ADMITTED_COUNT = 4
 _INCAST_TRIALS = 16
-"""Receivers' ports bound these, whatever the hash: they scatter less, and take longer to simulate.
-"""
+"""Receivers' ports bound these, whatever the hash: they scatter less, and take longer."""
 
 
 def _simulations(

@@ -111,9 +111,6 @@ def hideable_ratio(*, width: int, link_bytes_per_s: float, flop_per_s: float) ->
     """Share of a layer's activations that its forward can hide: min(1, 0.71·h·B/F).
 
     24 h² FLOP and 34 h bytes per token (Korthikanti et al.) give 24/34 = 0.71.
-
-    Raises:
-        UsageError: anything not positive.
     """
     for name, value in (("width", width), ("link", link_bytes_per_s), ("rate", flop_per_s)):
         positive(value, name)

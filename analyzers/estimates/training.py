@@ -96,11 +96,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     )
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive, unknown, or cannot go together.
-
-        Raises:
-            UsageError: says which.
-        """
+        """Refuse what is not positive, unknown, or cannot go together."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name.endswith("_count") and value < 1:

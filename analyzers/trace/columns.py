@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.passes import passes
-from chopper.analyzers.work.name_search import NameSearch
+from chopper.analyzers.work.kernels import NameSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chopper.analyzers.work.name_search import NameSearch
+from chopper.analyzers.work.kernels import NameSearch
 
 is_communication = NameSearch(
     r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"

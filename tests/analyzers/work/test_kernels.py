@@ -11,7 +11,7 @@ import pytest
 import chopper
 from chopper.analyzers.trace import names
 from chopper.analyzers.work import kernels
-from chopper.analyzers.work.name_search import NameSearch
+from chopper.analyzers.work.kernels import NameSearch
 from tests.kineto_writer import Trace
 
 WORDS = sorted(
