@@ -16,13 +16,12 @@ from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.clocked import clocked_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.trace.samples import per_device
-from chopper.causes import CAUSES, PHASE_COLORS
+from chopper.causes import CAUSES
 from chopper.reports.figures import (
     bin_labels,
     bins,
     layout,
     mark,
-    note,
     plain,
     significant,
     stacked_steps,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 _KERNELS = 12
 _BINS = 56
-_RIDGES = {"phase": 6, "operator": 8}
+_MOST = {"phase": 6, "op": 8}
 """Phases and operators with a row of their own in the distribution."""
 _MAX_LOGGED = 16
 """Devices of a log with a row of their own there."""
@@ -288,15 +287,14 @@ def _held_words(row: dict[str, Any]) -> list[str]:
 
 def _figures(clocks: _Clocks) -> Iterator[Block]:
     """Yield the figures; one that cannot be drawn says why."""
-    ridges = [*_ridges(clocks)]
-    rows = "by phase, then by operator" if clocks.judged else "over all readings"
-    if ridges:
+    rows = [*_rows(clocks)]
+    by = "by phase, then by operator" if clocks.judged else "over all readings"
+    if rows:
         yield Figure(
             name="frequency_clocks",
             title="At which clock the time was spent",
-            figure=_distribution(ridges, clocks.reference_hz),
-            note=f"Share of the computing time at each clock, {rows}; each ridge to its own "
-            "height.",
+            figure=_distribution(rows, clocks.reference_hz),
+            note=f"Share of the computing time at each clock, {by}; darkest: each row's most.",
             label="Distribution of the SM clock by phase and by operator",
         )
     words = "No kernel of a step lies within the readings."
@@ -330,107 +328,92 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ridge:
+class _Row(NamedTuple):
     """One row of the distribution: readings of the clock, weighted by time."""
 
     name: str
-    color: str
     clock_hz: np.ndarray
     weight: np.ndarray
     words: str = ""
 
 
-def _ridges(clocks: _Clocks) -> Iterator[_Ridge]:
+def _rows(clocks: _Clocks) -> Iterator[_Row]:
     clocked = clocks.clocked
     if clocked is None:
         for one in clocks.readings[:_MAX_LOGGED]:
             weight = np.diff(one.time_ns, append=one.time_ns[-1]).astype(np.float64)
-            yield _Ridge(f"{one.name}, all readings", _BLUE, one.clock_hz, weight)
+            yield _Row(f"{one.name}, all readings", one.clock_hz, weight)
         return
     known = np.flatnonzero(~np.isnan(clocked.clock_hz))
-    time_ns, clock_hz = clocked.time_ns[known], clocked.clock_hz[known]
-    whole = max(int(time_ns.sum()), 1)
-    for kind, column in {"phase": "phase", "operator": "op"}.items():
+    time_ns, clock_hz = clocked.time_ns[known].astype(np.float64), clocked.clock_hz[known]
+    whole = max(time_ns.sum(), 1)
+    for column, most in _MOST.items():
         codes, names = clocked.texts(column)
         of = codes[known]
         spent = np.bincount(of[of >= 0], weights=time_ns[of >= 0], minlength=len(names))
-        for code in np.argsort(-spent)[: _RIDGES[kind]].tolist():
+        for code in np.argsort(-spent)[:most].tolist():
             if spent[code] >= _LEAST_RATIO * whole:
                 words = f"{fmt.ratio(spent[code] / whole)} of the computing time<br>"
-                tone = PHASE_COLORS.get(names[code], "#98917f") if kind == "phase" else "#7d8aa5"
-                mine = of == code
-                yield _Ridge(names[code], tone, clock_hz[mine], time_ns[mine], words)
+                yield _Row(names[code], clock_hz[of == code], time_ns[of == code], words)
 
 
-def _distribution(ridges: list[_Ridge], reference_hz: float | None) -> dict[str, Any]:
-    """Return the share of time at each clock, a ridge per phase and per operator."""
-    low = min(float(r.clock_hz.min()) for r in ridges)
-    high = max(*(float(r.clock_hz.max()) for r in ridges), reference_hz or 0.0)
+def _distribution(rows: list[_Row], reference_hz: float | None) -> dict[str, Any]:
+    """Return the share of time at each clock, a row per phase and per operator, and its mean."""
+    low = min(float(r.clock_hz.min()) for r in rows)
+    high = max(*(float(r.clock_hz.max()) for r in rows), reference_hz or 0.0)
     room = max((high - low) * 0.03, 15e6)
     edges = np.linspace(low - room, high + room, _BINS + 1)
-    base = range(len(ridges) - 1, -1, -1)
+    shares, means, hover = [], [], []
+    for row in rows:
+        share, _ = np.histogram(row.clock_hz, edges, weights=row.weight)
+        shares.append(significant(share / max(share.max(), 1e-12)))
+        means.append(float(np.average(row.clock_hz, weights=row.weight)))
+        order = np.argsort(row.clock_hz, kind="stable")
+        running = np.cumsum(row.weight[order])
+        at = np.searchsorted(running, np.array([0.05, 0.5, 0.95]) * running[-1])
+        p5, p50, p95 = map(fmt.hertz, row.clock_hz[order][np.minimum(at, len(order) - 1)].tolist())
+        hover.append(
+            f"<b>{plain(row.name)}</b><br>{row.words}mean {fmt.hertz(means[-1])}, median {p50}<br>"
+            f"90 % of the time {p5} to {p95}"
+        )
+    base = list(range(len(rows)))
+    heat = {
+        "type": "heatmap",
+        "x": significant(edges / 1e9),
+        "y": base,
+        "z": shares,
+        "text": [[words] * _BINS for words in hover],
+        "colorscale": [[0, _BLUE + "00"], [1, _BLUE]],
+        "showscale": False,
+        "ygap": 4,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    diamonds = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": significant(mean / 1e9 for mean in means),
+        "y": base,
+        "marker": {"size": 8, "symbol": "diamond", "color": _ORANGE},
+        "hoverinfo": "skip",
+    }
     shown = layout(
-        74 + 40 * len(ridges),
+        74 + 30 * len(rows),
         8,
-        78,
-        xaxis={
-            "range": [float(edges[0] / 1e9), float(edges[-1] / 1e9)],
-            "title": {"text": "SM clock, GHz; ◆ mean by time"},
-        },
+        8,
+        xaxis={"title": {"text": "SM clock, GHz; ◆ mean by time"}},
         yaxis={
-            "range": [-0.25, len(ridges)],
-            "tickvals": list(base),
-            "ticktext": [plain(fmt.ellipsize(r.name, 40)) for r in ridges],
+            "autorange": "reversed",
+            "tickvals": base,
+            "ticktext": [plain(fmt.ellipsize(r.name, 40)) for r in rows],
             "automargin": True,
+            "showgrid": False,
             "zeroline": False,
             "ticks": "",
         },
-        annotations=[],
     )
-    data: list[dict[str, Any]] = []
-    for ridge, at in zip(ridges, base, strict=True):
-        data += _drawn(ridge, at, edges)
-        mean = fmt.hertz(float(np.average(ridge.clock_hz, weights=ridge.weight)))
-        right = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 10}
-        shown["annotations"].append(note(mean, y=at + 0.28, yref="y", **right))
     if reference_hz is not None:
         mark(shown, "x", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
-    return {"data": data, "layout": shown}
-
-
-def _drawn(ridge: _Ridge, base: int, edges: np.ndarray) -> list[dict[str, Any]]:
-    """Return the outline of a ridge, and its mean."""
-    share, _ = np.histogram(ridge.clock_hz, edges, weights=ridge.weight)
-    height = np.repeat(share / max(share.max(), 1e-12), 2)
-    mean_hz = float(np.average(ridge.clock_hz, weights=ridge.weight))
-    order = np.argsort(ridge.clock_hz, kind="stable")
-    running = np.cumsum(ridge.weight[order].astype(np.float64))
-    at = np.searchsorted(running, np.array([0.05, 0.5, 0.95]) * running[-1])
-    p5, p50, p95 = ridge.clock_hz[order][np.minimum(at, len(order) - 1)].tolist()
-    hover = (
-        f"<b>{plain(ridge.name)}</b><br>{ridge.words}mean {fmt.hertz(mean_hz)}, median "
-        f"{fmt.hertz(p50)}<br>90 % of the time {fmt.hertz(p5)} to {fmt.hertz(p95)}<extra></extra>"
-    )
-    outline = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": significant(np.repeat(edges, 2) / 1e9),
-        "y": significant(base + 0.82 * np.concatenate([[0.0], height, [0.0]])),
-        "fill": "toself",
-        "fillcolor": ridge.color + "55",
-        "line": {"width": 1.2, "color": ridge.color},
-        "hoverinfo": "skip",
-    }
-    diamond = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": significant([mean_hz / 1e9]),
-        "y": [base],
-        "marker": {"size": 8, "symbol": "diamond", "color": ridge.color},
-        "hovertemplate": hover,
-    }
-    return [outline, diamond]
+    return {"data": [heat, diamonds], "layout": shown}
 
 
 def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]:
