@@ -6,6 +6,7 @@ the recording ends it is taken once and written as the tables that a snapshot fi
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,12 +87,10 @@ class AllocatorHistoryCollector:
         files = []
         for name, table in tables.items():
             if table.num_rows:
-                writer = StreamWriter(self._context.directory / f"{name}.arrow", name)
-                try:
+                path = self._context.directory / f"{name}.arrow"
+                with contextlib.closing(StreamWriter(path, name)) as writer:
                     writer.write(table.to_pydict())
-                finally:
-                    writer.close()
-                files.append(f"{name}.arrow")
+                files.append(path.name)
         count = tables["allocator_event"].num_rows
         full = count >= MOST_ENTRIES
         return CollectorReport(

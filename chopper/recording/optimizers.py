@@ -173,7 +173,7 @@ class OptimizerWatch:
         stepped: Callable[[int], None],
         in_backward: Callable[[], AbstractContextManager[Any]],
         backward: Callable[[bool], None],
-        dropped: Callable[[int], None] = lambda _: None,
+        dropped: Callable[[int], None],
     ) -> None:
         self._stepped = stepped
         self._dropped = dropped
@@ -242,7 +242,10 @@ class OptimizerWatch:
             self._scaled.stepped[-1] = id(optimizer)
         is_new = id(optimizer) not in self._known
         if is_new:
-            self._know(optimizer)
+            self._known[id(optimizer)] = None
+            with contextlib.suppress(TypeError):  # a class without weak references
+                forget = functools.partial(self._forget, id(optimizer))
+                self._known[id(optimizer)] = weakref.ref(optimizer, forget)
         try:
             groups = optimizer.param_groups
             if len(groups) != self._groups.get(id(optimizer)):  # add_param_group adds one
@@ -257,17 +260,10 @@ class OptimizerWatch:
             self._groups[id(optimizer)] = 0
         self._stepped(id(optimizer))
 
-    def _know(self, optimizer: Any) -> None:
-        key = id(optimizer)
-
-        def forget(_reference: Any) -> None:
-            self._known.pop(key, None)
-            self._groups.pop(key, None)
-            self._dropped(key)
-
-        self._known[key] = None
-        with contextlib.suppress(TypeError):  # a class without weak references
-            self._known[key] = weakref.ref(optimizer, forget)
+    def _forget(self, optimizer_id: int, _reference: Any) -> None:
+        self._known.pop(optimizer_id, None)
+        self._groups.pop(optimizer_id, None)
+        self._dropped(optimizer_id)
 
     def _wrap(self, original: Any) -> Any:
         @functools.wraps(original)

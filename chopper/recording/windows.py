@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -464,11 +465,9 @@ class TraceWindows:
             log.correct(range(first), False)
         log.correct(range(first, stop), True)
         self._kept, self._kept_steps = capture, stop - first
-        layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
-        try:
+        path = self._part.directory / "layer_sequence.arrow"
+        with contextlib.closing(StreamWriter(path, path.stem)) as layers:
             layers.write_rows(self._annotator.take_rows())
-        finally:
-            layers.close()
         if self._upcoming and self._trace.left_open:
             self._upcoming.clear()
             self._part.note(

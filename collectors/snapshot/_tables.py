@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -45,32 +46,31 @@ def tables_of(snapshot: Any, where: str, size_bytes: int | None = None) -> dict[
     most = MOST_ROWS if size_bytes is None else min(MOST_ROWS, size_bytes // _LEAST_ENTRY_BYTES)
     stacks = _Stacks(where, None if size_bytes is None else _MOST_STACK_RATIO * size_bytes)
     segments = _dicts(snapshot["segments"], where, most)
-    segment_rows = [_segment(s) for s in segments]
     listed = [s["blocks"] for s in segments if isinstance(s.get("blocks"), list)]
     _check_count(sum(map(len, listed)), most, where, "blocks")
+    segment_rows: list[dict[str, Any]] = []
     block_rows: list[dict[str, Any]] = []
-    for segment in segments:
-        _add_blocks(block_rows, segment, stacks, _dicts(segment.get("blocks"), where, most))
-    allocated: dict[int, int] = {}
-    reserved: dict[int, int] = {}
-    for row in segment_rows:
-        device = row["device_id"]
-        allocated[device] = allocated.get(device, 0) + (row["allocated_bytes"] or 0)
-        reserved[device] = reserved.get(device, 0) + (row["total_bytes"] or 0)
     event_rows: list[dict[str, Any]] = []
+    allocated: Counter[int] = Counter()
+    reserved: Counter[int] = Counter()
+    for segment in segments:
+        row = _segment(segment)
+        segment_rows.append(row)
+        block_rows += _blocks(row, _dicts(segment.get("blocks"), where, most), stacks)
+        allocated[row["device_id"]] += row["allocated_bytes"] or 0
+        reserved[row["device_id"]] += row["total_bytes"] or 0
     traces = snapshot.get("device_traces")
     for device, trace in enumerate(traces if isinstance(traces, list) else []):
         entries = _dicts(trace, where, most)
         _check_count(len(event_rows) + len(entries), most, where, "events")
-        event_rows += _events(
-            entries, device, allocated.get(device, 0), reserved.get(device, 0), stacks
-        )
+        event_rows += _events(entries, device, allocated[device], reserved[device], stacks)
     event_rows.sort(key=lambda row: row["time_ns"])
-    return {
-        "allocator_segment": _table("allocator_segment", segment_rows),
-        "allocator_block": _table("allocator_block", block_rows),
-        "allocator_event": _table("allocator_event", event_rows),
+    rows_by_table = {
+        "allocator_segment": segment_rows,
+        "allocator_block": block_rows,
+        "allocator_event": event_rows,
     }
+    return {name: _table(name, rows) for name, rows in rows_by_table.items()}
 
 
 def _dicts(value: Any, where: str, most: int) -> list[dict[Any, Any]]:
@@ -126,20 +126,17 @@ class _Stacks(dict[int, "str | None"]):
                 f"{_text(f.get('name')) or '??'}"
                 for f in (named or known)[:_MOST_FRAMES]
             ]
-            self[key] = self._kept("\n".join(lines))
-        return self[key]
-
-    def _kept(self, text: str) -> str | None:
-        """One text for all stacks that are alike."""
-        if text not in self._texts:
-            self._texts[text] = text
-            self._bytes_count += len(text)
+            text = "\n".join(lines)
+            if text not in self._texts:
+                self._bytes_count += len(text)
+            # One text for all stacks that are alike.
+            self[key] = self._texts.setdefault(text, text) or None
             if self._most_bytes is not None and self._bytes_count > self._most_bytes:
                 raise InputError(
                     f"{self._where}: a snapshot with more than {self._most_bytes >> 20} MiB of "
                     "call stacks, as no file of its size has"
                 )
-        return self._texts[text] or None
+        return self[key]
 
 
 def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
@@ -156,22 +153,18 @@ def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _add_blocks(
-    rows: list[dict[str, Any]],
-    segment: dict[Any, Any],
-    stacks: _Stacks,
-    blocks: list[dict[Any, Any]],
-) -> None:
-    device = _whole(segment.get("device"), most=1 << 31) or 0
-    address = _whole(segment.get("address"))
-    at = address
+def _blocks(
+    segment: dict[str, Any], blocks: list[dict[Any, Any]], stacks: _Stacks
+) -> list[dict[str, Any]]:
+    rows = []
+    at = segment["address_id"]
     for block in blocks:
         size = _whole(block.get("size"))
         own = _whole(block.get("address"))
         rows.append(
             {
-                "device_id": device,
-                "segment_address_id": address,
+                "device_id": segment["device_id"],
+                "segment_address_id": segment["address_id"],
                 # Snapshots before torch 2.1 give sizes only: blocks follow one another.
                 "address_id": own if own is not None else at,
                 "size_bytes": size,
@@ -181,6 +174,7 @@ def _add_blocks(
             }
         )
         at = _whole(at + size) if at is not None and size is not None else None
+    return rows
 
 
 _ALLOCATED = {"alloc": 1, "free_requested": -1, "free": -1}
