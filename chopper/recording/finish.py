@@ -60,24 +60,18 @@ def embed_calibration(parts: list[m.RankManifest]) -> None:
     from chopper.hardware import calibration
 
     here = [p for p in parts if p.hostname == socket.gethostname()]
-    on_host = [p for p in here if not p.devices]
-    try:
-        found = (
-            calibration.load(None, cpu_name=on_host[0].environment.get("cpu"), ranks=len(on_host))
-            if on_host
-            else None
-        )
-        if found is not None:
-            for part in on_host:
-                part.calibration = part.calibration or calibration.to_manifest(found)
+    on_host = sum(not part.devices for part in here)
+    # A damaged store is `chopper calibrate`'s to report; the recording is worth more.
+    with contextlib.suppress(InputError):
         for part in here:
             name = next((d.name for d in part.devices if d.device_id == part.device_id), None)
-            if name is None or part.calibration is not None:
+            if part.calibration is not None or (part.devices and name is None):
                 continue
-            # Devices do not share their units: what one reached alone holds beside others.
-            found = calibration.load(name, ranks=len(here)) or calibration.load(name)
-            if found is not None:
-                part.calibration = calibration.to_manifest(found)
-    except InputError:
-        # A damaged store is `chopper calibrate`'s to report; the recording is worth more.
-        return
+            if name is None:
+                cpu_name = part.environment.get("cpu")
+                measured = calibration.load(None, cpu_name=cpu_name, ranks=on_host)
+            else:
+                # Devices do not share their units: what one reached alone holds beside others.
+                measured = calibration.load(name, ranks=len(here)) or calibration.load(name)
+            if measured is not None:
+                part.calibration = calibration.to_manifest(measured)

@@ -144,32 +144,30 @@ class Profile:
                 "that runs the loop, or use a with block"
             )
         calls = itertools.count(1)
+
+        def next_recording() -> AbstractContextManager[Any]:
+            if _session.active() is not None:
+                return contextlib.nullcontext()
+            call = next(calls)
+            profile = Profile(numbered(self._options, call))
+            profile._quiet = call > 1  # only the first one speaks at its end
+            return profile
+
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def recorded_async(*args: Any, **kwargs: Any) -> Any:
-                if _session.active() is not None:
-                    return await function(*args, **kwargs)
-                with self._numbered(calls):
+                with next_recording():
                     return await function(*args, **kwargs)
 
             return recorded_async  # type: ignore[return-value]
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if _session.active() is not None:
-                return function(*args, **kwargs)
-            with self._numbered(calls):
+            with next_recording():
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
-
-    def _numbered(self, calls: Iterator[int]) -> Profile:
-        """The recording of the next call; only the first one speaks at its end."""
-        call = next(calls)
-        profile = Profile(numbered(self._options, call))
-        profile._quiet = call > 1
-        return profile
 
     def step(self, *, tokens: int | None = None) -> None:
         """Say that a training step ended. Once called, steps are no longer guessed.

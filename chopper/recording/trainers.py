@@ -153,25 +153,17 @@ class TrainerPhases:
             for part in classes:
                 owner = vars(owner).get(part)
             function = None if owner is None else vars(owner).get(attribute)
-            if isinstance(function, FunctionType) and self._phase is not None:
-                self._redirect(function, phase)
+            if not isinstance(function, FunctionType) or self._phase is None:
+                continue
+            if not function.__code__.co_flags & _NO_FUNCTION:
+                redirection = Redirection.of(function)
+                redirection.begin(functools.partial(self._call, redirection.original, phase))
+                self._redirections.append(redirection)
 
-    def _redirect(self, function: FunctionType, phase: str) -> None:
-        if function.__code__.co_flags & _NO_FUNCTION:
-            return
-        redirection = Redirection.of(function)
-        redirection.begin(self._in_phase(redirection.original, phase))
-        self._redirections.append(redirection)
-
-    def _in_phase(self, original: FunctionType, phase: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = self._phase
-            if begin is None:
-                return original(*args, **kwargs)
-            with begin(phase):
-                return original(*args, **kwargs)
-
-        return call
+    def _call(self, original: FunctionType, phase: str, /, *args: Any, **kwargs: Any) -> Any:
+        begin = self._phase
+        with contextlib.nullcontext() if begin is None else begin(phase):
+            return original(*args, **kwargs)
 
 
 class Evaluations:
