@@ -1,0 +1,187 @@
+"""What to mend first: patterns of a run, ranked by the time that mending each would give back."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.analyzers import detectors
+from chopper.analyzers.replay.answers import summary
+from chopper.analyzers.replay.applying import apply
+from chopper.analyzers.replay.program import SYNC_END
+from chopper.analyzers.replay.replay import ERROR_RATIO
+from chopper.analyzers.trace.columns import ints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.detectors import Detector, Sighting
+    from chopper.analyzers.events.device import Events
+    from chopper.analyzers.replay.replay import Replay
+
+_FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
+_LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|python3\.\d+)/|^<|^threading\.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The place of a pattern: what most of its time belongs to.
+
+    Attributes:
+        phase, layer, op: names; None where there is none, or no one that holds most of the time.
+        line: file, line and function of the program's innermost frame; None without stacks.
+    """
+
+    phase: str | None
+    layer: str | None
+    op: str | None
+    line: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """Something to try, and what a replay says that it gives back.
+
+    Attributes:
+        detector: its name; the declaration says what was seen and how to try.
+        saved_ns: recoverable time of a step, mean over steps of the slowest rank's.
+        ci95_ns: its 95 % interval over steps; None with fewer than three steps.
+        saved_ratio: of the observed step.
+        where: the place.
+        evidence: names and numbers.
+        events_count: device events that it is about, over ranks and steps.
+    """
+
+    detector: str
+    saved_ns: float
+    ci95_ns: tuple[float, float] | None
+    saved_ratio: float
+    where: Where
+    evidence: dict[str, Any]
+    events_count: int
+
+
+def names() -> list[str]:
+    """Return the names of all detectors."""
+    files = (file for path in detectors.__path__ for file in Path(path).glob("[!_]*.py"))
+    return sorted(file.stem for file in files)
+
+
+def detector(name: str) -> Detector:
+    """Return the declaration of a detector."""
+    declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
+    return declared
+
+
+def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:
+    """Return every pattern seen in a run."""
+    for name in names():
+        module = importlib.import_module(f"{detectors.__name__}.{name}")
+        yield from getattr(module, name)(run, events)
+
+
+def actions(run: Attributed, events: Events, replay: Replay) -> list[Action]:
+    """Return what is worth trying, the most recoverable time first.
+
+    A pattern whose gain cannot be told from nothing is left out: its interval reaches zero, or with
+    fewer than three steps the gain is within the replay's own error.
+    """
+    found = []
+    for sighting in sightings(run, events):
+        observed, predicted, _, ci95 = summary(_steps(replay, sighting))
+        saved = observed - predicted
+        least = ERROR_RATIO * observed if ci95 is None else 0.0
+        if saved <= least or (ci95 is not None and ci95[0] <= 0):
+            continue
+        found.append(
+            Action(
+                detector=sighting.detector,
+                saved_ns=saved,
+                ci95_ns=ci95,
+                saved_ratio=saved / observed,
+                where=where(run, events, sighting),
+                evidence={**sighting.evidence},
+                events_count=sum(map(len, sighting.events.values())),
+            )
+        )
+    return sorted(found, key=lambda a: -a.saved_ns)
+
+
+def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
+    """Return the observed and the predicted time of each step without the pattern."""
+    scenario = replay.scenario()
+    if sighting.changes is not None:
+        spent = {row.id for row in replay.run.causes() if row.time_ns}
+        apply(sighting.changes, scenario, replay.facts, replay.coupled_ratio, spent)
+    for place, node in enumerate(scenario.ranks):
+        count = len(node.start)
+        if node.rank in sighting.gone:
+            gone = np.zeros(count, dtype=bool)
+            gone[sighting.gone[node.rank]] = True
+            scenario.without_events(place, gone)
+        if node.rank in sighting.run_ns:
+            rows, run_ns = sighting.run_ns[node.rank]
+            scenario.run_ns.setdefault(place, np.full(count, -1, dtype=np.int64))[rows] = run_ns
+        if node.rank in sighting.host_gone:
+            spans = np.append(sighting.host_gone[node.rank], False)
+            scenario.without_host(place, spans[node.program.parts.span])
+        if node.rank in sighting.calm:
+            at_call = np.isin(node.program.row, sighting.calm[node.rank])
+            scenario.calm[place] = at_call & (node.program.kind == SYNC_END)
+    observed = replay.step_times(replay.unmodified)
+    predicted = replay.step_times(scenario.solve())
+    return [(observed[n], predicted.get(n, 0)) for n in observed]
+
+
+def where(run: Attributed, events: Events, sighting: Sighting) -> Where:
+    """Return the place of a pattern."""
+    chosen = np.zeros(len(events), dtype=bool)
+    for rank, rows in sighting.events.items():
+        mine = np.flatnonzero(events.rank == rank)
+        chosen[mine[np.isin(events.row[mine], rows)]] = True
+    time_ns = events.dur_ns[chosen]
+    rank, rows = next(iter(sighting.events.items()), (None, np.zeros(0, np.int64)))
+    layer = None
+    if rank is not None and len(rows):
+        codes, values = run.joined[rank].links().layers
+        layer = _most((codes[rows], values), ints(run.joined[rank].device_event, "dur_ns")[rows])
+    return Where(
+        phase=_most((events.phase[0][chosen], events.phase[1]), time_ns),
+        layer=layer,
+        op=_most((events.op[0][chosen], events.op[1]), time_ns),
+        line=_line(run, sighting),
+    )
+
+
+def _most(texts: tuple[np.ndarray, list[str]], time_ns: np.ndarray) -> str | None:
+    """Return the text that holds more than half of the time."""
+    codes, values = texts
+    if not len(codes) or not values:
+        return None
+    time = np.bincount(codes + 1, weights=time_ns, minlength=len(values) + 1)
+    best = int(time[1:].argmax())
+    return values[best] if time[best + 1] > 0.5 * time.sum() else None
+
+
+def _line(run: Attributed, sighting: Sighting) -> str | None:
+    """Return the program's frame around most of the calls; libraries are passed over."""
+    seen: Counter[str] = Counter()
+    for rank, calls in sighting.calls.items():
+        host = run.joined[rank].links().host
+        frame = host.nesting.nearest(host.where(_is_program))[calls]
+        codes, values = host.names
+        seen.update(values[code] for code in codes[frame[frame >= 0]].tolist())
+    return max(seen, key=seen.__getitem__) if seen else None
+
+
+def _is_program(category: str, name: str) -> bool:
+    """Tell whether a span is a Python frame of the program itself."""
+    frame = _FRAME.match(name) if category == "python" else None
+    return frame is not None and not _LIBRARIES.search(frame[1])

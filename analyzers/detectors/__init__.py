@@ -1,0 +1,64 @@
+"""Patterns in a run that its author can mend: one file for each, which declares itself.
+
+The file's name is the detector's name, ``DETECTOR`` says what it looks for and what to try, and a
+function of the same name finds the places. What mending a place would give back is predicted by a
+replay (:mod:`chopper.analyzers.actions`), never by adding up times. Modules that begin with an
+underscore are shared by several detectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from chopper.analyzers.replay.whatif_options import Changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detector:
+    """A pattern that is looked for.
+
+    Attributes:
+        title: what is seen, in a few words; a format string of the evidence.
+        condition: when it is said to be seen, exactly.
+        evidence: the sentence of numbers; a format string of the evidence.
+        remedy: how to try it.
+        view: the detailed table that shows the rows.
+    """
+
+    title: str
+    condition: str
+    evidence: str
+    remedy: str
+    view: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """A pattern seen in a run, and what would be different without it.
+
+    Attributes:
+        detector: its name.
+        events: rank → rows of `device_event` that it is about.
+        calls: rank → rows of `host_span` that it is about.
+        evidence: numbers and names for the sentences of the detector.
+        gone: rank → rows of `device_event` that would not run.
+        run_ns: rank → (rows of `device_event`, how long each would run).
+        host_gone: rank → mask of the rows of `host_span` whose own work would take no time.
+        calm: rank → rows of `host_span` (calls) at which the host would not wait for the device.
+        changes: what else would change, as a prediction takes it.
+    """
+
+    detector: str
+    events: Mapping[int, np.ndarray]
+    calls: Mapping[int, np.ndarray] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    gone: Mapping[int, np.ndarray] = field(default_factory=dict)
+    run_ns: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    host_gone: Mapping[int, np.ndarray] = field(default_factory=dict)
+    calm: Mapping[int, np.ndarray] = field(default_factory=dict)
+    changes: Changes | None = None

@@ -1,0 +1,63 @@
+"""Memory of the device that is allocated and freed within steps."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.detectors import Detector, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
+
+DETECTOR = Detector(
+    title="The allocator goes to the driver within steps",
+    condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching "
+    "allocator had no block that fits, or gave its cache back to find one.",
+    evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host",
+    remedy="Keep sizes alike from step to step, leave memory free, or set "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    view="memory_steps",
+)
+_CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")
+
+
+def allocator_retries(run: Attributed, events: Events) -> Iterator[Sighting]:
+    """HOST_SPAN -> at most one sighting. Without the pattern those calls take no time."""
+    calls, gone, about = {}, {}, {}
+    counts = {"Malloc": 0, "Free": 0}
+    host_ns = 0
+    for rank, joined in run.joined.items():
+        links = joined.links()
+        host, bounds = links.host, joined.windows.bounds_ns
+        if not len(host) or len(bounds) < 2:
+            continue
+        named = host.where(lambda c, name: c in ("runtime", "driver") and _CALLS.match(name))
+        inside = named & (host.start_ns >= bounds[0]) & (host.end_ns <= bounds[-1])
+        rows = np.flatnonzero(inside)
+        if not len(rows):
+            continue
+        calls[rank], gone[rank], about[rank] = rows, inside, np.zeros(0, np.int64)
+        host_ns += int(host.dur_ns[rows].sum())
+        codes, values = host.names
+        for code in codes[rows].tolist():
+            kind = _CALLS.match(values[code])
+            counts[kind[1] if kind else "Free"] += 1
+    if calls:
+        yield Sighting(
+            detector="allocator_retries",
+            events=about,
+            calls=calls,
+            calm=calls,
+            host_gone=gone,
+            evidence={
+                "allocations": counts["Malloc"],
+                "frees": counts["Free"],
+                "host_ns": host_ns,
+            },
+        )

@@ -1,0 +1,77 @@
+"""An optimizer that launches kernels for each parameter by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.detectors import Detector, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
+
+_FEWEST = 50
+DETECTOR = Detector(
+    title="{optimizer} steps parameter by parameter",
+    condition=f"More than {_FEWEST} kernels of one optimizer step are launched by operators on "
+    "single tensors, and they are more than half of its kernels.",
+    evidence="{kernels} kernels in {steps} optimizer steps, {tensors} of them for single tensors",
+    remedy="Pass fused=True to the optimizer, or foreach=True where it has no fused form.",
+    view="launches",
+)
+_PREFIX = "Optimizer.step#"
+
+
+def optimizer_loops(run: Attributed, events: Events) -> Iterator[Sighting]:
+    """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer.
+
+    Without the pattern, the host's own work in the step takes no time and the kernels, which take as
+    long as now, follow one another: what launching many tensors at once gives back at least.
+    """
+    found: dict[str, dict[str, dict[int, np.ndarray]]] = {}
+    counts: dict[str, np.ndarray] = {}
+    for rank, joined in run.joined.items():
+        links = joined.links()
+        host = links.host
+        if joined.host_only or not len(host):
+            continue
+        stepping = host.named(lambda name: name.startswith(_PREFIX)) & host.of("annotation")
+        outer = host.nesting.topmost(stepping)
+        rows = np.sort(events.row[events.rank == rank])
+        rows = rows[links.has_launch[rows]]
+        inside = outer[links.launch_row[rows]]
+        codes, values = host.names
+        ops, op_values = links.op_names
+        many = np.array([_on_many(v) for v in op_values] + [False])[ops]
+        for code in np.unique(codes[outer[stepping]]).tolist():
+            name = values[code].removeprefix(_PREFIX).partition(".")[0]
+            mine = rows[(inside >= 0) & (codes[np.maximum(inside, 0)] == code)]
+            single = mine[~many[mine]]
+            steps = len(np.unique(outer[links.launch_row[mine]]))
+            if len(single) <= max(_FEWEST * steps, len(mine) / 2):
+                continue
+            parts = found.setdefault(name, {"events": {}, "host": {}, "calls": {}})
+            parts["events"][rank] = mine
+            parts["host"][rank] = (outer >= 0) & (codes[np.maximum(outer, 0)] == code)
+            parts["calls"][rank] = np.unique(outer[links.launch_row[mine]])
+            counts[name] = counts.get(name, 0) + np.array([len(mine), steps, len(single)])
+    for name, parts in found.items():
+        evidence = dict(zip(("kernels", "steps", "tensors"), counts[name].tolist(), strict=True))
+        yield Sighting(
+            detector="optimizer_loops",
+            events=parts["events"],
+            calls=parts["calls"],
+            host_gone=parts["host"],
+            evidence={"optimizer": name, **evidence},
+        )
+
+
+def _on_many(op: str) -> bool:
+    """Tell whether an operator takes lists of tensors."""
+    return op.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")) or (
+        "multi_tensor" in op
+    )
