@@ -90,15 +90,14 @@ def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:
 def actions(run: Attributed, events: Events, replay: Replay) -> list[Action]:
     """Return what is worth trying, the most recoverable time first.
 
-    A pattern whose gain cannot be told from nothing is left out: its interval reaches zero, or with
-    fewer than three steps the gain is within the replay's own error.
+    A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
+    error, or its interval reaches zero.
     """
     found = []
     for sighting in sightings(run, events):
         observed, predicted, _, ci95 = summary(_steps(replay, sighting))
         saved = observed - predicted
-        least = ERROR_RATIO * observed if ci95 is None else 0.0
-        if saved <= least or (ci95 is not None and ci95[0] <= 0):
+        if saved <= ERROR_RATIO * observed or (ci95 is not None and ci95[0] <= 0):
             continue
         found.append(
             Action(

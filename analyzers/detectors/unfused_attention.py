@@ -115,5 +115,3 @@ def _dims(texts: list[str], code: int) -> list[list[int]]:
     found = json.loads(texts[code])
     flat = [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]
     return flat
-
-

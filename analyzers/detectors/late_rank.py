@@ -1,0 +1,49 @@
+"""A rank for which the others wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.collectives import members_of
+from chopper.analyzers.replay.whatif_options import Changes
+from chopper.analyzers.views.stragglers import stragglers, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
+
+_LATE_RATIO = 0.5
+DETECTOR = Detector(
+    title="Rank {rank} comes last",
+    condition="One rank came last in more than half of the collectives that all ranks of the group "
+    "were seen in.",
+    evidence="it came last in {late_ratio:ratio} of the collectives and caused "
+    "{share_ratio:ratio} of the waiting; more time than the others' goes to {cause}",
+    remedy="Look at that rank's causes beside another's (`--by rank`): its data, its clock, its "
+    "host's cores, or more work than the others have.",
+    view="stragglers",
+)
+
+
+def late_rank(run: Attributed, events: Events) -> Iterator[Sighting]:
+    """COMMUNICATION, PIECE -> at most one sighting. Without it, no rank waits for another."""
+    if len(run.joined) < 2:
+        return
+    found = worst(stragglers(run, members_of(run)))
+    if found is None or found.late_ratio <= _LATE_RATIO:
+        return
+    mine = events.row[(events.rank == found.rank)]
+    yield Sighting(
+        detector="late_rank",
+        events={found.rank: mine},
+        changes=Changes(fix=("communication.wait",)),
+        evidence={
+            "rank": found.rank,
+            "late_ratio": found.late_ratio,
+            "share_ratio": found.share_ratio,
+            "cause": found.cause,
+        },
+    )

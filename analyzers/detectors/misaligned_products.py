@@ -1,0 +1,63 @@
+"""Products whose dimensions miss the multiples that matrix units want."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.detectors import Detector, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
+
+_FEWEST = 3
+_MISALIGNED = re.compile(r"align[12](?!\d)|_1x1x1_|_align1_")
+DETECTOR = Detector(
+    title="Products of sizes that matrix units do not like",
+    condition="Kernels whose name says that their operands are aligned to one or two elements, "
+    f"beside at least {_FEWEST} better aligned products of the same data type that came nearer to "
+    "their ideal time.",
+    evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
+    "{other_ratio:ratio}",
+    remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "
+    "better 64.",
+    view="operations",
+)
+
+
+def misaligned_products(run: Attributed, events: Events) -> Iterator[Sighting]:
+    """DEVICE_EVENT -> a sighting for each data type.
+
+    Without the pattern, they come as near to their ideal time as the aligned ones in the middle.
+    """
+    codes, names = events.kernel
+    small = np.array([bool(_MISALIGNED.search(name)) for name in names] + [False])[codes]
+    known = events.math & (events.ideal_ns > 0) & (events.dur_ns > 0)
+    reached = np.where(known, events.ideal_ns / np.maximum(events.dur_ns, 1), np.nan)
+    for code in range(len(events.dtype[1])):
+        alike = known & (events.dtype[0] == code)
+        bad, good = alike & small, alike & ~small
+        if not bad.any() or good.sum() < _FEWEST:
+            continue
+        usual = float(np.median(reached[good]))
+        chosen = bad & (reached < usual)
+        if not chosen.any():
+            continue
+        quick = np.rint(events.ideal_ns[chosen] / usual).astype(np.int64)
+        ranks = events.rank[chosen]
+        rows = {int(r): events.row[chosen][ranks == r] for r in np.unique(ranks)}
+        yield Sighting(
+            detector="misaligned_products",
+            events=rows,
+            run_ns={rank: (own, quick[ranks == rank]) for rank, own in rows.items()},
+            evidence={
+                "kernels": int(chosen.sum()),
+                "now_ratio": float(np.median(reached[chosen])),
+                "other_ratio": usual,
+            },
+        )
