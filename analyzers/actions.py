@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper.analyzers import detectors
+from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import apply
 from chopper.analyzers.replay.program import SYNC_END
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.detectors import Detector, Sighting
-    from chopper.analyzers.events.device import Events
     from chopper.analyzers.replay.replay import Replay
 
 _FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
@@ -87,12 +87,13 @@ def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:
         yield from getattr(module, name)(run, events)
 
 
-def actions(run: Attributed, events: Events, replay: Replay) -> list[Action]:
+def actions(run: Attributed, replay: Replay) -> list[Action]:
     """Return what is worth trying, the most recoverable time first.
 
     A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
     error, or its interval reaches zero.
     """
+    events = events_of(run)
     found = []
     for sighting in sightings(run, events):
         observed, predicted, _, ci95 = summary(_steps(replay, sighting))

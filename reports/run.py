@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+from chopper.analyzers.actions import actions as replay_actions
+from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports import breakdown
+from chopper.reports import actions, breakdown
 from chopper.reports.labels import (
     advice,
     cause_cell,
@@ -71,21 +72,30 @@ def page(run: Attributed, format: Format) -> Page:
     if format == "html":
         return _browser_page(run)
     story = Story(run)
+    replay = replay_or_reason(run)
     causes = Section(
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
         "the observed time exactly.",
-        blocks=_causes(story, recoverable(run, replay_or_reason(run)), format),
+        blocks=_causes(story, recoverable(run, replay), format),
     )
+    first = _first(story, replay)
     if format == "txt":
-        return _page(story, [causes, *_spread(story)])
+        return _page(story, [*first, causes, *_spread(story)])
     levels = [
         _level(story, level, _ROWS)
         for level, _ in breakdown.LEVELS
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
-    return _page(story, [_top_list(story), causes, *levels, coverage])
+    return _page(story, [*first, _top_list(story), causes, *levels, coverage])
+
+
+def _first(story: Story, replay: Replay | str) -> list[Section]:
+    """Return what to try first; nothing where the run cannot be replayed."""
+    if isinstance(replay, str):
+        return []
+    return [actions.section(replay_actions(story.run, replay), story.run.source, story.unit)]
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
