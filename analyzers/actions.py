@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -82,9 +83,10 @@ def detector(name: str) -> Detector:
 
 def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:
     """Return every pattern seen in a run."""
+    values = {"run": run, "events": events}
     for name in names():
-        module = importlib.import_module(f"{detectors.__name__}.{name}")
-        yield from getattr(module, name)(run, events)
+        find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
+        yield from find(**{p: values[p] for p in inspect.signature(find).parameters})
 
 
 def actions(run: Attributed, replay: Replay) -> list[Action]:
@@ -147,9 +149,8 @@ def where(run: Attributed, events: Events, sighting: Sighting) -> Where:
         mine = np.flatnonzero(events.rank == rank)
         chosen[mine[np.isin(events.row[mine], rows)]] = True
     time_ns = events.dur_ns[chosen]
-    rank, rows = next(iter(sighting.events.items()), (None, np.zeros(0, np.int64)))
     layer = None
-    if rank is not None and len(rows):
+    for rank, rows in [*sighting.events.items()][:1]:
         codes, values = run.joined[rank].links().layers
         layer = _most((codes[rows], values), ints(run.joined[rank].device_event, "dur_ns")[rows])
     return Where(

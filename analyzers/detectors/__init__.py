@@ -1,7 +1,8 @@
 """Patterns in a run that its author can mend: one file for each, which declares itself.
 
 The file's name is the detector's name, ``DETECTOR`` says what it looks for and what to try, and a
-function of the same name finds the places. What mending a place would give back is predicted by a
+function of the same name finds the places: it takes the attributed ``run``, its ``events``, or
+both. What mending a place would give back is predicted by a
 replay (:mod:`chopper.analyzers.actions`), never by adding up times. Modules that begin with an
 underscore are shared by several detectors.
 """

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 DETECTOR = Detector(
     title="The allocator goes to the driver within steps",
@@ -27,7 +26,7 @@ DETECTOR = Detector(
 _CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")
 
 
-def allocator_retries(run: Attributed, events: Events) -> Iterator[Sighting]:
+def allocator_retries(run: Attributed) -> Iterator[Sighting]:
     """HOST_SPAN -> at most one sighting. Without the pattern those calls take no time."""
     calls, gone, about = {}, {}, {}
     counts = {"Malloc": 0, "Free": 0}

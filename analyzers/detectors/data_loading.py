@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 CAUSE = "idle.preparation.data"
 DETECTOR = Detector(
@@ -27,14 +26,15 @@ DETECTOR = Detector(
 )
 
 
-def data_loading(run: Attributed, events: Events) -> Iterator[Sighting]:
+def data_loading(run: Attributed) -> Iterator[Sighting]:
     """PIECE, HOST_SPAN -> at most one sighting."""
     cause, causes = strings(run.pieces, "cause")
     if CAUSE not in causes:
         return
     mine = run.pieces.filter(cause == causes.index(CAUSE))
     stall_ns = int(mine["time_ns"].to_numpy().sum())
-    calls, spent = {}, {}
+    calls: dict[int, np.ndarray] = {}
+    spent: dict[str, float] = {}
     for rank, joined in run.joined.items():
         host = joined.links().host
         loading = host.named(lambda name: name.startswith("enumerate(DataLoader)"))

@@ -12,7 +12,6 @@ from chopper.analyzers.detectors import Detector, Sighting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.device import Events
 
 _FEWEST = 3
@@ -30,7 +29,7 @@ DETECTOR = Detector(
 )
 
 
-def misaligned_products(run: Attributed, events: Events) -> Iterator[Sighting]:
+def misaligned_products(events: Events) -> Iterator[Sighting]:
     """DEVICE_EVENT -> a sighting for each data type.
 
     Without the pattern, they come as near to their ideal time as the aligned ones in the middle.

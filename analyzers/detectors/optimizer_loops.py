@@ -29,8 +29,8 @@ _PREFIX = "Optimizer.step#"
 def optimizer_loops(run: Attributed, events: Events) -> Iterator[Sighting]:
     """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer.
 
-    Without the pattern, the host's own work in the step takes no time and the kernels, which take as
-    long as now, follow one another: what launching many tensors at once gives back at least.
+    Without the pattern, the host's own work in the step takes no time and the kernels, which take
+    as long as now, follow one another: what launching many tensors at once gives back at least.
     """
     found: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     counts: dict[str, np.ndarray] = {}

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 _FEWEST = 8
 _BUCKET_BYTES = 25_000_000
@@ -28,7 +27,7 @@ DETECTOR = Detector(
 )
 
 
-def small_collectives(run: Attributed, events: Events) -> Iterator[Sighting]:
+def small_collectives(run: Attributed) -> Iterator[Sighting]:
     """COMMUNICATION -> a sighting for each kind of collective.
 
     Without the pattern, all but one call for each bucket lose the time of the quickest call of

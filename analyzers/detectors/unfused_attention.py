@@ -113,5 +113,4 @@ def _dims(texts: list[str], code: int) -> list[list[int]]:
     if code < 0:
         return []
     found = json.loads(texts[code])
-    flat = [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-    return flat
+    return [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]

@@ -8,13 +8,16 @@ import pytest
 
 import chopper
 from chopper.analyzers import actions, detectors
+from chopper.analyzers.events.device import events_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.reports import actions as report
+from chopper.reports.page import Items
 from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.plan import Clock, Dose, Plan
 from chopper.validation.model.writer import write
 
 MS = 1_000_000
+POWER_CAP = 4
 
 
 def attributed(folder: Path, plan: Plan) -> chopper.Attribution:
@@ -37,6 +40,7 @@ def found(run: chopper.Attribution) -> list[actions.Action]:
             "blocking_reads",
             Plan(ahead=True, synchronization=Dose(400_000), synchronization_count=8),
         ),
+        ("reduced_clock", Plan(clocks=(Clock(0.7, POWER_CAP),))),
     ],
 )
 def test_an_action_gives_back_what_the_same_job_without_its_pattern_takes_less(
@@ -68,7 +72,9 @@ def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: 
     run = attributed(tmp_path / "run", plan)
     assert found(run) == []
     section = report.section([], run.source, "step")
-    assert "No known pattern" in section.blocks[0].items[0]
+    [block] = section.blocks
+    assert isinstance(block, Items)
+    assert "No known pattern" in block.entries()[0].text
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
     traces_dir: Path, trace: str, name: str, evidence: dict[str, object]
 ) -> None:
     run = chopper.attribute(traces_dir / trace)
-    seen = [s for s in actions.sightings(run, actions.events_of(run)) if s.detector == name]
+    seen = [s for s in actions.sightings(run, events_of(run)) if s.detector == name]
     assert any(evidence.items() <= s.evidence.items() for s in seen)
 
 
@@ -130,7 +136,7 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
 )
 def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     run = chopper.attribute(traces_dir / trace)
-    seen = [s.detector for s in actions.sightings(run, actions.events_of(run))]
+    seen = [s.detector for s in actions.sightings(run, events_of(run))]
     assert "unfused_attention" not in seen
 
 
