@@ -137,9 +137,7 @@ def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
         if node.rank in sighting.calm:
             at_call = np.isin(node.program.row, sighting.calm[node.rank])
             scenario.calm[place] = at_call & (node.program.kind == SYNC_END)
-    observed = replay.step_times(replay.unmodified)
-    predicted = replay.step_times(scenario.solve())
-    return [(observed[n], predicted.get(n, 0)) for n in observed]
+    return replay.compared(scenario.solve())
 
 
 def where(run: Attributed, events: Events, sighting: Sighting) -> Where:

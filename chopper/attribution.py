@@ -96,9 +96,15 @@ class Basis:
 
 @dataclass(frozen=True)
 class Recoverable:
-    """Time that removing one cause gives back, over ranks and steps; None with the reason."""
+    """Time of a step that removing one cause gives back: what ``whatif --fix`` predicts.
 
-    time_ns: int | None
+    Attributes:
+        step_ns: mean over steps of what the slowest rank's step gets shorter; None with the reason.
+        ci95_ns: its 95 % interval over steps; None with fewer than three.
+    """
+
+    step_ns: float | None
+    ci95_ns: tuple[float, float] | None = None
     reason: str | None = None
 
 

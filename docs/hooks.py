@@ -457,10 +457,12 @@ FIELDS = {
         "fewer than three steps.",
         "basis": "What the number rests on.",
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
-        "recoverable_ns": (
-            "What removing the cause alone would give back, by a replay, summed as "
-            "`time_ns`; null where not known."
+        "recoverable_step_ns": (
+            "What a step would take less with the cause alone removed, by a replay: the mean over "
+            "steps of the slowest rank's, as `chopper whatif --fix` predicts it; null where not "
+            "known."
         ),
+        "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
         "recoverable_reason": "Why it is not known.",
         "withheld": "Why the data does not support this cause; null where it does.",
     },
@@ -571,6 +573,6 @@ def example_attribution() -> dict[str, Any]:
         bases=bases,
         ceilings={},
     )
-    back = {row.id: Recoverable(None, "no device event was recorded") for row in rows}
+    back = {row.id: Recoverable(None, reason="no device event was recorded") for row in rows}
     document: dict[str, Any] = attribution_json(answer, back)
     return document

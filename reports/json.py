@@ -63,7 +63,8 @@ def attribution_json(
             asdict(c)
             | {
                 "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
-                "recoverable_ns": recoverable[c.id].time_ns,
+                "recoverable_step_ns": recoverable[c.id].step_ns,
+                "recoverable_step_ci95_ns": recoverable[c.id].ci95_ns,
                 "recoverable_reason": recoverable[c.id].reason,
             }
             for c in answer.causes()

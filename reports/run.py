@@ -241,11 +241,16 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         notes.append("~ a model has a part in it; the others are recorded times")
     if "not supported" in kinds:
         notes.append("? the data does not support it (see findings)")
-    if any(one.time_ns is not None for one in saving.values()):
+    if any(one.step_ns is not None for one in saving.values()):
         notes.append(
             "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
             "Savings overlap, so they do not add up."
         )
+        if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
+            notes.append(
+                "More than a cause's own time is recoverable where the host loses it ahead of the "
+                "device: without it, work is queued earlier, and other idle time goes too."
+            )
     else:
         reason = next((one.reason for one in saving.values() if one.reason), "")
         notes.append(f"Recoverable: unknown, {reason}")
@@ -262,7 +267,6 @@ def _cause_cells(
     cause: CauseRow, story: Story, saving: Recoverable, format: Format
 ) -> list[str | Cell]:
     kind, windows, doc = _kind(cause), story.windows, CAUSES[cause.id].doc
-    saved_ns = None if saving.time_ns is None else saving.time_ns / windows
     low_high_ns = cause.ci95_ns and [v / windows for v in cause.ci95_ns]
     return [
         cause_cell(cause.id, cause.label + (_MARKS[kind] if format == "txt" else "")),
@@ -272,11 +276,16 @@ def _cause_cells(
             share_ratio=cause.share_ratio or 0.0,
             color=color(cause.id),
         ),
-        Cell(text=fmt.duration(saved_ns), hint=saving.reason or _RECOVERABLE),
+        Cell(text=fmt.duration(saving.step_ns), hint=saving.reason or _saving_hint(saving)),
         Cell(text=fmt.interval(low_high_ns), dim=True),
         *([Cell(text=doc, hint=doc)] if format == "html" else []),
         *([Cell(text=kind, hint=cause.basis)] if format != "txt" else []),
     ]
+
+
+def _saving_hint(saving: Recoverable) -> str:
+    interval = f"; 95 % interval {fmt.interval(saving.ci95_ns)}" if saving.ci95_ns else ""
+    return f"{_RECOVERABLE}{interval}"
 
 
 def _tracing_rows(story: Story) -> list[tuple[str, str, str, str, str]]:

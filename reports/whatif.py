@@ -115,25 +115,29 @@ def _causes(prediction: WhatIf) -> Section:
 def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> Section:
     """Show the predicted saving of each cause, the largest first."""
     windows = max(int(attribution.windows.num_rows), 1)
+    steps_ns = attribution.step_time_ns()
+    step_ns = sum(steps_ns) / len(steps_ns) if steps_ns else 1
     leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
     same = {(row.time_ns, row.parent) for row in leaves}
     known = [
         (row, saved_ns)
         for row in leaves
-        if (saved_ns := saving[row.id].time_ns) is not None and (row.time_ns, row.id) not in same
+        if (saved_ns := saving[row.id].step_ns) is not None and (row.time_ns, row.id) not in same
     ]
     known.sort(key=lambda pair: -pair[1])
     cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
+    interval = Column("95 % interval", wide=True)
     table = Table(
-        columns=(cause, fix, "Time", "Recoverable", "Of the step"),
+        columns=(cause, fix, "Time", "Recoverable", "Of the step", interval),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
                 Cell(text=row.id, code=True),
                 fmt.duration(row.time_ns / windows),
-                fmt.duration(saved_ns / windows),
-                fmt.ratio(saved_ns / (attribution.observed_ns or 1)),
+                fmt.duration(saved_ns),
+                fmt.ratio(saved_ns / step_ns),
+                Cell(text=fmt.interval(saving[row.id].ci95_ns), dim=True),
             )
             for row, saved_ns in known[:_RECOVERABLE_ROWS]
         ],

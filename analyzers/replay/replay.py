@@ -21,7 +21,6 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.attribution import Recoverable
-from chopper.causes import LEAVES
 from chopper.errors import InputError
 
 if TYPE_CHECKING:
@@ -188,38 +187,24 @@ class Replay:
                 longest[key] = max(longest.get(key, 0), int(length))
         return dict(sorted(longest.items(), key=lambda item: -1 if item[0] is None else item[0]))
 
-    def gives_back(self, causes: Sequence[str]) -> int:
-        """Return the ns that removing causes gives back, summed over ranks and steps."""
+    def gives_back(self, causes: Sequence[str]) -> Recoverable:
+        """Return what a step without these causes takes less."""
         scenario = self.scenario()
         remove_causes(scenario, self.facts, causes)
-        outcome = scenario.solve()
-        before = self.totals(self.unmodified)
-        after = self.totals(outcome)
-        alike = self.reference(outcome)
-        if alike is not None:
-            after = [after[alike]] * len(after)
-        return max(sum(before) - sum(after), 0)
+        observed, predicted, _, saved = summary(self.compared(scenario.solve()))
+        return Recoverable(observed - predicted, saved)
+
+    def compared(self, outcome: Outcome) -> list[tuple[int, int]]:
+        """Return the observed and the predicted time of each step."""
+        observed, predicted = self.step_times(self.unmodified), self.step_times(outcome)
+        return [(time_ns, predicted.get(number, 0)) for number, time_ns in observed.items()]
 
     def recoverable(self) -> dict[str, Recoverable]:
         """Return what each cause with time in it would give back if it were gone."""
         found: dict[str, Recoverable] = {}
-        # A parent whose only leaf with time is its child gives back the same.
-        by_leaves: dict[frozenset[str], int] = {}
-        rows = self.run.causes()
-        spent = {row.id for row in rows if row.time_ns}
-        for row in rows:
+        for row in self.run.causes():
             why = row.withheld or not_fixable(row.id) or self._needs_all_ranks(row.id)
-            if why:
-                found[row.id] = Recoverable(None, why)
-                continue
-            whole = row.id in ("communication", "communication.transfer")
-            leaves = frozenset(
-                [c for c in LEAVES if c in spent and (c == row.id or c.startswith(row.id + "."))]
-                + ([row.id] if whole else [])
-            )
-            if leaves not in by_leaves:
-                by_leaves[leaves] = self.gives_back([row.id] if whole else sorted(leaves))
-            found[row.id] = Recoverable(by_leaves[leaves])
+            found[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
         return found
 
     def _needs_all_ranks(self, cause: str) -> str | None:
@@ -419,7 +404,7 @@ def replay_or_reason(run: Attributed) -> Replay | str:
 def recoverable(run: Attributed, replay: Replay | str) -> dict[str, Recoverable]:
     """Predict what removing each cause alone would save; null with the reason where not known."""
     if isinstance(replay, str):
-        return {row.id: Recoverable(None, replay) for row in run.causes()}
+        return {row.id: Recoverable(None, reason=replay) for row in run.causes()}
     return replay.recoverable()
 
 

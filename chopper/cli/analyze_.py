@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CAUSE_COLUMNS = (
     *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
-    *("measured", "recoverable_ns"),
+    *("measured", "recoverable_step_ns"),
 )
 
 
@@ -142,7 +142,7 @@ def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
         causes = [
             (
                 *(c.id, c.parent, c.label, c.time_ns, c.share_ratio, *(c.ci95_ns or (None, None))),
-                *(c.basis, str(c.measured).lower(), saving[c.id].time_ns),
+                *(c.basis, str(c.measured).lower(), saving[c.id].step_ns),
             )
             for c in attribution.causes()[:top]
         ]

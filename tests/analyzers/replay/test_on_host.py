@@ -132,7 +132,7 @@ def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> 
         assert alone not in left
         assert left[other] == pytest.approx(10 * MS, rel=1e-3)
         assert left["compute.no_peak"] == pytest.approx(40 * MS, rel=1e-3)
-    assert contended.recoverable()["idle.preparation.core_wait"].time_ns == pytest.approx(
+    assert contended.recoverable()["idle.preparation.core_wait"].step_ns == pytest.approx(
         10 * MS, rel=1e-3
     )
 
