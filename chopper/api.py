@@ -41,7 +41,7 @@ class AttributedRun(Attributed):
         return recoverable(self, replay_or_reason(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form, schema ``chopper.attribution/2``."""
+        """Return the documented JSON form, schema ``chopper.attribution/3``."""
         from chopper.reports import document
 
         return document(self)

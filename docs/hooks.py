@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The program of this checkout is described, wherever another one may be installed.
 sys.path.insert(0, str(ROOT))
 
+from chopper.analyzers import actions  # noqa: E402
 from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
@@ -34,14 +35,16 @@ COMMANDS = cli.list_commands(click.Context(cli))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the commands into the navigation, in the order of ``chopper --help``."""
+    """Put commands, in the order of ``chopper --help``, and patterns into the navigation."""
+    made = {
+        "@commands": [{f"chopper {name}": f"commands/{name}.md"} for name in COMMANDS],
+        "@detectors": [{name: f"detectors/{name}.md"} for name in actions.names()],
+    }
     for section in config.nav or []:
-        for name, entries in section.items():
-            if name == "Commands":
-                at = entries.index("@commands")
-                entries[at : at + 1] = [
-                    {f"chopper {command}": f"commands/{command}.md"} for command in COMMANDS
-                ]
+        for entries in section.values():
+            for marker in made.keys() & {e for e in entries if isinstance(e, str)}:
+                at = entries.index(marker)
+                entries[at : at + 1] = made[marker]
     return config
 
 
@@ -53,6 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/device-peaks.md"] = peaks_page()
     pages["reference/views.md"] = views_page()
     pages["reference/checks.md"] = checks_page()
+    pages |= detector_pages()
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
         # Links into docs/ are right in the repository; on the site the pages are neighbours.
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -265,6 +269,45 @@ def views_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def detector_pages() -> dict[str, str]:
+    """One page for each pattern that is looked for, and the list of them."""
+    rows: list[tuple[object, ...]] = []
+    pages = {}
+    for name in actions.names():
+        known = actions.detector(name)
+        module = sys.modules[f"chopper.analyzers.detectors.{name}"]
+        summary = str(module.__doc__).strip()
+        rows.append((f"[`{name}`]({name}.md)", summary))
+        replayed = inspect.cleandoc(str(getattr(module, name).__doc__)).partition("Without")
+        parts = [
+            f"# `{name}`",
+            summary,
+            f"**Seen when.** {markup(known.condition)}",
+            f"**What is predicted.** Without {' '.join(replayed[2].split())}",
+            f"**How to try it.** {markup(known.remedy)}" if "{" not in known.remedy else "",
+            f"**Its rows.** `chopper analyze RUN --view {known.view}` shows the "
+            f"[`{known.view}`](../reference/tables.md#{known.view}) table.",
+            "It is said only where a replay predicts more than 1 % of the step, and the interval "
+            "over steps leaves out zero: [what a change would give back](../concepts/replay.md).",
+        ]
+        pages[f"detectors/{name}.md"] = "\n\n".join(p for p in parts if p) + "\n"
+    pages["detectors/index.md"] = "\n\n".join(
+        [
+            "# What to try first",
+            "`chopper analyze`, `report` and the JSON form begin with up to three actions, ranked "
+            "by recoverable time: what a replay of the run predicts that a step without the "
+            "pattern would take less. Each names its place, its evidence and the table with its "
+            "rows. Nothing is claimed that cannot be told from zero: a loop of `.item()` calls "
+            "that the device hides is not an action.",
+            "The prediction is checked where the truth is known: a job is simulated with and "
+            "without the pattern, and the predicted saving is within 3 % of the difference "
+            "(`pytest tests/analyzers/detectors`).",
+            table(("pattern", "what it is"), rows),
+        ]
+    )
+    return pages
+
+
 def peaks_page() -> str:
     """What is known of devices, value by value with its source."""
     devices = known_devices()
@@ -380,7 +423,7 @@ def provenance(quantity: Sourced) -> str:
     return quantity.source if quantity.note is None else f"{quantity.source} ({quantity.note})"
 
 
-# What each field of ``chopper.attribution/2`` means. A field that the program writes and this
+# What each field of ``chopper.attribution/3`` means. A field that the program writes and this
 # does not name, or the other way round, fails the build.
 FIELDS = {
     "": {
@@ -403,6 +446,8 @@ FIELDS = {
         "short) of each. Nothing of them is in the times here.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
+        "actions": "What to try, the most recoverable time first, all of them; null where the run "
+        "cannot be replayed: [patterns](../detectors/index.md).",
         "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) "
         "and `achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
         "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is "
@@ -466,6 +511,21 @@ FIELDS = {
         "recoverable_reason": "Why it is not known.",
         "withheld": "Why the data does not support this cause; null where it does.",
     },
+    "actions": {
+        "detector": "Name of the pattern.",
+        "title": "What was seen, in words.",
+        "recoverable_step_ns": "What a step would take less without it.",
+        "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
+        "share_ratio": "`recoverable_step_ns` as a share of the observed step.",
+        "phase": "Phase that holds most of its time; null for none.",
+        "layer": "Layer that does.",
+        "op": "Operator that does.",
+        "line": "Python frame of the program around most of its calls; null without stacks.",
+        "evidence": "Names and numbers, by pattern.",
+        "events_count": "Device events that it is about.",
+        "remedy": "How to try it.",
+        "view": "Table that shows its rows.",
+    },
     "quality": {
         "code": "Stable dotted id of the finding.",
         "severity": "info, warning or error.",
@@ -502,6 +562,25 @@ def attribution_example() -> str:
     shown = json.dumps(document, indent=2, ensure_ascii=False)
     parts += ["## Example", "One rank, two steps, made up:", f"```json\n{shown}\n```"]
     return "\n\n".join(parts)
+
+
+EXAMPLE_ACTIONS = [
+    {
+        "detector": "data_loading",
+        "title": "The loader does not keep up",
+        "recoverable_step_ns": 240,
+        "recoverable_step_ci95_ns": None,
+        "share_ratio": 0.24,
+        "phase": "forward",
+        "layer": None,
+        "op": None,
+        "line": None,
+        "evidence": {"stall_ns": 480, "function": "tokenize"},
+        "events_count": 2,
+        "remedy": "Raise num_workers …",
+        "view": "steps",
+    }
+]
 
 
 def example_attribution() -> dict[str, Any]:
@@ -566,7 +645,7 @@ def example_attribution() -> dict[str, Any]:
             )
         ],
         cause_rows=rows,
-        step=step_time(run, tables[1], {}),
+        step=step_time([], tables[1], {}),
         findings=findings,
         withheld=claims,
         coverage={"launched": 1.0, "shapes": None},
@@ -574,5 +653,5 @@ def example_attribution() -> dict[str, Any]:
         ceilings={},
     )
     back = {row.id: Recoverable(None, reason="no device event was recorded") for row in rows}
-    document: dict[str, Any] = attribution_json(answer, back)
+    document: dict[str, Any] = attribution_json(answer, back, EXAMPLE_ACTIONS)
     return document

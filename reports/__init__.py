@@ -74,15 +74,19 @@ def render(attribution: Attributed, format: str) -> str:
 
 def document(attribution: Attributed) -> dict[str, Any]:
     """Return the documented JSON form of a run's attribution."""
+    from chopper.analyzers.actions import actions
     from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+    from chopper.reports.actions import to_json
     from chopper.reports.json import attribution_json
     from chopper.storage import processes
     from chopper.views import view
 
+    replay = replay_or_reason(attribution)
     path = attribution.recording.path
     return attribution_json(
         attribution,
-        recoverable(attribution, replay_or_reason(attribution)),
+        recoverable(attribution, replay),
+        None if isinstance(replay, str) else to_json(actions(attribution, replay)),
         view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
         processes.described(path) if path else (),
     )

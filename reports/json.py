@@ -1,4 +1,4 @@
-"""The documented JSON form of an attribution, schema ``chopper.attribution/2``."""
+"""The documented JSON form of an attribution, schema ``chopper.attribution/3``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from chopper.hardware.ceilings import Ceiling
     from chopper.storage.processes import SubRun
 
-SCHEMA = "chopper.attribution/2"
+SCHEMA = "chopper.attribution/3"
 
 
 def attribution_json(
     answer: Attribution,
     recoverable: Mapping[str, Recoverable],
+    actions: Sequence[Mapping[str, Any]] | None,
     utilization: Sequence[Mapping[str, Any]] = (),
     processes: Sequence[SubRun] = (),
 ) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def attribution_json(
     Args:
         answer: the attribution.
         recoverable: cause → what removing it would save.
+        actions: what to try, the most recoverable time first; None where it cannot be replayed.
         utilization: rows of the view of that name.
         processes: of the run that are no ranks.
     """
@@ -69,6 +71,7 @@ def attribution_json(
             }
             for c in answer.causes()
         ],
+        "actions": None if actions is None else [*actions],
         "ceilings": [
             {
                 "rank": rank,
