@@ -213,10 +213,8 @@ class Comparison:
         named = [c for c in self._told() if abs(c.difference_ns) >= least]
         along = [_said(c) for c in named if (c.difference_ns < 0) == faster][:_NAMED]
         against = [_said(c) for c in named if (c.difference_ns < 0) != faster][:_NAMED]
-        if not along:
-            return ""
-        text = f", because {'; '.join(along)}"
-        return text + (f"; against it, {'; '.join(against)}" if against else "")
+        both = "; ".join(along) + (f"; against it, {'; '.join(against)}" if against else "")
+        return f", because {both}" if along else ""
 
     def _told(self, width: float = 1.0) -> list[Change]:
         """Causes told from noise by so many times their interval, largest difference first."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.steps import step_numbers
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
-from chopper.analyzers.trace.columns import ints, nullable
+from chopper.analyzers.trace.columns import ints, nullable, run_starts
 from chopper.tables import TABLES
 
 WAIT = "communication.wait"
@@ -38,8 +38,7 @@ class Members:
         order = np.lexsort((ints(matched, "rank"), ints(matched, "instance_id")))
         self.table = matched.take(pa.array(order)).combine_chunks()
         instance = ints(self.table, "instance_id")
-        new = np.ones(len(instance), dtype=bool)
-        new[1:] = instance[1:] != instance[:-1]
+        new = run_starts(instance)
         self.first = np.flatnonzero(new)
         self.of = np.cumsum(new) - 1
         self.rank = ints(self.table, "rank")

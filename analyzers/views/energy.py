@@ -358,33 +358,31 @@ def _of_windows(run: Attributed) -> list[Row]:
     """Spans that another tool measured and named, by device and over all of them."""
     rows = []
     for rank in run.recording.ranks:
-        host = run.recording.part(rank).hostname
         windows: dict[tuple[int, int, str], list[Row]] = {}
         for one in run.recording.table(rank, "energy_window").to_pylist():
-            row = _window_row(one) | {"host": host, "ranks": ranges([rank])}
-            windows.setdefault((one["time_ns"], one["span_ns"], one["window"]), []).append(row)
+            window, span_ns, energy_j = one["window"], one["span_ns"], one["energy_j"]
+            start_ns = one["time_ns"] - span_ns // 2
+            row: Row = {
+                "scope": "window",
+                "source": f"device {one['device_id']}",
+                "host": run.recording.part(rank).hostname,
+                "ranks": ranges([rank]),
+                "step_count": 0,
+                "window": window,
+                "span_ns": span_ns,
+                "start_ns": start_ns if start_ns > _SINCE_1970_NS else None,
+                "basis": "counter",
+            }
+            if span_ns < MIN_SPAN_NS:
+                row["reason"] = f"lasts {span_ns / 1e9:.2g} s; {_TOO_SHORT}"
+            elif not energy_j:
+                row["reason"] = "the counter did not move"
+            else:
+                row |= {"energy_j": energy_j, "power_mean_w": energy_j / (span_ns / 1e9)}
+            windows.setdefault((one["time_ns"], span_ns, window), []).append(row)
         for same in windows.values():
             rows += [_together(same), *same] if len(same) > 1 else same
     return rows
-
-
-def _window_row(one: Row) -> Row:
-    span_ns, energy_j = one["span_ns"], one["energy_j"]
-    start_ns = one["time_ns"] - span_ns // 2
-    row = {
-        "scope": "window",
-        "source": f"device {one['device_id']}",
-        "step_count": 0,
-        "window": one["window"],
-        "span_ns": span_ns,
-        "start_ns": start_ns if start_ns > _SINCE_1970_NS else None,
-        "basis": "counter",
-    }
-    if span_ns < MIN_SPAN_NS:
-        return row | {"reason": f"lasts {span_ns / 1e9:.2g} s; {_TOO_SHORT}"}
-    if not energy_j:
-        return row | {"reason": "the counter did not move"}
-    return row | {"energy_j": energy_j, "power_mean_w": energy_j / (span_ns / 1e9)}
 
 
 def _together(rows: list[Row]) -> Row:

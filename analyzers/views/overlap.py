@@ -12,7 +12,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.device import Events, arguments, of_class
 from chopper.analyzers.events.groups import Groups, real_or_null, text_rows, whole_or_null
-from chopper.analyzers.trace.columns import distinct_rows
+from chopper.analyzers.trace.columns import distinct_rows, run_starts
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.views import View, column, optional
 
@@ -112,8 +112,7 @@ def _medians(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
 def ranks_within(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     """Return ranks from 0 on within each group, ties sharing their mean."""
     order = np.lexsort((values, group))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (group[order][1:] != group[order][:-1]) | (values[order][1:] != values[order][:-1])
+    new = run_starts(group[order], values[order])
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(order)) - 1
     size = np.bincount(group, minlength=count)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.events.steps import windows_of
-from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.columns import ints, matching, run_starts, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
 from chopper.analyzers.views import View, column
 
@@ -117,7 +117,7 @@ def _over_time(
     enters, leaves, phase = enters[order], leaves[order], phase[order]
     time = np.sort(np.concatenate([enters, leaves]))
     # np.unique without an index hashes, which takes seconds for a million distinct times.
-    time = time[np.concatenate([[True], time[1:] != time[:-1]])]
+    time = time[run_starts(time)]
     inside = np.searchsorted(enters, time, side="right")
     count = inside - np.searchsorted(np.sort(leaves), time, side="right")
     return time, np.maximum(count, 0), phase[np.maximum(inside - 1, 0)]
