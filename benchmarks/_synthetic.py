@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.joined import RankInput
+from chopper.analyzers.trace.tables import RankInput
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES

@@ -26,9 +26,10 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.step_time import RankSteps, step_time
-from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
+from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
+from chopper.analyzers.trace.tables import RankInput
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of

@@ -63,8 +63,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         joined: from :func:`join_rank`.
         matched: its collectives matched with the other ranks'; None when it is alone.
     """
-    inputs, windows = joined.inputs, joined.windows
-    rank = inputs.rank
+    rank, windows = joined.inputs.rank, joined.windows
     if not len(windows):
         links = joined.links()
         return RankResult(
@@ -79,15 +78,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         )
     states, waiting, gaps, work = _by_host(joined, matched)
     links = joined.links()
-    factors = measure(
-        links,
-        states,
-        work,
-        joined.ceiling,
-        inputs.device_clock,
-        inputs.kernel_counter,
-        inputs.device_limit,
-    )
+    factors = measure(joined, links, states, work)
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, links, joined, matched, waiting)
     piece = _pieces(joined, links, states, compute, exposed, gaps)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.causes.event_work import EventWork
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.hardware.ceilings import Ceiling
     from chopper.storage.manifest import Finding
 
@@ -98,23 +99,15 @@ class Factors:
         return weights
 
 
-def measure(
-    links: Links,
-    states: States,
-    work: EventWork,
-    ceiling: Ceiling | None,
-    samples: pa.Table | None,
-    counters: pa.Table | None,
-    limits: pa.Table | None,
-) -> Factors:
+def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -> Factors:
     """The factors of one rank's device events. DEVICE_CLOCK, KERNEL_COUNTER, DEVICE_LIMIT."""
-    count = len(links.events)
+    count, ceiling, samples = len(links.events), joined.ceiling, joined.inputs.device_clock
     duration = links.events.dur_ns.astype(np.float64)
     reference = _reference(work, ceiling, count)
     clocks = join_clocks(
         links.events,
         TABLES["device_clock"].empty() if samples is None else samples,
-        set_hz=set_clock_hz(limits, reference),
+        set_hz=set_clock_hz(joined.inputs.device_limit, reference),
     )
     shared = np.zeros(count, dtype=np.int64)
     for device in np.unique(links.events.device_id):
@@ -150,7 +143,7 @@ def measure(
     contention_ln[rows] = contention.factor_ln
     wave_ln, no_waves = _waves(links, work, ceiling, rows)
     instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
-        links, work, ceiling, wave_ln, counters
+        links, work, ceiling, wave_ln, joined.inputs.kernel_counter
     )
     reasons = {
         "clock": _no_clock(clocks, reference, rows, ceiling),

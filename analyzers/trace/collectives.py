@@ -16,11 +16,12 @@ from chopper.analyzers.trace.join import COMMUNICATION
 from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
     from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.tables import RankInput
     from chopper.hardware.ceilings import Ceiling
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
@@ -157,42 +158,34 @@ class Communication:
         return np.array([k.bus_bytes for k in self.kinds] + [np.nan])[self.kind]
 
 
-def describe(
-    links: Links,
-    annotation_row: np.ndarray,
-    collective: pa.Table,
-    rank: int,
-    world_size: int | None,
-    groups: Mapping[str, tuple[int, ...]],
-) -> Communication:
+def describe(links: Links, annotation_row: np.ndarray, inputs: RankInput) -> Communication:
     """Describe each communication event of a rank from its records. COLLECTIVE -> Communication.
 
     Args:
         links: the rank's joined events.
         annotation_row: innermost annotation of the user's around each event's launch, -1 for none.
-        collective: recorded metadata.
-        rank, world_size, groups: as of :class:`joined.RankInput`.
+        inputs: of the rank.
     """
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
-    recorded = _Recorded(collective)
+    recorded = _Recorded(inputs.collective)
     entry = recorded.of_events(links, rows)
     name, called_names = _event_names(links, annotation_row[rows], rows)
     operator = np.where(entry < 0, _with_input(links, annotation_row[rows], rows), -1)
     peer, entered_ns = _peers(links, rows)
     peer = np.where(entry < 0, peer, -1)
     host = links.host
-    inputs = [pick(codes, operator) for codes, _ in (host.input_dims, host.input_types)]
+    sizes = [pick(codes, operator) for codes, _ in (host.input_dims, host.input_types)]
     of_c10d = host.named(lambda n: n.startswith(_OUTPUT_FIRST))
     output_first = pick(of_c10d, operator, otherwise=False)
     first, kind = distinct_rows(
-        [recorded.alike[entry], name, peer, *inputs, output_first.astype(np.int64)]
+        [recorded.alike[entry], name, peer, *sizes, output_first.astype(np.int64)]
     )
-    describing = _Describing(rank, world_size, groups)
+    describing = _Describing(inputs)
     kinds = []
     for row in first:
         called = called_names[name[row]]
         if peer[row] >= 0:  # as NCCL's own spans say it
-            called = f"{called} {rank}->{peer[row]}"
+            called = f"{called} {inputs.rank}->{peer[row]}"
         if entry[row] >= 0:
             fields = recorded.fields[recorded.alike[entry[row]]]
             kinds.append(describing.by_metadata(fields, called))
@@ -363,11 +356,9 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Describing:
-    """Process groups as a rank's trace describes them, for kinds made from it."""
+    """Kinds of events as the trace of a rank describes them."""
 
-    rank: int
-    world_size: int | None
-    groups: Mapping[str, tuple[int, ...]]
+    inputs: RankInput
 
     def by_metadata(self, entry: _Fields, name: str) -> Kind:
         """Kind of events whose collective was recorded."""
@@ -384,7 +375,7 @@ class _Describing:
             return self._pair(entry, name, group, members, message)
         if what in _SHARED and sent == received and size != 1:
             message = None
-        if size is None or size < 2 or (members and self.rank not in members):
+        if size is None or size < 2 or (members and self.inputs.rank not in members):
             return Kind(what, group, size, members, message, None, None)
         numbered = Key(members, size, group or "", what, -1)
         unnumbered = replace(numbered, elements=-1 if what in _UNEVEN else elements)
@@ -396,13 +387,13 @@ class _Describing:
         members = _listed(entry.group_ranks)
         if count is None or len(members) == count:
             return members
-        members = self.groups.get(entry.group_name or "", ())
+        members = self.inputs.process_groups.get(entry.group_name or "", ())
         if len(members) == count:
             return members
         first, stride = entry.first_rank_id, entry.rank_stride_count
         if first is not None and stride is not None and stride > 0 and count > 0:
             return tuple(range(first, first + count * stride, stride))
-        return tuple(range(count)) if count == self.world_size else ()
+        return tuple(range(count)) if count == self.inputs.world_size else ()
 
     def _pair(
         self,
@@ -420,16 +411,16 @@ class _Describing:
                 continue
             way, peer = direction.groups()
             if way == "send":
-                source = self.rank if source is None else source
+                source = self.inputs.rank if source is None else source
             else:
-                target = self.rank if target is None else target
+                target = self.inputs.rank if target is None else target
             if peer is not None and members and int(peer) < len(members):
                 # The span counts ranks within the group.
                 other = members[int(peer)]
                 source = other if source is None else source
                 target = other if target is None else target
         ends = (source, target)
-        if source is None or target is None or source == target or self.rank not in ends:
+        if source is None or target is None or source == target or self.inputs.rank not in ends:
             return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
         pair = (min(source, target), max(source, target))
         key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
@@ -444,8 +435,8 @@ class _Describing:
         """
         what = _normalized(name)
         # Of the world, unless the trace lists smaller groups that it might be of.
-        world = self.world_size or 0
-        sub_groups = any(len(members) < world for members in self.groups.values())
+        world = self.inputs.world_size or 0
+        sub_groups = any(len(members) < world for members in self.inputs.process_groups.values())
         if world < 2 or sub_groups:
             return Kind(what, None, None, (), None, None, None)
         members = tuple(range(world))

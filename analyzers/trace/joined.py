@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,42 +18,10 @@ from chopper.analyzers.trace.join import (
     link,
     operators_of,
 )
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans, RankInput
 from chopper.analyzers.trace.windows import Windows, cut_windows, step_of_events, traced_steps
 from chopper.arrow import with_column
-from chopper.hardware.ceilings import Ceiling, Ceilings
-
-
-@dataclass(frozen=True)
-class RankInput:
-    """The input of an attribution: declared tables of one rank, and what is known of its device.
-
-    Attributes:
-        ceiling, ceilings: peaks that count, and all that are known: theoretical and measured.
-        no_peak_remedy: what to do when there are none, for the message.
-        devices_listed: the trace names devices, so that a lack of device events is a lack.
-        world_size: ranks of the run, None when not known.
-        process_groups: name → global ranks, as far as the trace lists them.
-        recorded: chopper took the trace.
-    """
-
-    rank: int
-    host_span: pa.Table
-    device_event: pa.Table
-    step: pa.Table
-    collective: pa.Table
-    ceiling: Ceiling | None
-    no_peak_remedy: str
-    devices_listed: bool
-    world_size: int | None = None
-    process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    device_clock: pa.Table | None = None
-    device_limit: pa.Table | None = None
-    kernel_counter: pa.Table | None = None
-    core_wait: pa.Table | None = None
-    synchronization: pa.Table | None = None
-    recorded: bool = False
-    ceilings: Ceilings | None = None
+from chopper.hardware.ceilings import Ceiling
 
 
 @dataclass(frozen=True)
@@ -151,12 +118,5 @@ def join_rank(inputs: RankInput) -> JoinedRank:
         span_layer=links.span_layer,
         double_backward_count=double_backward_count,
         windows=windows,
-        communication=describe(
-            links,
-            annotation_row,
-            inputs.collective,
-            inputs.rank,
-            inputs.world_size,
-            inputs.process_groups,
-        ),
+        communication=describe(links, annotation_row, inputs),
     )

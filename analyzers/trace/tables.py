@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,43 @@ from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.passes import passes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
+
+    from chopper.hardware.ceilings import Ceiling, Ceilings
+
+
+@dataclass(frozen=True)
+class RankInput:
+    """The input of an attribution: declared tables of one rank, and what is known of its device.
+
+    Attributes:
+        ceiling, ceilings: peaks that count, and all that are known: theoretical and measured.
+        no_peak_remedy: what to do when there are none, for the message.
+        devices_listed: the trace names devices, so that a lack of device events is a lack.
+        world_size: ranks of the run, None when not known.
+        process_groups: name → global ranks, as far as the trace lists them.
+        recorded: chopper took the trace.
+    """
+
+    rank: int
+    host_span: pa.Table
+    device_event: pa.Table
+    step: pa.Table
+    collective: pa.Table
+    ceiling: Ceiling | None
+    no_peak_remedy: str
+    devices_listed: bool
+    world_size: int | None = None
+    process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    device_clock: pa.Table | None = None
+    device_limit: pa.Table | None = None
+    kernel_counter: pa.Table | None = None
+    core_wait: pa.Table | None = None
+    synchronization: pa.Table | None = None
+    recorded: bool = False
+    ceilings: Ceilings | None = None
 
 
 def _numbers(name: str) -> cached_property[np.ndarray]:

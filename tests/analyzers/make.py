@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
+from chopper.analyzers.trace.joined import JoinedRank, join_rank
+from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
 
 

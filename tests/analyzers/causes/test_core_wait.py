@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.core_wait import awake, taken, wait_of_steps
-from chopper.analyzers.trace.joined import RankInput, join_rank
+from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
 from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps, table
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
-from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
+from chopper.analyzers.trace.joined import JoinedRank, join_rank
+from chopper.analyzers.trace.tables import RankInput
 from chopper.storage.manifest import RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import attribute_rank
-from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
+from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import match
+from chopper.analyzers.trace.tables import RankInput
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
