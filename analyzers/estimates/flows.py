@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from chopper.errors import UsageError
+from chopper.quantities import positive
 
 _MOST_QUEUE_PAIRS = 4_096
 _LEAST_DRAWS = 4
@@ -165,8 +166,7 @@ def simulate(
         seed: of the draws.
     """
     receivers = flows_count if receivers_count is None else receivers_count
-    if not headroom_ratio > 0:  # not a number is refused, too
-        raise UsageError(f"headroom: found {headroom_ratio:g}, expected more than 0")
+    positive(headroom_ratio, "headroom")
     check_counts(
         failed_count,
         uplinks_count,

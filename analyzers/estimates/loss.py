@@ -66,11 +66,17 @@ def loss(
     cached.clear()
     ledger.at = "backward of the loss"
     width = 4 if wide else e
+    first = ledger.take("logits", size * width)
     if parallel:
-        of_logits = _parallel_backward(ledger, size * width)
+        # `(grad_input + exp(x)) * grad_output` in `_nll_loss_and_log_softmax_backward` of torch's
+        # distributed/tensor/parallel/loss.py: `grad_input` lives to the end, beside the sum and
+        # the exponential or the product.
+        exponential = ledger.take("logits", size * width)
+        added = ledger.turn(exponential, "logits", size * width)
+        of_logits = ledger.turn(added, "logits", size * width)
+        ledger.drop(first)
     else:
-        of_softmax = ledger.take("logits", size * width)
-        of_logits = ledger.turn(of_softmax, "logits", size * width)
+        of_logits = ledger.turn(first, "logits", size * width)
     ledger.drop(softmax)
     if wide:
         of_logits = ledger.turn(of_logits, "logits", size * e)
@@ -97,17 +103,3 @@ def _parallel_log_softmax(
         result = ledger.turn(result, "logits", size * e)
     ledger.drop(computed, None if keeps_logits else logits)
     return result
-
-
-def _parallel_backward(ledger: Ledger, size_bytes: int) -> Buffer:
-    """The gradient of this rank's logits, `(grad_input + exp(x)) * grad_output`;
-    `_nll_loss_and_log_softmax_backward` of torch's distributed/tensor/parallel/loss.py.
-
-    `grad_input` lives to the end, beside the sum and the exponential or the product.
-    """
-    grad_input = ledger.take("logits", size_bytes)
-    exponential = ledger.take("logits", size_bytes)
-    added = ledger.turn(exponential, "logits", size_bytes)
-    product = ledger.turn(added, "logits", size_bytes)
-    ledger.drop(grad_input)
-    return product

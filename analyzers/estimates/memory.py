@@ -92,27 +92,21 @@ def _assumed(training: Training) -> tuple[str, ...]:
     return assumed(*names) + balance + assumed(*deepspeed, *stage_3)
 
 
-def _steps(training: Training) -> list[Step]:
-    """The step, run on each rank that may need the most."""
-    first = Step(training)
-    ranks: set[int | None] = {None}
-    if training.strategy in ("zero1", "zero2"):
-        # Stage 1 reduces in the order of the model: the first rank has its part while all gradients
-        # are there.
-        ranks = {0, *first.parts().extremes()}
-    steps = [Step(training, rank=rank) for rank in ranks]
-    for step in steps:
-        step.run()
-    return steps
-
-
 def memory(training: Training) -> Memory:
     """Peak memory of one rank; where ranks differ, of the one that needs the most.
 
     Raises:
         UsageError: options that contradict each other, or sizes that 64 bits cannot count.
     """
-    step = max(_steps(training), key=lambda run: run.ledger.peak_bytes)
+    ranks: set[int | None] = {None}
+    if training.strategy in ("zero1", "zero2"):
+        # Stage 1 reduces in the order of the model: the first rank has its part while all gradients
+        # are there.
+        ranks = {0, *Step(training).parts().extremes()}
+    steps = [Step(training, rank=rank) for rank in ranks]
+    for step in steps:
+        step.run()
+    step = max(steps, key=lambda run: run.ledger.peak_bytes)
     ledger = step.ledger
     moving = ledger.peak_bytes - step.steady_bytes
     fragmentation = round(training.fragmentation_ratio * max(moving, 0))

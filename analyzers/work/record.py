@@ -126,22 +126,14 @@ class Record:
         if not self.has(index) or index >= len(self.dims):
             raise Unknown(f"argument {index} is not a tensor of recorded shape and type")
         value = self.dims[index]
-        if not _is_shape(value):
-            raise Unknown(f"argument {index} has no usable shape")
-        if prod(value) >= 1 << 63:
-            raise Unknown(f"argument {index} is larger than any memory")
-        return tuple(value)
+        return _usable(value, f"argument {index}")
 
     def shapes(self, index: int) -> list[Shape]:
         """The sizes of the tensors in list argument `index`."""
         value = self.dims[index] if index < len(self.dims) else None
         if self.type_name(index) not in LIST_TYPES or not isinstance(value, list) or not value:
             raise Unknown(f"the shapes of list argument {index} were not recorded")
-        if not all(_is_shape(item) for item in value):
-            raise Unknown(f"list argument {index} has no usable shapes")
-        if any(prod(item) >= 1 << 63 for item in value):
-            raise Unknown(f"list argument {index} is larger than any memory")
-        return [tuple(item) for item in value]
+        return [_usable(item, f"list argument {index}") for item in value]
 
     def numel(self, index: int) -> int:
         """Elements of tensor argument `index`."""
@@ -225,6 +217,14 @@ class Record:
         return _SCALAR_BYTES[code]
 
 
+def _usable(value: Any, what: str) -> Shape:
+    if not _is_shape(value):
+        raise Unknown(f"{what} has no usable shape")
+    if prod(value) >= 1 << 63:
+        raise Unknown(f"{what} is larger than any memory")
+    return tuple(value)
+
+
 def _is_shape(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
@@ -254,26 +254,17 @@ def decode(
     """Decode the three JSON texts; raises Unknown when the shapes are absent or malformed."""
     if input_dims is None:
         raise Unknown("shapes were not recorded")
-    return Record(
-        name,
-        _list(input_dims, "Input Dims"),
-        _list(input_types, "Input type"),
-        _list(concrete_inputs, "Concrete Inputs"),
-        output_dims,
-        element_bytes,
-    )
-
-
-def _list(text: str | None, field: str) -> list[Any]:
-    if text is None:
-        return []
-    try:
-        value = msgspec.json.decode(text)
-    except JSON_ERRORS as exc:
-        raise Unknown(f"{field} is not valid JSON") from exc
-    if not isinstance(value, list):
-        raise Unknown(f"{field} is not a list")
-    return value
+    texts = {"Input Dims": input_dims, "Input type": input_types}
+    lists: list[list[Any]] = []
+    for field, text in {**texts, "Concrete Inputs": concrete_inputs}.items():
+        try:
+            value = [] if text is None else msgspec.json.decode(text)
+        except JSON_ERRORS as exc:
+            raise Unknown(f"{field} is not valid JSON") from exc
+        if not isinstance(value, list):
+            raise Unknown(f"{field} is not a list")
+        lists.append(value)
+    return Record(name, *lists, output_dims, element_bytes)
 
 
 def moves(traffic: Callable[..., int]) -> Callable[..., Work]:

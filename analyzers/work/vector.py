@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from chopper.analyzers.work.record import (
     LIST_TYPES,
@@ -244,65 +245,61 @@ def _elements(record: Record, index: int) -> int:
     return sum(prod(shape) for shape in record.shapes(index))
 
 
-def _listed(count: Callable[[], int]) -> Work:
-    """Return the work on tensor lists, whose element types a trace does not record."""
-    try:
-        elements = count()
-    except Unknown as exc:
-        return Work("vector", reason=f"bytes: {exc}")
-    return Work(
-        "vector",
-        unsized_element_count=elements,
-        reason="bytes: the element types of tensor lists are not recorded",
-    )
+def _listed(count: Callable[..., int]) -> Callable[..., Work]:
+    """Make the model of tensor lists, whose element types a trace does not record."""
+
+    @wraps(count)
+    def vector(record: Record, **positions: Any) -> Work:
+        try:
+            elements = count(record, **positions)
+        except Unknown as exc:
+            return Work("vector", reason=f"bytes: {exc}")
+        reason = "bytes: the element types of tensor lists are not recorded"
+        return Work("vector", unsized_element_count=elements, reason=reason)
+
+    return vector
 
 
-def foreach(record: Record) -> Work:
+@_listed
+def foreach(record: Record) -> int:
     """Any _foreach_* operator: reads all its lists, writes one like the first."""
-    name = record.name
-
-    def count() -> int:
-        lists = [i for i in range(len(record)) if record.type_name(i) in LIST_TYPES]
-        if not lists:
-            raise Unknown("no list argument was recorded")
-        sizes = [_elements(record, i) for i in lists]
-        written = 0 if name.endswith("_foreach_norm") else sizes[0]
-        write_only = name.endswith(("_foreach_zero_", "_foreach_copy_"))
-        return sum(sizes[write_only:]) + written
-
-    return _listed(count)
+    lists = [i for i in range(len(record)) if record.type_name(i) in LIST_TYPES]
+    if not lists:
+        raise Unknown("no list argument was recorded")
+    sizes = [_elements(record, i) for i in lists]
+    written = 0 if record.name.endswith("_foreach_norm") else sizes[0]
+    write_only = record.name.endswith(("_foreach_zero_", "_foreach_copy_"))
+    return sum(sizes[write_only:]) + written
 
 
-def unscale(record: Record) -> Work:
+@_listed
+def unscale(record: Record, times: int = 2) -> int:
     """_amp_foreach_non_finite_check_and_unscale_(gradients, …): read and written."""
-    return _listed(lambda: 2 * _elements(record, 0))
+    return times * _elements(record, 0)
 
 
+@_listed
 def fused_optimizer(
     record: Record, read: Sequence[int], written: Sequence[int], optional: int | None = None
-) -> Work:
+) -> int:
     """_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, …) and its like."""
-
-    def count() -> int:
-        total = sum(_elements(record, i) for i in (*read, *written))
-        # AMSGrad's maxima, SGD's momentum: an empty list when unused.
-        if optional is not None and optional < len(record.dims) and record.dims[optional]:
-            total += 2 * _elements(record, optional)
-        return total
-
-    return _listed(count)
+    total = sum(_elements(record, i) for i in (*read, *written))
+    # AMSGrad's maxima, SGD's momentum: an empty list when unused.
+    if optional is not None and optional < len(record.dims) and record.dims[optional]:
+        total += 2 * _elements(record, optional)
+    return total
 
 
 def cat(record: Record) -> Work:
     """(tensors, dim): everything read and written once; out= tells the type."""
     if record.has(2):
         return like(record, read=(2,), write=(2,), dtype_of=2)
-    return _listed(lambda: 2 * _elements(record, 0))
+    return unscale(record)
 
 
 def all_gather_copy_in(record: Record) -> Work:
     """fsdp::all_gather_copy_in(inputs, output, …): the shards go into their part of the output."""
-    work = _listed(lambda: 2 * _elements(record, 0))
+    work = unscale(record)
     count = work.unsized_element_count
     if count is None or not record.has(1):
         return work
@@ -312,9 +309,9 @@ def all_gather_copy_in(record: Record) -> Work:
 
 def chunk_cat(record: Record) -> Work:
     """fsdp::chunk_cat(tensors, dim, num_chunks, out): pads into out; may also widen."""
-    work = _listed(lambda: (1 if record.has(3) else 2) * _elements(record, 0))
     if not record.has(3):
-        return work
+        return unscale(record)
+    work = unscale(record, times=1)
     return replace(with_bytes(work, lambda: record.nbytes(3)), reason=work.reason)
 
 
