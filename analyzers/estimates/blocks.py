@@ -6,36 +6,11 @@ Sizes are bytes of one rank. Checked operator by operator against what autograd 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from chopper.analyzers.estimates.tape import Op
-from chopper.models.architectures import Architecture, Experts, Latent
-
-
-class Layout(msgspec.Struct, kw_only=True, frozen=True):
-    """The options that decide the size of a block's tensors on one rank."""
-
-    tokens_count: int
-    """batch × sequence."""
-    sequence_count: int
-    batch_count: int
-    element_bytes: int = 2
-    """Of what products read and write."""
-    stream_bytes: int = 2
-    """Of the residual stream; 4 under autocast."""
-    autocast: bool = False
-    tensor_parallel_count: int = 1
-    sequence_parallel: bool = False
-    kernels: Literal["gpu", "cpu"] = "gpu"
-    """On a CPU an RMSNorm is several operators that keep two float32 copies, and dropout's mask has
-    the type of its elements."""
-    attention: Literal["flash", "math"] = "flash"
-    """Math: the matrix of scores is kept."""
-    expert_parallel_count: int = 1
-    imbalance_ratio: float = 1.0
-    """Rows of this rank's experts, of an even share."""
+from chopper.analyzers.estimates.training import Training, widths
+from chopper.models.architectures import Experts, Latent
 
 
 def _share(count: int, parts: int) -> int:
@@ -45,12 +20,14 @@ def _share(count: int, parts: int) -> int:
 class _Block:
     """One layer's operators as they are put in a row: x → out."""
 
-    def __init__(self, a: Architecture, of: Layout) -> None:
-        self.a = a
+    def __init__(self, of: Training) -> None:
+        self.a = a = of.architecture
         self.of = of
         self.ops: list[Op] = []
         self.tokens = of.tokens_count
         self.tp = of.tensor_parallel_count
+        self.e = widths(of).compute
+        self.stream_bytes = 4 if of.autocast else self.e
         # Outside of the parallel regions, sequence parallelism holds a part of the tokens.
         self.outside = _share(self.tokens, self.tp) if of.sequence_parallel else self.tokens
         self.h = self.outside * a.width
@@ -67,7 +44,7 @@ class _Block:
     def norm(self, x: str, out: str, *, stream: bool = False) -> str:
         """Over the width, of what is in the residual stream or on its way into it."""
         of, a = self.of, self.a
-        width = of.stream_bytes if stream or of.autocast else of.element_bytes
+        width = self.stream_bytes if stream or of.autocast else self.e
         return self.normalize(x, out, self.h, self.outside, a.norm_count, width)
 
     def normalize(
@@ -78,9 +55,9 @@ class _Block:
             kept: dict[str, Any] = {"keeps": (x,), "keeps_extra_bytes": rows * 4 * (1 + layer)}
         else:
             # The input as float32, the normalized as float32, and the inverse root.
-            wide = elements * 4 * (2 if of.stream_bytes < 4 else 1)
+            wide = elements * 4 * (2 if self.stream_bytes < 4 else 1)
             kept = {
-                "keeps": (x,) if of.stream_bytes == 4 else (),
+                "keeps": (x,) if self.stream_bytes == 4 else (),
                 "keeps_extra_bytes": wide + rows * 4,
                 "forward_bytes": elements * 4,
                 "backward_bytes": 3 * elements * 4,
@@ -91,7 +68,7 @@ class _Block:
         self, x: str, out: str, columns: int, weights: int, *, saved: bool = True, cut: bool = True
     ) -> str:
         """A product; under autocast each makes a copy of its own in the narrower type."""
-        of, e = self.of, self.of.element_bytes
+        of, e = self.of, self.e
         source = x
         gathered = self.tokens * self.a.width * e
         if of.autocast and x in self.inputs:
@@ -114,7 +91,7 @@ class _Block:
         source = f"{x}.gathered"
         if self.of.sequence_parallel and self.tp > 1:
             if not any(op.writes == source for op in self.ops):
-                self.add("gather", (x,), source, self.tokens * self.a.width * self.of.element_bytes)
+                self.add("gather", (x,), source, self.tokens * self.a.width * self.e)
             return source
         return x
 
@@ -125,18 +102,18 @@ class _Block:
     def dropped(self, x: str) -> str:
         if not self.a.dropout:
             return x
-        e = self.of.element_bytes
+        e = self.e
         mask = self.h * (1 if self.of.kernels == "gpu" else e)
         size = self.h * e
         return self.add("dropout", (x,), f"{x}.dropped", size, keeps_extra_bytes=mask)
 
     def onto(self, x: str, added: str, out: str) -> str:
         """Into the residual stream."""
-        return self.add("add", (x, added), out, self.h * self.of.stream_bytes, passes=True)
+        return self.add("add", (x, added), out, self.h * self.stream_bytes, passes=True)
 
     def attention(self, x: str) -> str:
         """From x to a0."""
-        a, of, e = self.a, self.of, self.of.element_bytes
+        a, of, e = self.a, self.of, self.e
         heads = _share(a.heads_count, self.tp)
         if a.latent is None:
             queries, keys, value_width = *self.projected(x), a.head_width
@@ -168,7 +145,7 @@ class _Block:
 
     def projected(self, x: str) -> tuple[str, str]:
         """Queries, keys and values, each by a product or all by one; values are v."""
-        a, w, e = self.a, self.a.width, self.of.element_bytes
+        a, w, e = self.a, self.a.width, self.e
         q_width = _share(a.q_width, self.tp)
         # With more ranks than key heads, ranks share a head and each holds it.
         kv_width = a.head_width * _share(a.kv_heads_count, self.tp)
@@ -197,12 +174,12 @@ class _Block:
         a, whole = self.a, self.a.qk_norm_whole
         rows = self.tokens * (1 if whole and a.norm == "rms" else heads)
         weights = a.head_width * (heads if whole else 1)
-        elements = size // self.of.element_bytes
-        return self.normalize(x, out, elements, rows, weights, self.of.element_bytes)
+        elements = size // self.e
+        return self.normalize(x, out, elements, rows, weights, self.e)
 
     def from_latent(self, x: str, of: Latent) -> tuple[str, str]:
         """Queries from a narrow product or the input; keys and values from a narrow one."""
-        a, w, t, e = self.a, self.a.width, self.tokens, self.of.element_bytes
+        a, w, t, e = self.a, self.a.width, self.tokens, self.e
         heads = _share(a.heads_count, self.tp)
         q_width, source, q_weights = heads * a.head_width, x, w * a.q_width
         if of.q_rank:
@@ -252,7 +229,7 @@ class _Block:
         """A plain feed-forward network."""
         a, w = self.a, self.a.width
         share = _share(width, self.tp)
-        f = self.tokens * share * self.of.element_bytes
+        f = self.tokens * share * self.e
         up = width * (w + bias)
         g, u = f"{prefix}g", f"{prefix}u"
         if a.gated and a.fused_up:
@@ -277,7 +254,7 @@ class _Block:
         chosen rows, and weighted after the last product. With expert parallelism the rows go to the
         ranks that have their experts, and back.
         """
-        lay, w, e = self.of, self.a.width, self.of.element_bytes
+        lay, w, e = self.of, self.a.width, self.e
         t, rows = self.tokens, self.tokens * of.chosen_count
         x = self.whole(x)
         self.router(x, of)
@@ -326,13 +303,13 @@ class _Block:
 
     def grouped(self, x: str, out: str, elements: int, weights: int, of: Experts) -> str:
         """One product for all experts of this rank, its rows by expert."""
-        size = elements * self.of.element_bytes
+        size = elements * self.e
         extra = {"weights_count": weights, "expert": True, "forward_bytes": size * of.bias}
         return self.add("grouped", (x,), out, size, keeps=(x,), **extra)
 
     def router(self, x: str, of: Experts) -> None:
         """From x to w: probabilities in float32, the chosen ones' and which they are."""
-        e, t, w = self.of.element_bytes, self.tokens, self.a.width
+        e, t, w = self.e, self.tokens, self.a.width
         source = x
         if of.router_in_float32 and e < 4:
             source, e = self.add("cast", (x,), "xw", t * w * 4), 4
@@ -343,15 +320,12 @@ class _Block:
         self.add("choose", ("r1",), "w", chosen * 4, keeps_extra_bytes=chosen * 8)
 
 
-def block(a: Architecture, of: Layout, *, mixture: bool = False) -> tuple[Op, ...]:
+def block(of: Training, *, mixture: bool = False) -> tuple[Op, ...]:
     """One layer: x → out. Attention and feed-forward network, each added to the residual stream.
 
-    Args:
-        a: the model.
-        of: sizes of one rank.
-        mixture: a layer with experts.
+    With `mixture` it is a layer with experts.
     """
-    made = _Block(a, of)
+    a, made = of.architecture, _Block(of)
     before = not a.norms_after
     first = made.norm("x", "n1") if before else "x"
     made.inputs = {"n1", "n2"} if before else {"x", "y"}
@@ -377,17 +351,17 @@ def block(a: Architecture, of: Layout, *, mixture: bool = False) -> tuple[Op, ..
     return tuple(made.ops)
 
 
-def head(a: Architecture, of: Layout) -> tuple[Op, ...]:
+def head(of: Training) -> tuple[Op, ...]:
     """The last norm: x → n. The product with the vocabulary is counted with the loss."""
-    made = _Block(a, of)
+    a, made = of.architecture, _Block(of)
     fused = of.kernels == "gpu" or a.norm == "layer"
-    wide = made.h * 4 * (2 if of.stream_bytes < 4 else 1)
+    wide = made.h * 4 * (2 if made.stream_bytes < 4 else 1)
     made.add(
         "norm",
         ("x",),
         "n",
-        made.h * (of.stream_bytes if of.autocast else of.element_bytes),
-        keeps=("x",) if fused or of.stream_bytes == 4 else (),
+        made.h * (made.stream_bytes if of.autocast else made.e),
+        keeps=("x",) if fused or made.stream_bytes == 4 else (),
         keeps_extra_bytes=made.outside * 4 + (0 if fused else wide),
         weights_count=a.norm_count,
         backward_bytes=0 if fused else 3 * made.h * 4,
@@ -395,5 +369,5 @@ def head(a: Architecture, of: Layout) -> tuple[Op, ...]:
     if of.autocast or of.sequence_parallel:
         # What the product reads: in its narrower type, and all tokens.
         name = "cast" if of.autocast else "gather"
-        made.add(name, ("n",), "m", of.tokens_count * a.width * of.element_bytes)
+        made.add(name, ("n",), "m", of.tokens_count * a.width * made.e)
     return tuple(made.ops)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from chopper.analyzers.estimates.blocks import Layout
 from chopper.analyzers.estimates.tape import Buffer, Ledger
-from chopper.analyzers.estimates.training import Training
+from chopper.analyzers.estimates.training import Training, widths
 
 _CHUNKS = 8
 
@@ -12,7 +11,6 @@ _CHUNKS = 8
 def loss(
     ledger: Ledger,
     of: Training,
-    layout: Layout,
     n: Buffer,
     *,
     gradient_bytes: int,
@@ -24,7 +22,6 @@ def loss(
     Args:
         ledger: where bytes are counted.
         of: the options.
-        layout: sizes of one rank.
         n: taken over.
         gradient_bytes: of one parameter's gradient.
         cached: autocast's narrow copies of weights, emptied where its context ends.
@@ -33,15 +30,15 @@ def loss(
     """
     tp = of.tensor_parallel_count
     a = of.architecture
-    t, share = layout.tokens_count, -(-a.vocabulary_count // tp)
+    t, share = of.tokens_count, -(-a.vocabulary_count // tp)
     parallel = tp > 1 and not of.gathers_logits
     v = share if parallel else a.vocabulary_count
-    e = layout.element_bytes
+    e = widths(of).compute
     chunks = _CHUNKS if of.loss == "chunked" else 1
     size = -(-t // chunks) * v
     # Autocast runs the cross-entropy in float32 whatever the program asks for.
-    wide = (of.loss != "native" or layout.autocast) and e < 4
-    cast = ledger.take("parameters", share * a.width * e) if layout.autocast else None
+    wide = (of.loss != "native" or of.autocast) and e < 4
+    cast = ledger.take("parameters", share * a.width * e) if of.autocast else None
     weight = ledger.take("parameters", gathered_bytes)
     logits = ledger.take("logits", size * e)
     ledger.drop(weight)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chopper.analyzers.estimates.blocks import Layout, block, head
+from chopper.analyzers.estimates.blocks import block, head
 from chopper.analyzers.estimates.loss import loss
 from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, Op, backward, forward
 from chopper.analyzers.estimates.training import (
@@ -70,29 +70,15 @@ class Step:
         self.ledger = Ledger()
         tp = training.tensor_parallel_count
         self.tp = tp
-        autocast = training.precision == "autocast"
-        self.layout = Layout(
-            tokens_count=training.batch_count * training.sequence_count,
-            sequence_count=training.sequence_count,
-            batch_count=training.batch_count,
-            element_bytes=self.w.compute,
-            stream_bytes=4 if autocast else self.w.compute,
-            autocast=autocast,
-            tensor_parallel_count=tp,
-            sequence_parallel=training.sequence_parallel,
-            kernels=training.kernels,
-            attention=training.attention,
-            expert_parallel_count=training.expert_parallel_count,
-            imbalance_ratio=training.imbalance_ratio,
-        )
         kinds = {
-            mixture: _Layer(block(self.a, self.layout, mixture=mixture))
+            mixture: _Layer(block(training, mixture=mixture))
             for mixture in {self.a.is_mixture(i) for i in range(self.a.layers_count)}
         }
         self.layers = [kinds[self.a.is_mixture(i)] for i in range(self.a.layers_count)]
-        self.head_ops = head(self.a, self.layout)
-        h = self.layout.tokens_count * self.a.width
-        self.x_bytes = (-(-h // tp) if training.sequence_parallel else h) * self.layout.stream_bytes
+        self.head_ops = head(training)
+        h = training.tokens_count * self.a.width
+        stream_bytes = 4 if training.autocast else self.w.compute
+        self.x_bytes = (-(-h // tp) if training.sequence_parallel else h) * stream_bytes
         # Weights of products and embeddings are cut by tensor parallelism, norms are not.
         self.outer_count = -(-(self.a.outer_count - self.a.norm_count) // tp) + self.a.norm_count
         self.embedding_count = (
@@ -225,7 +211,7 @@ class Step:
 
     def cast(self, layer: _Layer) -> Buffer | None:
         """Return autocast's narrow copy of a layer's weights, owned by its cache and backward."""
-        if not self.layout.autocast:
+        if not self.of.autocast:
             return None
         self.cached.append(self.ledger.take("parameters", layer.count * self.w.compute))
         return self.ledger.own(self.cached[-1])
@@ -326,7 +312,6 @@ class Step:
         gradient, of_head = loss(
             ledger,
             of,
-            self.layout,
             n,
             gradient_bytes=gradient_bytes,
             cached=self.cached,

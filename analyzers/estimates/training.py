@@ -112,6 +112,16 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             if wrong:
                 raise UsageError(text)
 
+    @property
+    def tokens_count(self) -> int:
+        """Tokens of a rank."""
+        return self.batch_count * self.sequence_count
+
+    @property
+    def autocast(self) -> bool:
+        """Products run in a narrower type than their weights, each on a copy of its own."""
+        return self.precision == "autocast"
+
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
         """(whether it is so, what is wrong with it)."""
         a, tp, kv = self.architecture, self.tensor_parallel_count, self.architecture.kv_heads_count

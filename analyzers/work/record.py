@@ -264,7 +264,7 @@ def decode(
         if not isinstance(value, list):
             raise Unknown(f"{field} is not a list")
         lists.append(value)
-    return Record(name, *lists, output_dims, element_bytes)
+    return Record(name, lists[0], lists[1], lists[2], output_dims, element_bytes)
 
 
 def moves(traffic: Callable[..., int]) -> Callable[..., Work]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.estimates.blocks import Layout, block
+from chopper.analyzers.estimates.blocks import block
 from chopper.analyzers.estimates.memory import Memory, memory
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.analyzers.estimates.step import Step
@@ -43,12 +43,15 @@ def estimate(architecture: Architecture = MIXED, **options: Any) -> Memory:
     return memory(Training(architecture=architecture, **{**common, **options}))
 
 
+EACH_OF_FOUR: dict[str, Any] = {"strategy": "ddp", "ranks_count": 4, "expert_parallel_count": 4}
+
+
 def kept_bytes(a: Architecture, **layout: Any) -> int:
     """What one layer in 16 bits keeps for its backward, its input among it."""
-    of = Layout(tokens_count=T, sequence_count=T, batch_count=1, **layout)
+    of = Training(architecture=a, sequence_count=T, **layout)
     ledger = Ledger()
     x = ledger.take("activations", T * a.width * 2)
-    ops = block(a, of, mixture=a.experts is not None)
+    ops = block(of, mixture=a.experts is not None)
     out, _ = forward(ledger, ops, {"x": x}, keep=True)
     ledger.drop(x)
     ledger.drop(out)
@@ -141,7 +144,7 @@ def test_operators_have_all_of_a_layers_parameters(
             continue
         a = msgspec.structs.replace(base, experts=of, **options)
         for mixture, network in ((False, a.mlp_count), (True, a.mixture_count)):
-            ops = block(a, Layout(tokens_count=8, sequence_count=8, batch_count=1), mixture=mixture)
+            ops = block(Training(architecture=a, sequence_count=8), mixture=mixture)
             expected = a.attention_count + network + 2 * a.norm_count
             assert sum(op.weights_count for op in ops) == expected
 
@@ -203,19 +206,15 @@ def test_stage_3_gathers_all_experts_of_a_layer_as_one_module() -> None:
 
 def test_a_balanced_load_keeps_the_same_and_another_only_more_rows() -> None:
     """More rows: what the experts read (2h), both halves, activation and product (8f) of each."""
-    balanced = kept_bytes(MIXED, expert_parallel_count=4)
+    balanced = kept_bytes(MIXED, **EACH_OF_FOUR)
     assert balanced == kept_bytes(MIXED)
-    busiest = kept_bytes(MIXED, expert_parallel_count=4, imbalance_ratio=1.5)
+    busiest = kept_bytes(MIXED, **EACH_OF_FOUR, imbalance_ratio=1.5)
     assert busiest - balanced == T * 4 // 2 * (2 * 1024 + 8 * 512)
 
 
 def test_what_is_sent_is_communication() -> None:
     """In the forward of the last layer, rows before they go: 4 of 1024 elements for each token."""
-    ops = block(
-        MIXED,
-        Layout(tokens_count=T, sequence_count=T, batch_count=1, expert_parallel_count=4),
-        mixture=True,
-    )
+    ops = block(Training(architecture=MIXED, sequence_count=T, **EACH_OF_FOUR), mixture=True)
     sent = [op for op in ops if op.category == "communication"]
     assert [op.size_bytes for op in sent] == [T * 4 * 1024 * 2]
     assert sum(op.name == "all-to-all" for op in ops) == 2
