@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from chopper.cli._progress import progress
+from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import OutputError, printable
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def present(
     output: Path | None = None,
 ) -> None:
     """Print a result as text or as its documented JSON form, and write it to a file too."""
-    from chopper.cli.output import print_json, print_page
     from chopper.reports import format_of, formatted
 
     if as_json:

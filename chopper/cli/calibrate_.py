@@ -84,7 +84,7 @@ def command(
       chopper calibrate --quick --force --json
       chopper calibrate --from runs/gemm --from runs/membw --from runs/collectives
     """
-    from chopper.cli._progress import progress
+    from chopper.cli.output import progress
     from chopper.collectors import calibration as measuring
     from chopper.hardware import calibration
 
@@ -125,7 +125,7 @@ def _warn_if_busy(found: Calibration, remedy: str) -> None:
 
 
 def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
-    from chopper.cli._progress import progress
+    from chopper.cli.output import progress
     from chopper.experiments import ceilings
     from chopper.hardware import calibration
 

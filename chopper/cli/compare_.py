@@ -9,8 +9,7 @@ import click
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
-from chopper.cli._progress import progress
-from chopper.cli.output import print_json, print_page
+from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:

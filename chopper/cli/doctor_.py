@@ -36,7 +36,7 @@ def command(as_json: bool) -> None:
       chopper doctor
       chopper doctor --json | jq '.collectors[] | select(.available | not)'
     """
-    from chopper.cli._progress import progress
+    from chopper.cli.output import progress
 
     with progress("looking at this machine"):
         found = examine()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._progress import progress
+from chopper.cli.output import progress
 from chopper.reports.export import KINDS
 
 if TYPE_CHECKING:

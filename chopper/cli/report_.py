@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._progress import progress
+from chopper.cli.output import progress
 from chopper.storage.layout import is_experiment
 
 

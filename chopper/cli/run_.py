@@ -13,8 +13,7 @@ import click
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli._progress import progress
-from chopper.cli.output import print_json, print_page
+from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import ChopperError
 
 if TYPE_CHECKING:

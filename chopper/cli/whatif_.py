@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._progress import progress
+from chopper.cli.output import progress
 
 
 @click.command("whatif")

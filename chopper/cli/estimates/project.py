@@ -104,7 +104,7 @@ def estimate(options: Options) -> Projection:
 
 
 def _captured(module: str, options: Options) -> Projection:
-    from chopper.cli._progress import progress
+    from chopper.cli.output import progress
     from chopper.collectors.fake_tensors import capture_operators
 
     wrong = options.first_given(*_OF_A_RUN)
