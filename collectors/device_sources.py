@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, DeviceReader, Plan, PlannedDevice
+from chopper.collectors._plan import DEVICE, SENSOR, DeviceReader, LiveCall, Plan, PlannedDevice
 from chopper.collectors.sampler import Gone, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.collectors._plan import DeviceTotals, LiveCall
+    from chopper.collectors._plan import Call, Column, DeviceTotals
     from chopper.collectors.sampler import Sink
 
 Loss = Literal["sensor", "moment", "device", "library"]
@@ -133,69 +133,54 @@ class DeviceSource(ABC, Generic[_D, _R]):
         self._stack.close()
 
 
-class PlannedReader:
+class PlannedReader(DeviceReader):
     """Calls and columns of one device: described, then read.
 
     Attributes:
         absent: column → why the device does not offer it.
     """
 
-    def __init__(self, device: Device, table: str) -> None:
-        self.device = device
+    def __init__(self, source: PlannedSource[Any], owner: Device) -> None:
+        self.table_columns = columns_of(source.tables[0])
+        nothing = PlannedDevice(owner.index, owner.uuid, (), (None,) * len(self.table_columns))
+        super().__init__(nothing, source.outcomes, keep_empty=source.keep_empty)
         self.absent: dict[str, str] = {}
-        self.table_columns = columns_of(table)
-        self._calls: dict[str, Call] = {}
-        self._columns: dict[str, Column] = {}
-        self._reader: DeviceReader
+        self._owner = owner
+        self._errors = source.errors
+        self._labels: list[str] = []
 
     def describe(self, label: str, call: Call, columns: Mapping[str, Column]) -> None:
         """Add a call, by its name in reports of costs, and what of the row comes from it."""
+        described = dict(zip(self.table_columns, self.device.columns, strict=True))
         for name, column in columns.items():
-            self._columns[name] = column._replace(call=len(self._calls))
+            described[name] = column._replace(call=len(self.calls))
             self.absent.pop(name, None)
-        self._calls[label] = call
+        self.device = self.device._replace(columns=tuple(described.values()))
+        self.calls.append(LiveCall(call))
+        self._labels.append(label)
 
-    def begin(
-        self, errors: Errors, outcomes: Mapping[int, int], *, keep_empty: bool
-    ) -> list[Any] | None:
-        """Read for the first time: what is refused now is not asked again."""
-        columns = tuple(map(self._columns.get, self.table_columns))
-        calls = tuple(self._calls.values())
-        planned = PlannedDevice(self.device.index, self.device.uuid, calls, columns)
-        self._errors = errors
-        self._reader = DeviceReader(planned, outcomes, keep_empty=keep_empty)
-        values = self._reader.read(whole=True)
-        self._learn()
-        return values
-
-    def read(self) -> list[Any] | None:
-        """Return the values of a row, None for no row."""
-        values = self._reader.read()
+    def read(self, *, whole: bool = False) -> list[Any] | None:
+        """Return the values of a row, None for no row; what is refused is not asked again."""
+        values = super().read(whole=whole)
         self._learn()
         return values
 
     def take_over(self, lost: int, refused: tuple[int, ...]) -> None:
         """Take over the codes by which the device or columns were lost elsewhere."""
-        self._reader.lost = self._reader.lost or lost
-        known = zip(self._reader.refused, refused, strict=True)
-        self._reader.refused = [own or code for own, code in known]
+        self.lost = self.lost or lost
+        self.refused = [own or code for own, code in zip(self.refused, refused, strict=True)]
         self._learn()
 
     def _learn(self) -> None:
-        explain = self._errors.explain
-        if self._reader.lost and self.device.lost is None:
-            self.device.lost = explain(self._reader.lost)[1]
-        for name, code in zip(self.table_columns, self._reader.refused, strict=True):
+        if self.lost and self._owner.lost is None:
+            self._owner.lost = self._errors.explain(self.lost)[1]
+        for name, code in zip(self.table_columns, self.refused, strict=True):
             if code:
-                self.absent[name] = explain(code)[1]
+                self.absent[name] = self._errors.explain(code)[1]
 
-    def planned(self) -> PlannedDevice:
-        """The same readings for the thread in C."""
-        return self._reader.planned()
-
-    def calls(self) -> dict[str, Callable[[], object]]:
+    def calls_by_label(self) -> dict[str, Callable[[], object]]:
         """Each call by its name; it raises where the device refuses it."""
-        return dict(zip(self._calls, map(self._making, self._reader.calls), strict=True))
+        return dict(zip(self._labels, map(self._making, self.calls), strict=True))
 
     def _making(self, live: LiveCall) -> Callable[[], object]:
         def make() -> None:
@@ -216,7 +201,8 @@ class PlannedSource(DeviceSource[_D, PlannedReader]):
     """What is lost where a call is refused."""
 
     @property
-    def _outcomes(self) -> dict[int, int]:
+    def outcomes(self) -> dict[int, int]:
+        """Loss by each of the driver's codes, for the plan."""
         return {
             code: self.sensor_outcome if loss == "sensor" else DEVICE
             for code, (loss, _) in self.errors.items()
@@ -231,9 +217,9 @@ class PlannedSource(DeviceSource[_D, PlannedReader]):
         """Describe the devices, and return what each tells at its first reading."""
         rows = []
         for device in devices:
-            reader = PlannedReader(device, self.tables[0])
+            reader = PlannedReader(self, device)
             self._describe(reader, device)
-            rows.append(reader.begin(self.errors, self._outcomes, keep_empty=self.keep_empty))
+            rows.append(reader.read(whole=True))
             self._devices.append((device, reader))
         return rows
 
@@ -245,7 +231,7 @@ class PlannedSource(DeviceSource[_D, PlannedReader]):
     def plan(self) -> Plan:
         """The same readings for the thread in C: what was refused at the start is not asked."""
         devices = [reader.planned() for device, reader in self._devices if device.lost is None]
-        return Plan(self.tables[0], tuple(devices), self._outcomes, keep_empty=self.keep_empty)
+        return Plan(self.tables[0], tuple(devices), self.outcomes, keep_empty=self.keep_empty)
 
     def learn(self, totals: list[DeviceTotals]) -> None:
         """Take over what the thread in C was refused."""
@@ -256,7 +242,7 @@ class PlannedSource(DeviceSource[_D, PlannedReader]):
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
         live = (reader for device, reader in self._devices if device.lost is None)
-        return next((reader.calls() for reader in live), {})
+        return next((reader.calls_by_label() for reader in live), {})
 
 
 def columns_of(table: str) -> list[str]:

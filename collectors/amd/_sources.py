@@ -169,7 +169,7 @@ class ClockSource(PlannedSource[amd.AmdDevice]):
                 structure = self._wrapper.amdsmi_gpu_metrics_t.from_buffer_copy(call.buffer)
                 basis = _power_basis(amd.Metrics(structure))
                 power = f" (power: {basis})" if basis is not None else ""
-                return {f"{name}{power}": make for name, make in reader.calls().items()}
+                return {f"{name}{power}": make for name, make in reader.calls_by_label().items()}
         return {}
 
 
