@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.trace.columns import ints, row_set, strings
-from chopper.causes import CAUSES
+from chopper.causes import CAUSES, LEAVES
 from chopper.reports.pack import deflate_text, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
@@ -280,7 +280,7 @@ class Packer:
         kinds = self.kinds.many(
             len(here),
             name=self._coded(lane.name[here], lane.names),
-            first=self._coded(lane.cause[here], lane.causes),
+            first=self._coded(lane.cause[here], LEAVES),
             category=(np.zeros(len(here), np.int64), self.kinds.numbers(["path"])),
         )
         away = np.flatnonzero(
@@ -300,7 +300,7 @@ class Packer:
             path=(np.arange(len(start)) < len(here))[order],
         )
 
-    def _coded(self, codes: np.ndarray, values: list[str]) -> Column:
+    def _coded(self, codes: np.ndarray, values: Sequence[str]) -> Column:
         """Return codes into values that may be many, as codes into those that occur."""
         used, code = np.unique(codes, return_inverse=True)
         return code, self.kinds.numbers(values[i] for i in used.tolist())

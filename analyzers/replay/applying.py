@@ -57,18 +57,18 @@ class Applied:
 
     def clock(self, clock_hz: float | None) -> None:
         """The device's clock; None for that of each peak."""
-        reached = change.set_clock(self.scenario, self.facts, clock_hz)
-        if not reached.changed_ns:
+        changed_ns, concerned_ns = change.set_clock(self.scenario, self.facts, clock_hz)
+        if not changed_ns:
             raise UsageError(
                 "--clock: no clock of the device was sampled in this run, or nothing tells how "
                 "its kernels depend on it"
             )
         wanted = "the reference" if clock_hz is None else fmt.hertz(clock_hz)
         self.said.append(f"device clock at {wanted}")
-        if reached.ratio is not None and reached.ratio < _SAID_CLOCK_RATIO:
+        if changed_ns < _SAID_CLOCK_RATIO * concerned_ns:
             self.notes.append(
-                f"the clock is known for {reached.ratio:.0%} of the kernels' time; the rest "
-                "stays as observed"
+                f"the clock is known for {changed_ns / concerned_ns:.0%} of the kernels' time; the "
+                "rest stays as observed"
             )
 
     def link(self, changes: Changes) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from chopper.analyzers.causes.exposed import copy_direction
 from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
-from chopper.analyzers.replay.scenario import Freed
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import link_peaks
 from chopper.analyzers.trace.columns import ints, matching, strings
@@ -47,18 +46,11 @@ _BASES = ("compute.ideal", "compute.vector.roofline")
 _FACTORS = ("compute.roofline", "compute.clock.", "compute.contention", "compute.efficiency.")
 FAMILIES = ("gemm", "conv", "sdpa", "moe", "vector", "communication", "copy")
 """Kinds of kernels that can be made faster by name."""
-_OF_LAUNCHING = [
-    CODES[f"idle.{cause}"]
-    for cause in (
-        "call",
-        "preparation.dispatch",
-        "preparation.runtime",
-        "preparation.python",
-        "preparation.unobserved",
-        "preparation.profiler",
-    )
-]
 _BETWEEN = [CODES[f"idle.preparation.{c}"] for c in ("python", "unobserved")]
+_OF_LAUNCHING = [
+    *(CODES[f"idle.preparation.{c}"] for c in ("dispatch", "runtime", "profiler")),
+    *_BETWEEN,
+]
 _SPREAD = 1.5
 """Sizes of messages must differ by this much to tell a link's latency from its bandwidth."""
 
@@ -117,10 +109,10 @@ class RankFacts:
         """Time that each transfer takes at link peak, NaN where not known."""
         joined = self.node.joined
         peaks = link_peaks(joined.communication.kinds, joined.ceiling)
-        peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
-        found = np.full(len(self.node.start), np.nan)
-        found[joined.communication.event_row] = joined.communication.bus_bytes / peak * 1e9
-        return found
+        peak = np.full(len(self.node.start), np.nan)
+        of_kind = np.array([*(p or np.nan for p in peaks), np.nan])
+        peak[joined.communication.event_row] = of_kind[joined.communication.kind]
+        return np.asarray(self.bus_bytes / peak * 1e9)
 
     @cached_property
     def bus_bytes(self) -> np.ndarray:
@@ -139,9 +131,7 @@ def leaves_of(cause: str) -> list[str]:
 def not_fixable(cause: str) -> str | None:
     """Return why nothing takes a cause away; None where something does."""
     own = leaves_of(cause)
-    if all(c in NOT_FIXABLE for c in own):
-        return NOT_FIXABLE[own[0]]
-    return None
+    return NOT_FIXABLE[own[0]] if all(c in NOT_FIXABLE for c in own) else None
 
 
 def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[str]) -> None:
@@ -175,7 +165,7 @@ def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: 
     gone = waited * np.array([[computing in leaves], [preparing in leaves]])
     if not gone.any():
         return
-    scenario.freed[place] = Freed(gone, waited - gone)
+    scenario.freed[place] = gone, waited - gone
     if preparing in leaves:
         scenario.part_scale[place] = without_core_wait(fact.node, fact.of_windows(preparing))
 
@@ -239,24 +229,16 @@ def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[
         scenario.scale(place, np.where(hit, 0.0, 1.0))
 
 
-@dataclass(frozen=True)
-class Reached:
-    """Time that a change could change, and all the time that it is about, in ns."""
-
-    changed_ns: int
-    concerned_ns: int
-
-    @property
-    def ratio(self) -> float | None:
-        """None where nothing is concerned."""
-        return self.changed_ns / self.concerned_ns if self.concerned_ns else None
-
-
-def set_clock(scenario: Scenario, facts: list[RankFacts], clock_hz: float | None) -> Reached:
+def set_clock(
+    scenario: Scenario, facts: list[RankFacts], clock_hz: float | None
+) -> tuple[int, int]:
     """The device's clock is another: t ∝ clock^(−s), s each kernel's sensitivity.
 
     Args:
         clock_hz: the clock; None for the reference clock of each kernel's peak.
+
+    Returns:
+        Nanoseconds of kernels whose clock is known, and of all.
     """
     changed = concerned = 0
     for place, fact in enumerate(facts):
@@ -272,7 +254,7 @@ def set_clock(scenario: Scenario, facts: list[RankFacts], clock_hz: float | None
         known = computing & np.isfinite(factor) & factors.clocks.known & np.isfinite(wanted)
         changed += int(links.events.dur_ns[known].sum())
         scenario.scale(place, np.where(known, factor, 1.0))
-    return Reached(changed, concerned)
+    return changed, concerned
 
 
 @dataclass(frozen=True)
@@ -327,35 +309,26 @@ def set_link(
     wanted = link.latency_ns if latency_ns is None else latency_ns
     for place, fact in enumerate(facts):
         node = fact.node
-        transfer = node.transfer_ns
-        if place in scenario.run_ns:
-            asked = scenario.run_ns[place]
-            transfer = np.where(asked >= 0, asked, transfer)
+        asked = scenario.run_ns.get(place, np.int64(-1))
+        transfer = np.where(asked >= 0, asked, node.transfer_ns)
         fixed = np.minimum(transfer, link.latency_ns)
         latency = fixed * (wanted / link.latency_ns) if link.latency_ns else wanted
         changed = np.where(transfer > 0, latency + (transfer - fixed) / bandwidth_ratio, 0.0)
-        run = np.where(node.coupled, np.rint(changed), -1).astype(np.int64)
-        if place in scenario.run_ns:
-            run = np.where(node.coupled, run, scenario.run_ns[place])
-        scenario.run_ns[place] = run
+        run = np.where(node.coupled, np.rint(changed), asked)
+        scenario.run_ns[place] = run.astype(np.int64)
 
 
-def families(node: RankNodes) -> tuple[np.ndarray, list[str]]:
-    """Family of each device event as codes into names, -1 for none."""
+def _of_family(node: RankNodes, family_name: str) -> np.ndarray:
+    """Mask of the device events of a family: their operator's, else their kernel's."""
     links = node.links
-    known = list(FAMILIES)
     op_codes, op_values = links.op_names
-    of_op = np.array([_code(family(v), known) for v in op_values] + [-1])
     codes, values = links.events.names
-    of_kernel = np.array([_code(f, known) for f in kernel_families(values)] + [-1])
-    found = np.where(of_op[op_codes] >= 0, of_op[op_codes], of_kernel[codes])
-    found[links.work_class == COMMUNICATION] = known.index("communication")
-    found[links.work_class == COPY] = known.index("copy")
-    return found, known
-
-
-def _code(value: str | None, known: list[str]) -> int:
-    return known.index(value) if value in known else -1
+    of_op = np.array([*map(family, op_values), None])[op_codes]
+    of_kernel = np.array([*kernel_families(values), None])[codes]
+    found = np.where(np.isin(of_op, FAMILIES), of_op, of_kernel)
+    found[links.work_class == COMMUNICATION] = "communication"
+    found[links.work_class == COPY] = "copy"
+    return np.asarray(found == family_name)
 
 
 def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: float) -> int:
@@ -368,8 +341,7 @@ def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: fl
     for place, fact in enumerate(facts):
         node = fact.node
         if what in FAMILIES:
-            codes, known = families(node)
-            hit = codes == known.index(what)
+            hit = _of_family(node, what)
         else:
             links = node.links
             found = re.compile(what).search
@@ -414,7 +386,7 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
         program = node.program
         calls = (program.waits_for >= 0) | program.waits_for_all
         still = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]
-        scenario.calm[place] = scenario.calm.get(place, np.zeros_like(still)) | still
+        scenario.calm[place] = still | scenario.calm.get(place, False)
     return count
 
 

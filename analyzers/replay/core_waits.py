@@ -40,7 +40,8 @@ def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
         computing = None
         left = _kept(wait, before.sum(axis=0), after.sum(axis=0))
     else:
-        computing, preparing = _kept(freed.stays_ns, before - freed.gone_ns, after)
+        gone_ns, stays_ns = freed
+        computing, preparing = _kept(stays_ns, before - gone_ns, after)
         left = computing + preparing
     # What is gone of a step and was no work was sleep.
     gone = length[0] - length[1] - np.rint((before - after).sum(axis=0)).astype(np.int64)

@@ -9,38 +9,28 @@ counted. Moments are numbered in order of time, so that every edge leads to a la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.analyzers.causes.idle import blocking_copies
-from chopper.analyzers.replay.program import (
-    ISSUE,
-    OP_END,
-    OP_START,
-    STEP,
-    Program,
-    program,
-)
+from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP, program
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.recorded import recorded_waits
 from chopper.analyzers.replay.recurring import in_order, recurring_waits
-from chopper.analyzers.replay.streams import (
-    CALLS,
-    Waits,
-    previous_on_stream,
-    waits,
-)
+from chopper.analyzers.replay.streams import CALLS, Waits, previous_on_stream, waits
 from chopper.analyzers.trace.columns import compact, row_set
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.tables import DeviceEvents
+
+    Edges = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    """Kind, sources, targets, least nanoseconds, and what each belongs to, of edges of one kind."""
 
 (
     PROGRAM,
@@ -65,9 +55,8 @@ _GAP_NS = 5_000
 """A gap that is longer than a stream takes by so much has another reason."""
 
 
-@dataclass(frozen=True)
 class RankNodes:
-    """Numbers of a rank's moments in the graph.
+    """Numbers of a rank's moments in the graph: those of its program, then of its device events.
 
     Attributes:
         joined, matched: what the rank is made of.
@@ -75,26 +64,37 @@ class RankNodes:
         program: its host.
         start, end: moment of each device event's start and end.
         moment: moment of each moment of the program.
-        step: moment of each step's start on the host.
         call_ns: what the launching call takes of each event's launch.
         coupled: mask of the events that wait for other ranks.
         transfer_ns: of coupled events, from the last arrival to their end.
         event_base, interval_base: number of its first event and interval among those of all ranks.
     """
 
-    joined: JoinedRank
-    links: Links
-    matched: Matched | None
-    program: Program
-    start: np.ndarray
-    end: np.ndarray
-    moment: np.ndarray
-    step: np.ndarray
-    call_ns: np.ndarray
-    coupled: np.ndarray
-    transfer_ns: np.ndarray
-    event_base: int
-    interval_base: int
+    def __init__(
+        self, joined: JoinedRank, matched: Matched | None, before: tuple[int, int, int]
+    ) -> None:
+        base, self.event_base, self.interval_base = before
+        self.joined, self.matched = joined, matched
+        self.links = joined.links()
+        events = self.links.events
+        self.recorded = recorded_waits(self.links, joined.inputs.synchronization)
+        self.program = program(self.links, self.recorded)
+        self.moment = base + np.arange(len(self.program))
+        # Without a device, operators are moments of the program, others have their own.
+        self.start, self.end = np.full((2, len(events)), -1, dtype=np.int64)
+        if joined.host_only:
+            for kind, moment in ((OP_START, self.start), (OP_END, self.end)):
+                of = self.program.kind == kind
+                moment[self.program.row[of]] = self.moment[of]
+        beside = np.flatnonzero(self.start < 0)
+        first = base + len(self.program) + np.arange(len(beside))
+        self.start[beside] = first
+        self.end[beside] = first + len(beside)
+        self.time_ns = np.concatenate(
+            [self.program.time_ns, events.start_ns[beside], events.end_ns[beside]]
+        )
+        self.call_ns = np.zeros(len(events), dtype=np.int64)
+        self.coupled, self.transfer_ns = _coupled(events, matched)
 
     @property
     def rank(self) -> int:
@@ -105,6 +105,157 @@ class RankNodes:
     def offset_ns(self) -> int:
         """Nanoseconds that its clock is ahead of the graph's time."""
         return 0 if self.matched is None else self.matched.offset_ns
+
+    @property
+    def step(self) -> np.ndarray:
+        """Moment of each step's start on the host."""
+        return np.asarray(self.moment[self.program.kind == STEP])
+
+    def renumber(self, number: np.ndarray) -> None:
+        """Give its moments their numbers in order of time."""
+        self.start, self.end = number[self.start], number[self.end]
+        self.moment = number[self.moment]
+
+    def edges(self) -> Iterator[Edges]:
+        """Yield the edges between its moments."""
+        told = self.program
+        waited = ~told.inside[1:]
+        yield (
+            PROGRAM,
+            self.moment[:-1][waited],
+            self.moment[1:][waited],
+            np.minimum(told.work_ns[1:], np.diff(told.time_ns))[waited],
+            (self.interval_base + np.arange(1, len(told)))[waited],
+        )
+        for kind, source, target, weight, of in self._of_events():
+            yield kind, source, target, weight, self.event_base + of
+
+    def _of_events(self) -> Iterator[Edges]:
+        duration = np.where(self.coupled, self.transfer_ns, self.links.events.dur_ns)
+        yield RUN, self.start, self.end, duration, np.arange(len(duration))
+        yield from self._synchronization()
+        if self.joined.host_only:
+            yield from self._other_threads()
+            return
+        found = waits(self.links, self.joined.communication, self.recorded)
+        yield self._launches(found)
+        yield from self._unlaunched(found)
+        later = np.flatnonzero(found.previous >= 0)
+        yield self._after(STREAM, found.previous[later], later, found.stream_ns)
+        yield self._after(EVENT, found.source, found.target, found.event_ns)
+
+    def _synchronization(self) -> Iterator[Edges]:
+        """Edges to where the host goes on, from the ends that it waited for."""
+        told, links, ends = self.program, self.links, self.links.events.end_ns
+        at = np.flatnonzero(told.waits_for >= 0)
+        source = told.waits_for[at]
+        kind = COLLECTIVE_WAIT if self.joined.host_only else SYNCHRONIZE
+        # What the host does once it is awake.
+        awake = np.minimum(told.time_ns[at] - ends[source], told.work_ns[at])
+        yield kind, self.end[source], self.moment[at], awake, source
+        whole = np.flatnonzero(told.waits_for_all)
+        if not len(whole):
+            return
+        # The last event that each stream had been given before the call.
+        asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
+        launch = links.launch_ns
+        stream = compact(links.events.stream_key)[1]
+        by_stream = np.lexsort((launch, stream))
+        for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
+            at = np.searchsorted(launch[rows], asked, side="right") - 1
+            last = rows[np.maximum(at, 0)]
+            fits = (at >= 0) & (ends[last] <= returned) & (last != told.waits_for[whole])
+            awake = np.minimum(returned - ends[last], told.work_ns[whole])[fits]
+            last = last[fits]
+            yield kind, self.end[last], self.moment[whole[fits]], awake, last
+
+    def _launches(self, found: Waits) -> Edges:
+        """Edges from launches to events; fills in what the call takes of each."""
+        told, links, events = self.program, self.links, self.links.events
+        of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
+        launches = told.kind == LAUNCHES
+        of_row[told.row[launches]] = self.moment[launches]
+        has = np.flatnonzero(links.has_launch)
+        delay = events.start_ns[has] - links.launch_ns[has]
+        length = links.returned_ns[has] - links.launch_ns[has]
+        # A call that returned when its copy was done took no such time to launch it.
+        length[row_set(blocking_copies(links), len(events))[has]] = 0
+        weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
+        # Where the submission itself varies with the call, so does what goes with it.
+        beyond = np.maximum(delay - max(found.launch_ns, 0), 0)
+        own = np.where(delay <= CALLS * length, beyond, length)
+        self.call_ns[has] = np.maximum(own, np.minimum(length, weight))
+        return LAUNCH, of_row[links.launch_row[has]], self.start[has], weight, has
+
+    def _unlaunched(self, found: Waits) -> Iterator[Edges]:
+        """Edges to events whose launch was not recorded, and which began after a gap.
+
+        They follow the last moment of the program before them, where that lies after the launch of
+        what ran before on the stream: there they must have been launched.
+        """
+        told, links, events = self.program, self.links, self.links.events
+        rows = np.flatnonzero(~links.has_launch & (found.previous >= 0))
+        if not len(rows) or not len(told):
+            return
+        before = found.previous[rows]
+        gap = events.start_ns[rows] - events.end_ns[before]
+        last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
+        launched = np.where(
+            links.has_launch[before], links.launch_ns[before], events.start_ns[before]
+        )
+        late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
+        rows, last = rows[late], last[late]
+        delay = events.start_ns[rows] - told.time_ns[last]
+        yield FOLLOW, self.moment[last], self.start[rows], delay, rows
+
+    def _after(self, kind: int, source: np.ndarray, target: np.ndarray, least_ns: int) -> Edges:
+        """Edges from the ends of events to the starts of others.
+
+        Where the two were seen to overlap, by rounding or because the next one began early, from
+        start to start.
+        """
+        events = self.links.events
+        gap = events.start_ns[target] - events.end_ns[source]
+        overlap = gap < 0
+        apart = events.start_ns[target] - events.start_ns[source]
+        moment = np.where(overlap, self.start[source], self.end[source])
+        weight = np.where(overlap, apart, np.minimum(gap, least_ns))
+        return kind, moment, self.start[target], weight, target
+
+    def _other_threads(self) -> Iterator[Edges]:
+        """Edges to what runs on threads of its own, without a device: collectives, operators."""
+        told, links, events = self.program, self.links, self.links.events
+        if not len(told):
+            return
+        by_program = row_set(told.row[told.kind == OP_START], len(events))
+        beside = np.flatnonzero(~by_program)
+        collective = events.of("host_collective")[beside]
+        issued = np.flatnonzero(told.kind == ISSUE)
+        sent = beside[collective]
+        after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
+        if len(issued):
+            fifo = in_order(told, links, sent)
+            if fifo is None:
+                last = (
+                    np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
+                )
+                fifo = np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
+            after[collective] = fifo
+        ok = after >= 0
+        beside, after = beside[ok], after[ok]
+        before = previous_on_stream(links)[beside]
+        has = before >= 0
+        free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
+        delay = events.start_ns[beside] - told.time_ns[after]
+        # How long it takes to begin shows where the thread was free.
+        idle = free <= told.time_ns[after]
+        typical = int(np.median(delay[idle])) if idle.any() else 0
+        weight = np.where(idle, delay, np.minimum(delay, typical))
+        yield FOLLOW, self.moment[after], self.start[beside], weight, beside
+        gap = (events.start_ns[beside] - free)[has]
+        usual = int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0
+        row = beside[has]
+        yield STREAM, self.end[before[has]], self.start[row], np.minimum(gap, usual), row
 
 
 @dataclass(frozen=True)
@@ -151,266 +302,23 @@ def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return of, np.arange(len(of)) + (first - np.cumsum(count) + count)[of]
 
 
-class _Edges:
-    """Edges while they are gathered."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]] = []
-
-    def add(
-        self,
-        kind: int,
-        source: np.ndarray,
-        target: np.ndarray,
-        weight: np.ndarray,
-        of: np.ndarray,
-    ) -> None:
-        """Edges of one kind."""
-        self.parts.append((source, target, weight, kind, of))
-
-    def gathered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(source, target, weight, kind, of) of all; moments and events numbered in 32 bits."""
-        narrow = np.dtype(np.int32)
-        columns = (
-            np.concatenate([part[i] for part in self.parts], dtype=dtype, casting="unsafe")
-            for i, dtype in ((0, narrow), (1, narrow), (2, np.dtype(np.int64)), (4, narrow))
-        )
-        kinds = np.array([part[3] for part in self.parts], dtype=np.int8)
-        source, target, weight, of = columns
-        return source, target, weight, np.repeat(kinds, [len(p[0]) for p in self.parts]), of
-
-
 def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
     """The graph of joined ranks, their collectives matched."""
-    edges, nodes = _Edges(), []
-    times: list[np.ndarray] = []
-    owners: list[np.ndarray] = []
+    nodes: list[RankNodes] = []
     moments = events = intervals = 0
-    for number, (joined, matched) in enumerate(ranks):
-        rank = _Rank(joined, matched, edges, moments, events, intervals)
-        node = rank.node()
-        own = rank.times_ns()
-        times.append(own - node.offset_ns)
-        owners.append(np.full(len(own), number, dtype=np.int32))
-        moments += len(own)
-        events += len(node.links.events)
+    for joined, matched in ranks:
+        node = RankNodes(joined, matched, (moments, events, intervals))
+        moments += len(node.time_ns)
+        events += len(node.start)
         intervals += len(node.program)
         nodes.append(node)
-    _recurring(nodes, edges)
+    edges = [edge for node in nodes for edge in node.edges()]
+    edges += _recurring(nodes)
     ready = _couple(nodes, edges, moments)
-    times.append(ready)
-    owners.append(np.full(len(ready), -1, dtype=np.int32))
-    return _ordered(np.concatenate(times), np.concatenate(owners), edges, nodes)
-
-
-class _Rank:
-    """One rank while its moments are numbered and the edges between them are gathered.
-
-    Moments are numbered from ``base``: those of the program, then starts and ends of the device
-    events (without a device only of those that the program does not run itself).
-    """
-
-    def __init__(
-        self,
-        joined: JoinedRank,
-        matched: Matched | None,
-        edges: _Edges,
-        base: int,
-        event_base: int,
-        interval_base: int,
-    ) -> None:
-        self.joined, self.matched, self.edges = joined, matched, edges
-        self.event_base, self.interval_base = event_base, interval_base
-        self.links = joined.links()
-        self.events = self.links.events
-        self.recorded = recorded_waits(self.links, joined.inputs.synchronization)
-        self.program = program(self.links, self.recorded)
-        count = len(self.events)
-        self.moment = base + np.arange(len(self.program))
-        # Without a device, operators are moments of the program, others have their own.
-        own = np.full(count, -1, dtype=np.int64)
-        self.start, self.end = own, own.copy()
-        if joined.host_only:
-            for kind, moment in ((OP_START, self.start), (OP_END, self.end)):
-                of = self.program.kind == kind
-                moment[self.program.row[of]] = self.moment[of]
-        self.beside = np.flatnonzero(self.start < 0)
-        """Events that the program does not run itself."""
-        first = base + len(self.program) + np.arange(len(self.beside))
-        self.start[self.beside] = first
-        self.end[self.beside] = first + len(self.beside)
-
-    def times_ns(self) -> np.ndarray:
-        """Observed time of each of its moments, in its own clock."""
-        events, beside = self.events, self.beside
-        return np.concatenate(
-            [self.program.time_ns, events.start_ns[beside], events.end_ns[beside]]
-        )
-
-    def add(
-        self, kind: int, source: np.ndarray, target: np.ndarray, weight: np.ndarray, of: np.ndarray
-    ) -> None:
-        """Edges that belong to events."""
-        self.edges.add(kind, source, target, weight, self.event_base + of)
-
-    def node(self) -> RankNodes:
-        """Gather the edges, and return the numbers of the moments."""
-        events, told = self.events, self.program
-        coupled, transfer = _coupled(events, self.matched)
-        span = np.diff(told.time_ns)
-        waited = ~told.inside[1:]
-        self.edges.add(
-            PROGRAM,
-            self.moment[:-1][waited],
-            self.moment[1:][waited],
-            np.minimum(told.work_ns[1:], span)[waited],
-            (self.interval_base + np.arange(1, len(told)))[waited],
-        )
-        duration = np.where(coupled, transfer, events.dur_ns)
-        self.add(RUN, self.start, self.end, duration, np.arange(len(events)))
-        self.synchronization()
-        call = np.zeros(len(events), dtype=np.int64)
-        if self.joined.host_only:
-            self.other_threads()
-        else:
-            found = waits(self.links, self.joined.communication, self.recorded)
-            call = self.launches(found)
-            self.unlaunched(found)
-            later = np.flatnonzero(found.previous >= 0)
-            self.after(STREAM, found.previous[later], later, found.stream_ns)
-            self.after(EVENT, found.source, found.target, found.event_ns)
-        return RankNodes(
-            joined=self.joined,
-            links=self.links,
-            matched=self.matched,
-            program=told,
-            start=self.start,
-            end=self.end,
-            moment=self.moment,
-            step=self.moment[told.kind == STEP],
-            call_ns=call,
-            coupled=coupled,
-            transfer_ns=transfer,
-            event_base=self.event_base,
-            interval_base=self.interval_base,
-        )
-
-    def synchronization(self) -> None:
-        """Edges to where the host goes on, from the ends that it waited for."""
-        told, links, ends = self.program, self.links, self.events.end_ns
-        at = np.flatnonzero(told.waits_for >= 0)
-        source = told.waits_for[at]
-        kind = COLLECTIVE_WAIT if self.joined.host_only else SYNCHRONIZE
-        # What the host does once it is awake.
-        awake = np.minimum(told.time_ns[at] - ends[source], told.work_ns[at])
-        self.add(kind, self.end[source], self.moment[at], awake, source)
-        whole = np.flatnonzero(told.waits_for_all)
-        if not len(whole):
-            return
-        # The last event that each stream had been given before the call.
-        asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
-        launch = links.launch_ns
-        stream = compact(links.events.stream_key)[1]
-        by_stream = np.lexsort((launch, stream))
-        for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
-            at = np.searchsorted(launch[rows], asked, side="right") - 1
-            last = rows[np.maximum(at, 0)]
-            fits = (at >= 0) & (ends[last] <= returned) & (last != told.waits_for[whole])
-            awake = np.minimum(returned - ends[last], told.work_ns[whole])[fits]
-            last = last[fits]
-            self.add(kind, self.end[last], self.moment[whole[fits]], awake, last)
-
-    def launches(self, found: Waits) -> np.ndarray:
-        """Edges from launches to events; return what the call takes of each."""
-        told, links, events = self.program, self.links, self.events
-        of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
-        launches = told.kind == LAUNCHES
-        of_row[told.row[launches]] = self.moment[launches]
-        has = np.flatnonzero(links.has_launch)
-        delay = events.start_ns[has] - links.launch_ns[has]
-        length = links.returned_ns[has] - links.launch_ns[has]
-        # A call that returned when its copy was done took no such time to launch it.
-        length[row_set(blocking_copies(links), len(events))[has]] = 0
-        weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
-        self.add(LAUNCH, of_row[links.launch_row[has]], self.start[has], weight, has)
-        call = np.zeros(len(events), dtype=np.int64)
-        # Where the submission itself varies with the call, so does what goes with it.
-        beyond = np.maximum(delay - max(found.launch_ns, 0), 0)
-        own = np.where(delay <= CALLS * length, beyond, length)
-        call[has] = np.maximum(own, np.minimum(length, weight))
-        return call
-
-    def unlaunched(self, found: Waits) -> None:
-        """Edges to events whose launch was not recorded, and which began after a gap.
-
-        They follow the last moment of the program before them, where that lies after the launch of
-        what ran before on the stream: there they must have been launched.
-        """
-        told, links, events = self.program, self.links, self.events
-        rows = np.flatnonzero(~links.has_launch & (found.previous >= 0))
-        if not len(rows) or not len(told):
-            return
-        before = found.previous[rows]
-        gap = events.start_ns[rows] - events.end_ns[before]
-        last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
-        launched = np.where(
-            links.has_launch[before], links.launch_ns[before], events.start_ns[before]
-        )
-        late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
-        rows, last = rows[late], last[late]
-        delay = events.start_ns[rows] - told.time_ns[last]
-        self.add(FOLLOW, self.moment[last], self.start[rows], delay, rows)
-
-    def after(self, kind: int, source: np.ndarray, target: np.ndarray, least_ns: int) -> None:
-        """Edges from the ends of events to the starts of others.
-
-        Where the two were seen to overlap, by rounding or because the next one began early, from
-        start to start.
-        """
-        events = self.events
-        gap = events.start_ns[target] - events.end_ns[source]
-        overlap = gap < 0
-        apart = events.start_ns[target] - events.start_ns[source]
-        self.add(
-            kind,
-            np.where(overlap, self.start[source], self.end[source]),
-            self.start[target],
-            np.where(overlap, apart, np.minimum(gap, least_ns)),
-            target,
-        )
-
-    def other_threads(self) -> None:
-        """Edges to what runs on threads of its own, without a device: collectives, operators."""
-        told, links, events, beside = self.program, self.links, self.events, self.beside
-        if not len(told):
-            return
-        collective = events.of("host_collective")[beside]
-        issued = np.flatnonzero(told.kind == ISSUE)
-        sent = beside[collective]
-        after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
-        if len(issued):
-            fifo = in_order(told, links, sent)
-            if fifo is None:
-                last = (
-                    np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
-                )
-                fifo = np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
-            after[collective] = fifo
-        ok = after >= 0
-        beside, after = beside[ok], after[ok]
-        before = previous_on_stream(links)[beside]
-        has = before >= 0
-        free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
-        delay = events.start_ns[beside] - told.time_ns[after]
-        # How long it takes to begin shows where the thread was free.
-        idle = free <= told.time_ns[after]
-        typical = int(np.median(delay[idle])) if idle.any() else 0
-        weight = np.where(idle, delay, np.minimum(delay, typical))
-        self.add(FOLLOW, self.moment[after], self.start[beside], weight, beside)
-        gap = (events.start_ns[beside] - free)[has]
-        usual = int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0
-        row = beside[has]
-        self.add(STREAM, self.end[before[has]], self.start[row], np.minimum(gap, usual), row)
+    times = [*(node.time_ns - node.offset_ns for node in nodes), ready]
+    ranks_of = np.append(np.arange(len(nodes), dtype=np.int32), np.int32(-1))
+    owner = np.repeat(ranks_of, [len(t) for t in times])
+    return _ordered(np.concatenate(times), owner, edges, nodes)
 
 
 def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
@@ -423,16 +331,16 @@ def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray,
     return coupled, transfer
 
 
-def _recurring(nodes: list[RankNodes], edges: _Edges) -> None:
+def _recurring(nodes: list[RankNodes]) -> Iterator[Edges]:
     """Edges to where the host, without a device, waited in other steps for the same collective."""
     alone = [node for node in nodes if node.joined.host_only]
     found = recurring_waits([(node.program, node.links) for node in alone]) if alone else []
     for node, (event, at) in zip(alone, found, strict=True):
         none = np.zeros(len(event), dtype=np.int64)
-        edges.add(COLLECTIVE_WAIT, node.end[event], node.moment[at], none, node.event_base + event)
+        yield COLLECTIVE_WAIT, node.end[event], node.moment[at], none, node.event_base + event
 
 
-def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
+def _couple(nodes: list[RankNodes], edges: list[Edges], base: int) -> np.ndarray:
     """Edges through the last arrival at each collective; when these were observed."""
     members = [
         (node, rows, node.matched.instance[rows])
@@ -448,18 +356,22 @@ def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
     number = np.cumsum(ready > never) - 1
     for node, rows, instance in members:
         at, none = base + number[instance], np.zeros(len(rows), np.int64)
-        edges.add(ARRIVE, node.start[rows], at, none, node.event_base + rows)
-        waits_for = node.coupled[rows]
-        stay = rows[waits_for]
-        edges.add(
-            TRANSFER, at[waits_for], node.end[stay], node.transfer_ns[stay], node.event_base + stay
-        )
+        edges.append((ARRIVE, node.start[rows], at, none, node.event_base + rows))
+        at, stay = at[node.coupled[rows]], rows[node.coupled[rows]]
+        edges.append((TRANSFER, at, node.end[stay], node.transfer_ns[stay], node.event_base + stay))
     return ready[ready > never]
 
 
-def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[RankNodes]) -> Graph:
+def _ordered(
+    time: np.ndarray, owner: np.ndarray, edges: list[Edges], nodes: list[RankNodes]
+) -> Graph:
     """Number the moments in order of time and sort the edges by where they lead."""
-    source, target, weight, kind, of = edges.gathered()
+    source, target, weight, of = (
+        np.concatenate([edge[i] for edge in edges], dtype=dtype, casting="unsafe")
+        for i, dtype in ((1, np.int32), (2, np.int32), (3, np.int64), (4, np.int32))
+    )
+    kinds = np.array([edge[0] for edge in edges], dtype=np.int8)
+    kind: np.ndarray = np.repeat(kinds, [len(edge[1]) for edge in edges])
     span = time[target] - time[source]
     possible = span >= 0
     contradicted = int((~possible).sum())
@@ -489,18 +401,10 @@ def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[Ran
     if len(entered):
         lag[entered] = time[entered] - np.maximum.reduceat(arrival, first[entered])
     _own_lags(lag, time, arrival, first, weight, kind)
-    placed = [
-        replace(
-            n,
-            start=number[n.start],
-            end=number[n.end],
-            moment=number[n.moment],
-            step=number[n.step],
-        )
-        for n in nodes
-    ]
-    free = sum(int((count[n.start] == 0).sum()) for n in placed)
-    return Graph(time, first, source, weight, kind, of, lag, owner, placed, contradicted, free)
+    for node in nodes:
+        node.renumber(number)
+    free = sum(int((count[n.start] == 0).sum()) for n in nodes)
+    return Graph(time, first, source, weight, kind, of, lag, owner, nodes, contradicted, free)
 
 
 def _own_lags(

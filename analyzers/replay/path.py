@@ -47,7 +47,12 @@ class Path:
     @property
     def length_ns(self) -> np.ndarray:
         """Length of each stretch."""
-        return self.end_ns - self.start_ns
+        return np.asarray(self.end_ns - self.start_ns)
+
+    @property
+    def runs(self) -> np.ndarray:
+        """Mask of the stretches in which the event itself runs."""
+        return np.asarray(np.isin(self.kind, [g.RUN, g.TRANSFER]) & (self.event >= 0))
 
     def within(self, windows: list[np.ndarray]) -> Path:
         """The parts of it in windows: for each rank's place, (windows, 2) begins and ends."""
@@ -65,10 +70,9 @@ class Path:
             np.concatenate([*p, np.zeros(0, np.int64)]) for p in (rows, starts, ends)
         )
         order = np.argsort(start, kind="stable")
-        row, start, end = row[order], start[order], end[order]
-        return Path(
-            self.place[row], start, end, self.kind[row], self.event[row], self.interval[row]
-        )
+        row = row[order]
+        others = self.kind[row], self.event[row], self.interval[row]
+        return Path(self.place[row], start[order], end[order], *others)
 
 
 def path_of(outcome: Outcome, alike: int | None = None) -> Path:
@@ -83,9 +87,8 @@ def path_of(outcome: Outcome, alike: int | None = None) -> Path:
         at = np.flatnonzero(outcome.time_ns[node.end] == bounds[-1])
         if len(at):
             ends.append((int(bounds[-1]), int(node.end[at[-1]]), int(bounds[0])))
-    nothing = np.zeros(0, np.int64)
     if not ends:
-        return Path(*[nothing] * 6)
+        return Path(*[np.zeros(0, np.int64)] * 6)
     _, last, begin = max(ends)
     moments = critical_path(graph, outcome.decided, last)
     edge = outcome.decided[moments[1:]].astype(np.int64)
@@ -103,19 +106,11 @@ def path_of(outcome: Outcome, alike: int | None = None) -> Path:
         mine = np.flatnonzero(awake & (place == number))
         interval[mine] = np.searchsorted(node.moment, moments[1:][mine])
     # An edge, and then the lag of the moment that it leads to.
-    both = [
-        np.stack([a, b], axis=1).reshape(-1)
-        for a, b in (
-            (low, reached),
-            (reached, high),
-            (kind, np.full(len(kind), LAG)),
-        )
-    ]
-    start, end, kinds = both
-    rows = np.repeat(np.arange(len(kind)), 2)
+    pairs = (low, reached), (reached, high), (kind, np.full(len(kind), LAG))
+    start, end, kinds = (np.stack(pair, axis=1).reshape(-1) for pair in pairs)
     start, end = np.maximum(start, begin), np.maximum(end, begin)
     keep = np.flatnonzero(end > start)
-    rows = rows[keep]
+    rows = keep // 2
     return Path(place[rows], start[keep], end[keep], kinds[keep], event[rows], interval[rows])
 
 
@@ -125,18 +120,29 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
     What ran is named by its operator or kernel and divided among the causes that the attribution
     gives it; what the host did, also once it had waited, by its causes; latencies by theirs.
     """
-    found: dict[tuple[str, str], float] = defaultdict(float)
+    found = _Sums()
     for place, fact in enumerate(facts):
         rows = np.flatnonzero(path.place == place)
         if not len(rows):
             continue
-        length = path.length_ns[rows]
-        kind, event = path.kind[rows], path.event[rows]
-        _running(fact, event, length, np.isin(kind, [g.RUN, g.TRANSFER]), found)
         on_host = path.interval[rows] >= 0
+        _running(fact, path, rows[path.runs[rows]], found)
         _preparing(outcome, place, fact, path, rows[on_host], found)
-        _waiting(fact, kind[~on_host], event[~on_host], length[~on_host], found)
+        _waiting(fact, path, rows[~on_host], found)
     return dict(found)
+
+
+class _Sums(defaultdict[tuple[str, str], float]):
+    """Nanoseconds by (leaf cause, name)."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+    def add(self, cause: str, code: np.ndarray, names: list[str], time: np.ndarray) -> None:
+        """Add times by the codes of their names."""
+        spent = np.bincount(code, weights=time, minlength=len(names))
+        for i in np.flatnonzero(spent > 0):
+            self[cause, names[i]] += float(spent[i])
 
 
 def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -149,52 +155,28 @@ def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return np.where(event < 0, len(values) + len(op_values), code), [*values, *op_values, ""]
 
 
-def _add(
-    found: dict[tuple[str, str], float],
-    cause: str,
-    code: np.ndarray,
-    names: list[str],
-    time: np.ndarray,
-) -> None:
-    for i, value in enumerate(np.bincount(code, weights=time, minlength=len(names)).tolist()):
-        if value > 0:
-            found[cause, names[i]] += value
-
-
-def _running(
-    fact: RankFacts,
-    event: np.ndarray,
-    length: np.ndarray,
-    running: np.ndarray,
-    found: dict[tuple[str, str], float],
-) -> None:
-    rows = np.flatnonzero(running & (event >= 0))
-    if not len(rows):
-        return
-    code, names = _names(fact, event[rows])
+def _running(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> None:
+    """Add what ran, divided among the causes of its event."""
+    event, length = path.event[rows], path.length_ns[rows]
+    code, names = _names(fact, event)
     shares = {
         leaf: fact.of_events(leaf)
         for leaf in LEAVES
         if not leaf.startswith("idle.") and leaf != "communication.wait"
     }
     total = np.sum(list(shares.values()), axis=0)
-    known = total[event[rows]] > 0
+    hidden = total[event] <= 0
     for leaf, time in shares.items():
-        part = np.where(
-            known, length[rows] * time[event[rows]] / np.maximum(total[event[rows]], 1), 0.0
-        )
-        _add(found, leaf, code, names, part)
-    links = fact.node.links
-    klass = links.work_class[event[rows]]
-    coupled = fact.node.coupled[event[rows]]
-    hidden = ~known
+        part = length * time[event] / np.maximum(total[event], 1)
+        found.add(leaf, code, names, np.where(hidden, 0.0, part))
+    klass, coupled = fact.node.links.work_class[event], fact.node.coupled[event]
     for leaf, mask in (
         ("communication.transfer.no_peak", (klass == COMMUNICATION) & coupled),
         ("communication.unseparated", (klass == COMMUNICATION) & ~coupled),
         ("copy.other", klass == COPY),
         ("compute.unmodelled", klass == COMPUTE),
     ):
-        _add(found, leaf, code[hidden & mask], names, length[rows][hidden & mask])
+        found.add(leaf, code[hidden & mask], names, length[hidden & mask])
 
 
 _AWAKE = (g.SYNCHRONIZE, g.COLLECTIVE_WAIT)
@@ -210,19 +192,11 @@ _WAITING = {
 }
 
 
-def _waiting(
-    fact: RankFacts,
-    kind: np.ndarray,
-    event: np.ndarray,
-    length: np.ndarray,
-    found: dict[tuple[str, str], float],
-) -> None:
-    """Latencies, by what they lead to."""
-    for of, cause in _WAITING.items():
-        rows = np.flatnonzero((kind == of) & (event >= 0))
-        if len(rows):
-            code, names = _names(fact, event[rows])
-            _add(found, cause, code, names, length[rows])
+def _waiting(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> None:
+    """Add latencies, by what they lead to."""
+    for kind, cause in _WAITING.items():
+        mine = rows[(path.kind[rows] == kind) & (path.event[rows] >= 0)]
+        found.add(cause, *_names(fact, path.event[mine]), path.length_ns[mine])
 
 
 def _preparing(
@@ -231,11 +205,9 @@ def _preparing(
     fact: RankFacts,
     path: Path,
     rows: np.ndarray,
-    found: dict[tuple[str, str], float],
+    found: _Sums,
 ) -> None:
     """Add the host's work by its causes; in an interval with a wait, what came after that."""
-    if not len(rows):
-        return
     program, parts = fact.node.program, fact.node.program.parts
     on_path = np.zeros(len(program))
     since = np.full(len(program), np.iinfo(np.int64).min)
@@ -258,7 +230,7 @@ def _preparing(
     for kind in (g.PROGRAM, *_AWAKE, LAG):
         mine = (path.kind[rows] == kind) & (rest[interval] > 0)
         unknown = "idle.preparation.unobserved" if kind == g.PROGRAM else _WAITING[kind]
-        _add(found, unknown, code[mine], names, path.length_ns[rows[mine]])
+        found.add(unknown, code[mine], names, path.length_ns[rows[mine]])
 
 
 @dataclass(frozen=True)
@@ -267,7 +239,7 @@ class Lane:
 
     Attributes:
         start_ns, end_ns: stretches, in the rank's own clock.
-        cause: leaf cause of each, as a code into ``causes``.
+        cause: leaf cause of each, as a code into ``LEAVES``.
         name: what ran or was waited for, as a code into ``names``.
         event: device event that ran, or that the stretch leads to; -1 for host work.
         span: host span of host work, -1 for none.
@@ -279,7 +251,6 @@ class Lane:
     start_ns: np.ndarray
     end_ns: np.ndarray
     cause: np.ndarray
-    causes: list[str]
     name: np.ndarray
     names: list[str]
     event: np.ndarray
@@ -299,17 +270,15 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
     span_codes, span_values = node.links.host.names
     names = [*values, *span_values, "host"]
     kind = path.kind[mine]
-    runs = np.isin(kind, [g.RUN, g.TRANSFER]) & (path.event[mine] >= 0)
+    runs = path.runs[mine]
     waits = {of: CODES[cause] for of, cause in _WAITING.items()}
     cause = np.array([waits.get(k, CODES[LATENCY]) for k in range(LAG + 1)])[kind]
     cause[runs] = _main_cause(fact)[path.event[mine][runs]]
     on_host = path.interval[mine] >= 0
     owner, start, end, part = _along(node.program.parts, path, mine[on_host], node.offset_ns)
     span = node.program.parts.span[part]
-    if len(span_values):
-        span_name = np.where(span >= 0, len(values) + span_codes[span], len(names) - 1)
-    else:
-        span_name = np.full(len(span), len(names) - 1)
+    span_name = np.full(len(span), len(names) - 1)
+    span_name[span >= 0] = len(values) + span_codes[span[span >= 0]]
     other = np.flatnonzero(~on_host)
     nothing = np.full(len(owner), -1, dtype=np.int64)
     columns = [
@@ -335,7 +304,6 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
         start,
         end,
         cause,
-        [*LEAVES],
         name,
         names,
         event,

@@ -46,7 +46,6 @@ class Program:
         work_ns: what the host does itself in that interval; the rest of it, it waits.
         waits_for: device event whose end each moment waited for last, -1 for none.
         waits_for_all: mask of the moments that wait for all streams.
-        main: number of the thread of the program.
         parts: host work of the intervals (``owner``) by cause, waiting left out.
     """
 
@@ -57,7 +56,6 @@ class Program:
     work_ns: np.ndarray
     waits_for: np.ndarray
     waits_for_all: np.ndarray
-    main: int
     parts: Parts
 
     def __len__(self) -> int:
@@ -79,23 +77,17 @@ def program(links: Links, recorded: Recorded) -> Program:
     waits_for = np.full(len(time), -1, dtype=np.int64)
     waits_for_all = np.zeros(len(time), dtype=bool)
     if on_host:
-        _wait_for_collectives(links, main, kind, time, inside, wait_begin, wait_end, waits_for)
+        at, awaited, from_ns, to_ns = _collective_waits(links, main, kind, time, inside)
     else:
-        _synchronize(links, recorded, kind, row, wait_begin, wait_end, waits_for, waits_for_all)
+        at, awaited, from_ns, to_ns, whole = _synchronizations(links, recorded, kind, row)
+        waits_for_all[at] = whole
+    # Of several that end in one interval the last one decided.
+    waits_for[at], wait_begin[at], wait_end[at] = awaited, from_ns, to_ns
     wait_begin = np.clip(wait_begin, begin, time)
     wait_end = np.clip(wait_end, wait_begin, time)
     work = (wait_begin - begin) + (time - wait_end)
-    return Program(
-        time,
-        kind,
-        row,
-        inside,
-        work,
-        waits_for,
-        waits_for_all,
-        main,
-        _parts(links, main, thread, inside, (begin, wait_begin, wait_end, time)),
-    )
+    parts = _parts(links, thread, inside, begin, wait_begin, wait_end, time)
+    return Program(time, kind, row, inside, work, waits_for, waits_for_all, parts)
 
 
 def _beside_device(
@@ -110,13 +102,9 @@ def _beside_device(
     syncs = _synchronizing(links)
     syncs = syncs[np.isin(host.nesting.thread[syncs], np.append(threads, main))]
     begins = syncs[~launching[syncs]]
-    time = np.concatenate(
-        [steps, host.end_ns[syncs], host.start_ns[launches], host.start_ns[begins]]
-    )
-    kind = np.repeat(
-        [STEP, SYNC_END, LAUNCH, SYNC_BEGIN],
-        [len(steps), len(syncs), len(launches), len(begins)],
-    )
+    times = [steps, host.end_ns[syncs], host.start_ns[launches], host.start_ns[begins]]
+    time = np.concatenate(times)
+    kind = np.repeat([STEP, SYNC_END, LAUNCH, SYNC_BEGIN], [len(t) for t in times])
     row = np.concatenate([np.arange(len(steps)), syncs, launches, begins])
     if not len(host):
         return time, kind, row, np.full(len(time), -1, dtype=np.int64)
@@ -134,17 +122,10 @@ def _synchronizing(links: Links) -> np.ndarray:
     return np.flatnonzero(found & (host.dur_ns > 0))
 
 
-def _synchronize(
-    links: Links,
-    recorded: Recorded,
-    kind: np.ndarray,
-    row: np.ndarray,
-    wait_begin: np.ndarray,
-    wait_end: np.ndarray,
-    waits_for: np.ndarray,
-    waits_for_all: np.ndarray,
-) -> None:
-    """Fill in the event that each synchronization waited for, and how long.
+def _synchronizations(
+    links: Links, recorded: Recorded, kind: np.ndarray, row: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Moments that synchronize: (moment, event awaited, from, to, whether for all streams).
 
     A blocking copy waits for itself. A device is waited for as a whole. A stream, or an event, is
     what the trace says, else the one whose work, launched before, was last to end before the call
@@ -152,8 +133,6 @@ def _synchronize(
     """
     host, events = links.host, links.events
     at = np.flatnonzero(kind == SYNC_END)
-    if not len(at):
-        return
     calls = row[at]
     begin, end = host.start_ns[calls], host.end_ns[calls]
     own = np.full(len(host), -1, dtype=np.int64)
@@ -161,7 +140,6 @@ def _synchronize(
     own[links.launch_row[copies]] = copies
     target = own[calls]
     whole = host.named(lambda n: "DeviceSynchronize" in n or "CtxSynchronize" in n)[calls]
-    waits_for_all[at] = whole & (target < 0)
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
     last = np.searchsorted(ends, end, side="right") - 1
@@ -183,41 +161,26 @@ def _synchronize(
         known = np.where((known < 0) | in_time, known, _UNTOLD)
     found = np.where(known == _UNTOLD, found, known)
     found = np.where(target >= 0, target, found)
-    waits_for[at] = found
     known = found >= 0
-    wait_begin[at[known]] = begin[known]
-    wait_end[at[known]] = np.maximum(events.end_ns[found[known]], begin[known])
+    until = end.copy()
+    until[known] = np.maximum(events.end_ns[found[known]], begin[known])
+    return at, found, np.where(known, begin, end), until, whole & (target < 0)
 
 
 def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, operators and issuing calls: (time, kind, row, thread), in order."""
     events = links.events
     steps = links.steps.start_ns
-    engine = links.backward_thread
-    rows = np.flatnonzero(events.of("host_op") & np.isin(links.thread, [main, engine]))
+    of_program = np.isin(links.thread, [main, links.backward_thread])
+    rows = np.flatnonzero(events.of("host_op") & of_program)
     issues = issuing_calls(links)
-    time = np.concatenate(
-        [
-            steps,
-            links.host.start_ns[issues],
-            np.stack([events.start_ns[rows], events.end_ns[rows]], axis=1).reshape(-1),
-        ]
-    )
-    kind = np.concatenate(
-        [
-            np.full(len(steps), STEP),
-            np.full(len(issues), ISSUE),
-            np.tile([OP_START, OP_END], len(rows)),
-        ]
-    )
+    bounds = np.stack([events.start_ns[rows], events.end_ns[rows]], axis=1).reshape(-1)
+    time = np.concatenate([steps, links.host.start_ns[issues], bounds])
+    kind = np.repeat([STEP, ISSUE, OP_START], [len(steps), len(issues), 2 * len(rows)])
+    kind[len(steps) + len(issues) + 1 :: 2] = OP_END
     row = np.concatenate([np.arange(len(steps)), issues, np.repeat(rows, 2)])
-    thread = np.concatenate(
-        [
-            np.full(len(steps), main),
-            links.host.nesting.thread[issues],
-            np.repeat(links.thread[rows], 2),
-        ]
-    )
+    threads = links.host.nesting.thread[issues], np.repeat(links.thread[rows], 2)
+    thread = np.concatenate([np.full(len(steps), main), *threads])
     # Operators of a thread follow each other, so the order given is that of the ties.
     order = np.argsort(time, kind="stable")
     return time[order], kind[order], row[order], thread[order]
@@ -231,25 +194,19 @@ def issuing_calls(links: Links) -> np.ndarray:
     return np.flatnonzero(calls & ((host.nesting.parent < 0) | (above < 0)))
 
 
-def _wait_for_collectives(
-    links: Links,
-    main: int,
-    kind: np.ndarray,
-    time: np.ndarray,
-    inside: np.ndarray,
-    wait_begin: np.ndarray,
-    wait_end: np.ndarray,
-    waits_for: np.ndarray,
-) -> None:
-    """Without a device the host waits for collectives itself, and no trace says when.
+def _collective_waits(
+    links: Links, main: int, kind: np.ndarray, time: np.ndarray, inside: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Moments after which the host had waited for a collective: (moment, event, from, to).
 
-    It waited where a collective ended while it did nothing that was recorded, if it had run nothing
-    since it issued that collective, or else went on soon after.
+    Without a device no trace says when it waits. It waited where a collective ended while it did
+    nothing that was recorded, if it had run nothing since it issued that collective, or else went
+    on soon after.
     """
     events = links.events
     rows = np.flatnonzero(events.of("host_collective"))
     if not len(rows) or not len(time):
-        return
+        return rows[:0], rows[:0], rows[:0], rows[:0]
     rows = rows[np.argsort(events.end_ns[rows], kind="stable")]
     end = events.end_ns[rows]
     at = np.searchsorted(time, end, side="left")
@@ -266,11 +223,7 @@ def _wait_for_collectives(
     soon = after - end <= np.maximum(_WAKE_NS, (end - began) // _WAKE_PART)
     soon |= _at_once(links, main, kind, time, rows)
     ok &= ~inside[at] & soon & ~((span >= 0) & computing)
-    # Of several that end in one interval the last one decided.
-    at, rows, began, end = at[ok], rows[ok], began[ok], end[ok]
-    waits_for[at] = rows
-    wait_begin[at] = began
-    wait_end[at] = end
+    return at[ok], rows[ok], began[ok], end[ok]
 
 
 def _at_once(
@@ -294,13 +247,7 @@ def _is_region(name: str) -> bool:
     return names.is_wrapper(name) or names.is_host_communication(name)
 
 
-def _parts(
-    links: Links,
-    main: int,
-    thread: np.ndarray,
-    inside: np.ndarray,
-    bounds: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-) -> Parts:
+def _parts(links: Links, thread: np.ndarray, inside: np.ndarray, *bounds: np.ndarray) -> Parts:
     """Host work before and after each interval's waiting, by cause; calls that launch apart."""
     begin, wait_begin, wait_end, end = bounds
     before = np.flatnonzero((wait_begin > begin) & ~inside)
@@ -308,10 +255,9 @@ def _parts(
     owner = np.concatenate([before, after])
     start = np.concatenate([begin[before], wait_end[after]])
     stop = np.concatenate([wait_begin[before], end[after]])
-    if len(after):
-        order = np.argsort(owner, kind="stable")
-        owner, start, stop = owner[order], start[order], stop[order]
-    known = np.where(thread[owner] < 0, main, thread[owner])
+    order = np.argsort(owner, kind="stable")
+    owner, start, stop = owner[order], start[order], stop[order]
+    known = np.where(thread[owner] < 0, links.main_thread, thread[owner])
     found = host_parts(links, known, start, stop)
     cause = found.cause
     launching = np.zeros(len(links.host) + 1, dtype=bool)

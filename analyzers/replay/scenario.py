@@ -24,6 +24,8 @@ class Base:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
+        self.target = graph.target
+        self.call_ns = np.concatenate([node.call_ns for node in graph.ranks])
         self._edges: dict[int, np.ndarray] = {}
         self._edge_of: dict[int, np.ndarray] = {}
 
@@ -32,11 +34,6 @@ class Base:
         """The graph solved as it is."""
         graph = self.graph
         return Outcome(Scenario(self), self.time_ns, self.decided, graph.weight_ns, graph.lag_ns)
-
-    @cached_property
-    def target(self) -> np.ndarray:
-        """Moment that each edge leads to."""
-        return self.graph.target
 
     def edges(self, kind: int) -> np.ndarray:
         """Edges of a kind, in order."""
@@ -47,19 +44,18 @@ class Base:
     def edge_of(self, kind: int, of: np.ndarray) -> np.ndarray:
         """Edge of a kind by what it belongs to, -1 for none; kinds with one edge for each."""
         if kind not in self._edge_of:
-            last = self.graph.ranks[-1]
-            count = last.event_base + len(last.start)
-            if kind == g.PROGRAM:
-                count = last.interval_base + len(last.program)
             edges = self.edges(kind)
+            last = self.graph.ranks[-1]
+            intervals, events = last.interval_base + len(last.program), len(self.call_ns)
+            count = intervals if kind == g.PROGRAM else events
             self._edge_of[kind] = np.full(count, -1, dtype=np.int64)
             self._edge_of[kind][self.graph.of[edges]] = edges
-        return self._edge_of[kind][of]
+        return np.asarray(self._edge_of[kind][of])
 
-    @cached_property
+    @property
     def events_count(self) -> int:
         """Device events of all ranks."""
-        return sum(len(node.start) for node in self.graph.ranks)
+        return len(self.call_ns)
 
     @cached_property
     def communication(self) -> tuple[np.ndarray, np.ndarray]:
@@ -70,19 +66,6 @@ class Base:
             starts[node.start[sent]] = True
             ends[node.end[sent]] = True
         return starts, ends
-
-
-@dataclass(frozen=True)
-class Freed:
-    """Waits for a core of one rank: (of computing and of preparing, windows), in nanoseconds.
-
-    Attributes:
-        gone_ns: those that a change takes away.
-        stays_ns: the others, as they were observed.
-    """
-
-    gone_ns: np.ndarray
-    stays_ns: np.ndarray
 
 
 @dataclass
@@ -102,7 +85,8 @@ class Scenario:
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
         part_scale: rank's place → how many times as long each host part takes.
-        freed: rank's place → waits for a core of which some are gone.
+        freed: rank's place → nanoseconds waited for a core that are gone, and that stay; each of
+            computing and of preparing, by window.
         warmed: rank's place → work that followed waits which are gone; known once solved.
     """
 
@@ -115,7 +99,7 @@ class Scenario:
         self.gone: dict[int, np.ndarray] = {}
         self.calm: dict[int, np.ndarray] = {}
         self.part_scale: dict[int, np.ndarray] = {}
-        self.freed: dict[int, Freed] = {}
+        self.freed: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
         self.synchronization = self.uncoupled = self.overlap = False
@@ -127,24 +111,19 @@ class Scenario:
 
     def without_host(self, place: int, parts: np.ndarray) -> None:
         """Host parts (a mask) take no time."""
-        known = self.removed.get(place)
-        self.removed[place] = parts if known is None else known | parts
+        self.removed[place] = parts | self.removed.get(place, False)
 
     def scale(self, place: int, factor: np.ndarray) -> None:
         """Events take so many times as long."""
-        known = self.run_scale.get(place)
-        self.run_scale[place] = factor if known is None else known * factor
+        self.run_scale[place] = factor * self.run_scale.get(place, 1.0)
 
     def without_events(self, place: int, events: np.ndarray) -> None:
         """Events (a mask) do not happen; those before the first step do."""
-        events = events & ~self.outside(place)
-        known = self.gone.get(place)
-        self.gone[place] = events if known is None else known | events
+        self.gone[place] = events & ~self.outside(place) | self.gone.get(place, False)
 
     def happens(self, place: int) -> np.ndarray:
         """Mask of the events of a rank that happen."""
-        gone = self.gone.get(place)
-        return np.ones(len(self.ranks[place].start), dtype=bool) if gone is None else ~gone
+        return ~self.gone.get(place, np.zeros(len(self.ranks[place].start), dtype=bool))
 
     def removed_parts(self, place: int) -> np.ndarray:
         """Mask of the host parts of a rank that take no time."""
@@ -285,10 +264,10 @@ class Scenario:
 
     def _device(self, weight: np.ndarray, lag: np.ndarray) -> None:
         base = self.base
+        launches, streams, events = (base.edges(kind) for kind in (g.LAUNCH, g.STREAM, g.EVENT))
+        call = base.call_ns[base.graph.of[launches]]
         if self.calls:
-            edges = base.edges(g.LAUNCH)
-            call = np.concatenate([n.call_ns for n in self.ranks])
-            weight[edges] = np.maximum(weight[edges] - call[base.graph.of[edges]], 0)
+            weight[launches] = np.maximum(weight[launches] - call, 0)
         if not (self.latency or self.dependency):
             return
         starts = np.concatenate([n.start for n in self.ranks])
@@ -296,13 +275,11 @@ class Scenario:
         depends = (decided >= 0) & (base.graph.kind[decided] == g.EVENT)
         if self.latency:
             lag[starts[~depends]] = 0
-            weight[base.edges(g.STREAM)] = np.minimum(weight[base.edges(g.STREAM)], 0)
-            edges = base.edges(g.LAUNCH)
-            call = np.concatenate([n.call_ns for n in self.ranks])
-            weight[edges] = np.minimum(weight[edges], call[base.graph.of[edges]])
+            weight[streams] = np.minimum(weight[streams], 0)
+            weight[launches] = np.minimum(weight[launches], call)
         if self.dependency:
             lag[starts[depends]] = 0
-            weight[base.edges(g.EVENT)] = np.minimum(weight[base.edges(g.EVENT)], 0)
+            weight[events] = np.minimum(weight[events], 0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from chopper.causes import CAUSES
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _HOST = "idle.preparation."
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -97,15 +97,8 @@ class Changes:
     @property
     def of_link(self) -> bool:
         """Tell whether the link changes."""
-        return any(
-            v is not None
-            for v in (
-                self.bandwidth_bytes_per_s,
-                self.bandwidth_ratio,
-                self.latency_ns,
-                self.latency_ratio,
-            )
-        )
+        bandwidth = self.bandwidth_bytes_per_s, self.bandwidth_ratio
+        return (*bandwidth, self.latency_ns, self.latency_ratio) != (None,) * 4
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -151,19 +144,15 @@ def changes_of(
     named = [part for text in fix for part in text.split(",")]
     causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
     reference = clock is not None and clock.strip().lower() in ("reference", "ref")
-    bandwidth_ratio = None if link is None else _ratio(link, "--link")
-    latency_ratio = None if latency is None else _ratio(latency, "--latency")
+    bandwidth, bandwidth_ratio = _either(link, "--link", quantities.rate_bytes_per_s)
+    latency_s, latency_ratio = _either(latency, "--latency", quantities.seconds)
     return Changes(
         fix=causes,
         clock_hz=None if clock is None or reference else quantities.frequency_hz(clock, "--clock"),
         reference_clock=reference,
-        bandwidth_bytes_per_s=None
-        if link is None or bandwidth_ratio is not None
-        else quantities.rate_bytes_per_s(link, "--link"),
+        bandwidth_bytes_per_s=bandwidth,
         bandwidth_ratio=bandwidth_ratio,
-        latency_ns=None
-        if latency is None or latency_ratio is not None
-        else quantities.seconds(latency, "--latency") * 1e9,
+        latency_ns=None if latency_s is None else latency_s * 1e9,
         latency_ratio=latency_ratio,
         faster=tuple(_faster(text) for text in faster),
         without=tuple(without),
@@ -172,12 +161,16 @@ def changes_of(
     )
 
 
-def _ratio(text: str, option: str) -> float | None:
-    """``x2``, ``2x``: a factor; None for what is written as a quantity."""
+def _either(
+    text: str | None, option: str, quantity: Callable[[str, str], float]
+) -> tuple[float | None, float | None]:
+    """A quantity, or a factor (``x2``, ``2x``); None for the other."""
+    if text is None:
+        return None, None
     match = _TIMES.fullmatch(text.strip())
     if match is None:
-        return None
-    return _positive(match[1] or match[2], f"{option} {text!r}")
+        return quantity(text, option), None
+    return None, _positive(match[1] or match[2], f"{option} {text!r}")
 
 
 def _positive(text: str, where: str) -> float:

@@ -13,6 +13,7 @@ from chopper.analyzers.replay.path import lane_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.views import View, column, optional
+from chopper.causes import LEAVES
 
 VIEW = View(
     "critical_path_timeline",
@@ -45,7 +46,7 @@ def critical_path_timeline(replay: Replay | str) -> pa.Table:
             "rank": np.full(len(lane.event), rank),
             "start_ns": lane.start_ns - begin,
             "dur_ns": lane.end_ns - lane.start_ns,
-            "cause": dictionary(lane.cause, lane.causes),
+            "cause": dictionary(lane.cause, LEAVES),
             "name": dictionary(lane.name, lane.names),
             "event_row": nullable(np.where(lane.runs, lane.event, -1)),
             "span_row": nullable(lane.span),
