@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from chopper.causes import LEAVES
+from chopper.causes import CODES, LEAVES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Plan
@@ -32,8 +32,6 @@ _FALSE_LEAKS = 0.05
 _PAIRS, _QUICK_PAIRS = 12, 8
 _BUSY_CORES = 0.3
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
-
-
 _EACH = {0: 0, 1: 1}
 _RECOMPUTE = "compute.recompute"
 
@@ -173,7 +171,6 @@ def per_step(attribution: Attributed) -> np.ndarray:
             strict=True,
         )
     }
-    code = {leaf: i for i, leaf in enumerate(LEAVES)}
     found = np.zeros((ranks.RANKS, max(number.values()) + 1, len(LEAVES)), dtype=np.int64)
     keys = ("rank", "step_index", "cause", "phase")
     sums = attribution.pieces.group_by([*keys]).aggregate([("time_ns", "sum")])
@@ -181,7 +178,7 @@ def per_step(attribution: Attributed) -> np.ndarray:
         *(sums[c].to_pylist() for c in (*keys, "time_ns_sum")), strict=True
     ):
         leaf = _RECOMPUTE if phase == "recompute" else cause
-        found[rank, number[rank, index], code[leaf]] += time_ns
+        found[rank, number[rank, index], CODES[leaf]] += time_ns
     return found
 
 
@@ -217,6 +214,9 @@ def score(
 ) -> list[Case]:
     """Compare what was attributed with what was injected, pair by pair.
 
+    Errors are summed trimmed: a hiccup of the machine in one step is as long as all that was
+    injected. Their interval is the 95 % percentile one.
+
     Args:
         plan: which step holds what.
         injection: where it belongs.
@@ -224,59 +224,42 @@ def score(
         truths: per rank.
         levels: magnitude of each level of the plan.
     """
-    return [
-        _score_level(
-            injection,
-            np.array([(a, b) for at, a, b in plan.pairs() if at == level]),
-            attributed,
-            truths,
-            name=plan.injection,
-            magnitude=magnitude,
-        )
-        for level, magnitude in enumerate(levels)
-    ]
-
-
-def _score_level(
-    injection: Injection,
-    pairs: np.ndarray,
-    attributed: np.ndarray,
-    truths: Sequence[Truth],
-    *,
-    name: str,
-    magnitude: str,
-) -> Case:
-    more = attributed[:, pairs[:, 0]] - attributed[:, pairs[:, 1]]
-    left = more.copy()
-    errors: dict[str, np.ndarray] = {}
-    recovered = injected = np.zeros(len(pairs), dtype=np.int64)
-    for expected in (injection.own, *injection.also):
-        found, truth = _compare(expected, more, left, pairs, truths)
-        if expected is injection.own:
-            recovered, injected = found, truth
-        else:
-            errors[expected.cause] = found - truth
-    if injection.own.truth_of == _EACH and not injection.own.cause.startswith("communication"):
-        errors["communication.wait"] = -_difference(injection.own, pairs, truths)
-    for leaf, code in _CODES.items():
-        change = left[:, :, code].sum(axis=0)
-        errors[leaf] = errors[leaf] + change if leaf in errors else change
-    total = int(injected.sum())
-    error, low, high = _error(recovered - injected)
-    return judged(
-        _case(
-            name,
+    cases = []
+    for level, magnitude in enumerate(levels):
+        pairs = np.array([(a, b) for at, a, b in plan.pairs() if at == level])
+        more = attributed[:, pairs[:, 0]] - attributed[:, pairs[:, 1]]
+        left = more.copy()
+        errors: dict[str, np.ndarray] = {}
+        recovered = injected = np.zeros(len(pairs), dtype=np.int64)
+        for expected in (injection.own, *injection.also):
+            found, truth = _compare(expected, more, left, pairs, truths)
+            if expected is injection.own:
+                recovered, injected = found, truth
+            else:
+                errors[expected.cause] = found - truth
+        if injection.own.truth_of == _EACH and not injection.own.cause.startswith("communication"):
+            # By how much longer one rank was held up than the other, which waited for it.
+            nothing = [0] * (int(pairs.max()) + 1)
+            own = [np.array(t.injected_ns.get(injection.own.measured, nothing)) for t in truths]
+            apart = np.abs(own[0] - own[1])
+            errors["communication.wait"] = apart[pairs[:, 1]] - apart[pairs[:, 0]]
+        for leaf, code in CODES.items():
+            change = left[:, :, code].sum(axis=0)
+            errors[leaf] = errors[leaf] + change if leaf in errors else change
+        total = int(injected.sum())
+        totals = len(pairs) * bootstrap(recovered - injected, trimmed_mean)
+        low, high = (total + round(float(v)) for v in np.percentile(totals, [2.5, 97.5]))
+        case = _case(
+            plan.injection,
             injection,
             magnitude=magnitude,
             injected_ns=total,
-            recovered_ns=total + error,
-            ci95_ns=(total + low, total + high),
+            recovered_ns=total + _trimmed_total(recovered - injected),
+            ci95_ns=(low, high),
             leaked_ns=_leaks(errors),
         )
-    )
-
-
-_CODES = {leaf: i for i, leaf in enumerate(LEAVES)}
+        cases.append(judged(case))
+    return cases
 
 
 def _compare(
@@ -287,7 +270,7 @@ def _compare(
     truths: Sequence[Truth],
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attributed, true) difference of each pair; what is compared is taken out of ``left``."""
-    codes = [code for leaf, code in _CODES.items() if expected.holds(leaf)]
+    codes = [code for leaf, code in CODES.items() if expected.holds(leaf)]
     found = np.zeros(len(pairs), dtype=np.int64)
     true = np.zeros(len(pairs), dtype=np.int64)
     for rank, measured_by in expected.truth_of.items():
@@ -300,24 +283,6 @@ def _compare(
                 at = np.maximum(at - np.array(truths[rank].injected_ns[ARRIVAL]), 0)
             true += at[pairs[:, 0]] - at[pairs[:, 1]]
     return found, true
-
-
-def _difference(expected: Expected, pairs: np.ndarray, truths: Sequence[Truth]) -> np.ndarray:
-    """By pair: how much longer one rank was held up than the other, which waited for it."""
-    nothing = [0] * (int(pairs.max()) + 1)
-    own = [np.array(t.injected_ns.get(expected.measured, nothing)) for t in truths]
-    apart = np.abs(own[0] - own[1])
-    return np.asarray(apart[pairs[:, 0]] - apart[pairs[:, 1]])
-
-
-def _error(error_ns: np.ndarray) -> tuple[int, int, int]:
-    """Trimmed sum of the errors of all pairs in ns, and its 95 % percentile interval.
-
-    Trimmed: a hiccup of the machine in one step is as long as all that was injected.
-    """
-    totals = len(error_ns) * bootstrap(error_ns, trimmed_mean)
-    low, high = np.percentile(totals, [2.5, 97.5])
-    return _trimmed_total(error_ns), round(float(low)), round(float(high))
 
 
 def _trimmed_total(error_ns: np.ndarray) -> int:

@@ -19,20 +19,28 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.injections.plan import ARRIVAL, BASELINE, MEETING, Plan, Truth
+import torch
+import torch.distributed as dist
+from torch.utils import checkpoint
+
+from chopper.validation.injections.plan import (
+    ARRIVAL,
+    BASELINE,
+    MEETING,
+    VOCABULARY,
+    Plan,
+    Truth,
+)
 from chopper.workloads import link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
     from torch import Tensor
-
 
 _HIGHEST_PRIORITY = -20
 _MCL_FUTURE = 2
 _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
-VOCABULARY = 512
 _MATRIX_ROWS = 512
 _COPIED_ELEMENTS = 1 << 23
 _ALLOCATED_BYTES = 64 << 20
@@ -116,8 +124,6 @@ class Injector:
 
     def item(self, index: int) -> Any:
         """One item of the dataset; called in the process that loads."""
-        import torch
-
         generator = torch.Generator().manual_seed(index)
         return torch.randint(VOCABULARY, (self.batch, self.sequence + 1), generator=generator)
 
@@ -138,8 +144,6 @@ class Injector:
 
     def reduce(self, gradients: Tensor) -> None:
         """Add up the gradients of both ranks, in a training by hand."""
-        import torch.distributed as dist
-
         dist.all_reduce(gradients)
 
     def feed_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
@@ -196,8 +200,6 @@ class _LateRank(Injector):
     """Rank 1 comes late to the gradients' collective."""
 
     def before_reduce(self) -> None:
-        import torch.distributed as dist
-
         self.add(MEETING, time.perf_counter_ns())
         dist.barrier()  # both ranks begin here, so the other one waits for nearly all of it
         with self.clock():
@@ -221,13 +223,9 @@ class _ExtraWork(_LateRank):
     """Rank 1 multiplies matrices that nobody asked for. Amounts are their number."""
 
     def start(self) -> None:
-        import torch
-
         self._matrix = torch.ones(_MATRIX_ROWS, _MATRIX_ROWS)
 
     def hold_up(self) -> None:
-        import torch
-
         for _ in range(int(self.amount)):
             torch.mm(self._matrix, self._matrix)
 
@@ -249,19 +247,13 @@ class _BlockingCollective(_Repeated):
     """Both ranks reduce a value over the ranks and read it at once."""
 
     def start(self) -> None:
-        import torch
-
         self._value = torch.zeros(_REDUCED_ELEMENTS)
 
     def before_forward(self) -> None:
-        import torch.distributed as dist
-
         dist.barrier()  # of every step: it is not what is injected
         super().before_forward()
 
     def once(self) -> None:
-        import torch.distributed as dist
-
         dist.all_reduce(self._value)
         self._value[0].item()
 
@@ -270,8 +262,6 @@ class _ExtraCopies(_Repeated):
     """A buffer is copied."""
 
     def start(self) -> None:
-        import torch
-
         self._source = torch.ones(_COPIED_ELEMENTS)
         self._target = torch.zeros(_COPIED_ELEMENTS)
 
@@ -283,8 +273,6 @@ class _Item(_Repeated):
     """A value is read out of a tensor."""
 
     def start(self) -> None:
-        import torch
-
         self._value = torch.ones(())
 
     def once(self) -> None:
@@ -333,8 +321,6 @@ class _Recomputation(Injector):
     layers = 3
 
     def start(self) -> None:
-        from torch.utils import checkpoint
-
         self._checkpointed = 0
         self._hook = getattr(checkpoint, "_checkpoint_hook", None)
         if self._hook is None:
@@ -358,16 +344,12 @@ class _Recomputation(Injector):
         checkpoint._checkpoint_hook = Measured  # type: ignore[misc]
 
     def stop(self) -> None:
-        from torch.utils import checkpoint
-
         checkpoint._checkpoint_hook = self._hook  # type: ignore[misc, assignment]
 
     def before_forward(self) -> None:
         self._checkpointed = 0
 
     def feed_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
         if self._checkpointed >= self.amount:
             return module(*args)
         self._checkpointed += 1
@@ -382,7 +364,7 @@ class _Recomputation(Injector):
             return output
 
         # No random numbers are drawn: to keep their state would take as long as the work.
-        output = checkpoint(
+        output = checkpoint.checkpoint(
             run, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
         in_forward = False
@@ -421,8 +403,6 @@ class _BusyNeighbour(Injector):
                     os.setpriority(os.PRIO_PROCESS, int(thread.name), _HIGHEST_PRIORITY)
 
     def before_step(self) -> None:
-        import torch.distributed as dist
-
         self._delay_ns = _run_delay_ns()
         for number, spinner in enumerate(self._spinners):
             spinner.send_signal(signal.SIGCONT if number < self.amount else signal.SIGSTOP)
@@ -463,8 +443,6 @@ class _LockedMemory(Injector):
         self._libc.mallopt(_M_MMAP_MAX, 0)
 
     def before_forward(self) -> None:
-        import torch
-
         if not self.amount:
             return
         with self.clock("unlock"):
@@ -488,14 +466,10 @@ class _SlowLink(Injector):
         self._shaper.close()
 
     def before_step(self) -> None:
-        import torch.distributed as dist
-
         self._shaper.set(int(self.amount) or None)
         dist.barrier()
 
     def reduce(self, gradients: Tensor) -> None:
-        import torch.distributed as dist
-
         dist.barrier()
         with self.clock():
             dist.all_reduce(gradients)

@@ -12,6 +12,8 @@ ARRIVAL = "arrival"
 """Measurement: when a rank came to the collective, in a clock that the ranks share."""
 MEETING = "meeting"
 """Measurement: when a rank came to the barrier before it, in the same clock."""
+VOCABULARY = 512
+"""Tokens that the model knows."""
 WARM_UP_STEPS = 3
 """Run before the first recorded step: lazy set-up, first allocations, the loader's start."""
 

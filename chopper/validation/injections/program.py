@@ -21,8 +21,7 @@ import msgspec
 
 from chopper.fresh_python import end_with_parent
 from chopper.storage.files import unpack_message
-from chopper.validation.injections.injectors import INJECTORS, VOCABULARY, Injector
-from chopper.validation.injections.plan import WARM_UP_STEPS, Job
+from chopper.validation.injections.plan import VOCABULARY, WARM_UP_STEPS, Job
 from chopper.workloads import link
 
 if TYPE_CHECKING:
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_PRIORITY = -15
+    from chopper.validation.injections.injectors import Injector
 
+_PRIORITY = -15
 _TOUCHED_BYTES = 2 << 30
 
 
@@ -45,8 +45,11 @@ def main(argv: list[str]) -> None:
     if job.linked:
         link.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
 
+    # Only now: the link needs a process of one thread.
     import torch
     import torch.distributed as dist
+
+    from chopper.validation.injections.injectors import INJECTORS
 
     torch.set_num_threads(1)
     if job.linked:

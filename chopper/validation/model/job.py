@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from chopper.validation.model.engine import Collective, Device, Event, Program, Simulation, Task
 from chopper.validation.model.host import BF16, US, normal
 from chopper.validation.model.layers import TOKENS, Layers
-from chopper.validation.model.machine import MACHINES, Machine
+from chopper.validation.model.machine import MACHINES
 from chopper.validation.model.records import Groups, RankRecord, Recording
 from chopper.validation.model.sharded import LAYER_PARAMETERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.validation.model.plan import Plan
+    from chopper.validation.model.plan import Clock, Plan
 
 
 def simulate(plan: Plan) -> Recording:
@@ -35,10 +35,15 @@ def simulate(plan: Plan) -> Recording:
         [(0, node.reference_hz, 0)] for _ in range(plan.ranks)
     ]
     for record in records:
+        changes = clocks[record.rank]
+        dips = [d for d in plan.clocks if d.ranks is None or record.rank in d.ranks]
+        for dip in dips:
+            if dip.begin_ns is None:
+                changes[0] = (0, node.reference_hz * dip.ratio, dip.reason)
         device = Device(
             simulation=simulation,
             rank=record.rank,
-            clock_hz=node.reference_hz * _always(plan, record.rank),
+            clock_hz=changes[0][1],
             reference_hz=node.reference_hz,
             contention_ratio=1.0 + plan.contention.at(record.rank, 0),
             stream_gap_ns=plan.stream_gap_ns,
@@ -47,45 +52,29 @@ def simulate(plan: Plan) -> Recording:
         )
         host = _Program(plan, node, simulation, device, record, groups, begins)
         simulation.spawn(host.train())
-        _schedule_clock(plan, device, record.rank, node, begins, clocks[record.rank])
+        _schedule_clock(dips, device, begins, changes)
     simulation.run()
     for record in records:
         record.tasks.sort(key=lambda t: (t.start_ns, -t.end_ns))
     return Recording(plan, node, records, groups.listed(), clocks, simulation.now_ns)
 
 
-def _always(plan: Plan, rank: int) -> float:
-    ratio = 1.0
-    for dip in plan.clocks:
-        if dip.begin_ns is None and (dip.ranks is None or rank in dip.ranks):
-            ratio *= dip.ratio
-    return ratio
-
-
 def _schedule_clock(
-    plan: Plan,
-    device: Device,
-    rank: int,
-    node: Machine,
-    begins: Event,
-    changes: list[tuple[int, float, int]],
+    dips: list[Clock], device: Device, begins: Event, changes: list[tuple[int, float, int]]
 ) -> None:
-    mine = [d for d in plan.clocks if d.ranks is None or rank in d.ranks]
-    for dip in mine:
-        if dip.begin_ns is None:
-            changes[0] = (0, node.reference_hz * dip.ratio, dip.reason)
-    usual = changes[0]
+    """Set the clock lower between the times of the dips."""
+    _, usual_hz, usual_reason = changes[0]
 
     def start() -> None:
         zero = device.simulation.now_ns
-        for dip in mine:
+        for dip in dips:
             if dip.begin_ns is None:
                 continue
+            hz = device.reference_hz * dip.ratio
             begin, end = zero + dip.begin_ns, zero + (dip.end_ns or dip.begin_ns)
-            changes.append((begin, node.reference_hz * dip.ratio, dip.reason))
-            changes.append((end, usual[1], usual[2]))
-            device.set_clock(begin, node.reference_hz * dip.ratio)
-            device.set_clock(end, usual[1])
+            changes.extend([(begin, hz, dip.reason), (end, usual_hz, usual_reason)])
+            device.set_clock(begin, hz)
+            device.set_clock(end, usual_hz)
         changes.sort(key=lambda change: change[0])
 
     begins.on(start)

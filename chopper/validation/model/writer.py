@@ -210,32 +210,23 @@ def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[A
     changes = recording.clocks[rank]
     record = recording.ranks[rank]
     time_ns = record.recording_ns - 3 * period
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "time_ns",
-            "span_ns",
-            "device_id",
-            "sm_clock_hz",
-            "memory_clock_hz",
-            "power_w",
-            "event_reasons",
-            "device_uuid",
-        )
-    }
+    rows = []
     at = 0
     while time_ns < recording.end_ns + max(_TAIL_NS, period):
         sample_ns = max(round(time_ns + period * 0.04 * rng.uniform(-1, 1)), 0)
         while at + 1 < len(changes) and changes[at + 1][0] <= sample_ns:
             at += 1
         _, hz, reasons = changes[at]
-        columns["time_ns"].append(_BASE_NS + clock.at(sample_ns))
-        columns["span_ns"].append(round(rng.uniform(20_000, 60_000)))
-        columns["device_id"].append(rank)
-        columns["sm_clock_hz"].append(round(hz / 1e6) * 1_000_000)
-        columns["memory_clock_hz"].append(node.memory_clock_hz)
-        columns["power_w"].append(round(560 + 20 * rng.random(), 1))
-        columns["event_reasons"].append(reasons)
-        columns["device_uuid"].append(None)
+        row = {
+            "time_ns": _BASE_NS + clock.at(sample_ns),
+            "span_ns": round(rng.uniform(20_000, 60_000)),
+            "device_id": rank,
+            "sm_clock_hz": round(hz / 1e6) * 1_000_000,
+            "memory_clock_hz": node.memory_clock_hz,
+            "power_w": round(560 + 20 * rng.random(), 1),
+            "event_reasons": reasons,
+            "device_uuid": None,
+        }
+        rows.append(row)
         time_ns += period
-    return columns
+    return {name: [row[name] for row in rows] for name in rows[0]}
