@@ -11,7 +11,7 @@ import pyarrow as pa
 from chopper.analyzers.causes.compute import MATH, ComputeSplit, split_compute
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
 from chopper.analyzers.causes.event_work import EventWork, event_work
-from chopper.analyzers.causes.exposed import communication_table, matched_share, split_exposed
+from chopper.analyzers.causes.exposed import communication_table, split_exposed
 from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
 from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
@@ -105,6 +105,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
             "event_row": nullable(gaps.event_row),
         }
     )
+    sent = joined.communication.event_row
+    matched_count = 0 if matched is None else (matched.ready_ns[sent] >= 0).sum()
     if not windows.recorded.all():
         piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
     return RankResult(
@@ -118,7 +120,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         + check_factors(rank, links, factors, compute),
         coverage={
             **_coverage(links, compute, work, states.event_row[compute.shares.fragment]),
-            "collectives_matched_ratio": matched_share(joined.communication, matched),
+            "collectives_matched_ratio": (float(matched_count), float(len(sent))),
             "clock_ratio": clock_coverage(links, factors),
         },
         work=work,

@@ -25,7 +25,6 @@ from chopper.wording import ranges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.trace.collectives import Communication
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
@@ -92,13 +91,6 @@ def _transfer_ideal(
     begin = np.clip(ready_ns[event], events.start_ns[event], end)
     exposed = np.minimum(whole[event] / np.maximum(end - begin, 1), 1.0)
     return at_peak_s[event] * 1e9 * exposed * (share / np.maximum(whole[event], 1))
-
-
-def matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:
-    """(collectives matched on all their ranks, all collectives) of one rank."""
-    rows = communication.event_row
-    hit = 0 if matched is None else int((matched.ready_ns[rows] >= 0).sum())
-    return float(hit), float(len(rows))
 
 
 def copy_direction(events: DeviceEvents) -> np.ndarray:

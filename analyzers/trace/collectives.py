@@ -102,8 +102,8 @@ class Kind:
     size: int | None
     members: tuple[int, ...]
     message_bytes: int | None
-    key: Key | None
-    numbered_key: Key | None
+    key: Key | None = None
+    numbered_key: Key | None = None
 
     @property
     def bus_ratio(self) -> float | None:
@@ -376,7 +376,7 @@ class _Describing:
         if what in _SHARED and sent == received and size != 1:
             message = None
         if size is None or size < 2 or (members and self.inputs.rank not in members):
-            return Kind(what, group, size, members, message, None, None)
+            return Kind(what, group, size, members, message)
         numbered = Key(members, size, group or "", what, -1)
         unnumbered = replace(numbered, elements=-1 if what in _UNEVEN else elements)
         return Kind(what, group, size, members, message, unnumbered if members else None, numbered)
@@ -421,10 +421,10 @@ class _Describing:
                 target = other if target is None else target
         ends = (source, target)
         if source is None or target is None or source == target or self.inputs.rank not in ends:
-            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
+            return Kind(_POINT_TO_POINT, group, 2, (), message)
         pair = (min(source, target), max(source, target))
         key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
-        return Kind(_POINT_TO_POINT, group, 2, pair, message, key, None)
+        return Kind(_POINT_TO_POINT, group, 2, pair, message, key)
 
     def by_names(
         self, name: str, elements: int, first_bytes: int | None, *, output_first: bool
@@ -438,7 +438,7 @@ class _Describing:
         world = self.inputs.world_size or 0
         sub_groups = any(len(members) < world for members in self.inputs.process_groups.values())
         if world < 2 or sub_groups:
-            return Kind(what, None, None, (), None, None, None)
+            return Kind(what, None, None, (), None)
         members = tuple(range(world))
         if what == _POINT_TO_POINT:
             return self._pair(_Fields(), name, None, members, first_bytes)
@@ -446,7 +446,7 @@ class _Describing:
         is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
         size = first_bytes * world if first_bytes is not None and is_part else first_bytes
         key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
-        return Kind(what, None, world, members, size, key, None)
+        return Kind(what, None, world, members, size, key)
 
 
 def _listed(ranks: str | None) -> tuple[int, ...]:

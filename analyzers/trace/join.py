@@ -137,10 +137,10 @@ def link(
     And count the operators of a backward that is differentiated itself.
     """
     makers = node_makers(host)
-    phases = span_phases(host, makers)
+    phases, span_phase, double_backward_count = span_phases(host, makers)
     span_layer, layer_names = span_layers(host, makers)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
-    program = Phases(host, steps.start_ns, phases.of_span)
+    program = Phases(host, steps.start_ns, span_phase)
     span = np.where(launch_row >= 0, launch_row, op_row)
     links = Links(
         host,
@@ -151,13 +151,13 @@ def link(
         step,
         _work_class(events, collectives),
         program.of_events(span, launch_ns, events.of("host_collective")),
-        phases.names,
+        phases,
         (pick(span_layer, span), layer_names),
         _sharding_copy(host, op_row),
-        phases.of_span,
+        span_phase,
         span_layer,
     )
-    return links, phases.double_backward_count
+    return links, double_backward_count
 
 
 def annotation_rows(links: Links) -> np.ndarray:

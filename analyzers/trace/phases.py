@@ -29,28 +29,18 @@ PHASES = [
     "inference",
     "checkpoint",
 ]
-"""Phases that every run may have; those that a program names follow (`Phases.names`)."""
+"""Phases that every run may have; those that a program names follow."""
 _FORWARD, _RECOMPUTE, BACKWARD, _OPTIMIZER, _DATA, _OTHER, _BETWEEN = range(7)
 _EVALUATION, _INFERENCE, _CHECKPOINT = map(PHASES.index, ("evaluation", "inference", "checkpoint"))
 
 
-@dataclass(frozen=True)
-class SpanPhases:
-    """Phases of the host spans of one rank.
+def span_phases(host: HostSpans, makers: NodeMakers) -> tuple[list[str], np.ndarray, int]:
+    """Find the phase of every host span by what encloses it. HOST_SPAN -> phases.
 
-    Attributes:
-        names: all phases: PHASES, then those that only this program has.
-        of_span: code of each span by what encloses it; -1 where nothing tells.
-        double_backward_count: operators of a backward that is differentiated itself.
+    Returns:
+        All phases (PHASES, then those that only this program has), the code of each span (-1 where
+        nothing tells), and the number of operators of a backward that is differentiated itself.
     """
-
-    names: list[str]
-    of_span: np.ndarray
-    double_backward_count: int
-
-
-def span_phases(host: HostSpans, makers: NodeMakers) -> SpanPhases:
-    """Find the phase of every host span. HOST_SPAN -> phases."""
     marked = (names.program_phase_of(name) for name in host.names[1])
     phases = [*PHASES, *dict.fromkeys(n for n in marked if n is not None and n not in PHASES)]
     nesting = host.nesting
@@ -73,8 +63,7 @@ def span_phases(host: HostSpans, makers: NodeMakers) -> SpanPhases:
     own[unnamed & nesting.within(inside)] = -1
     undecided = forward & (enclosing >= _EVALUATION) & ~nesting.containing(inside)
     own[undecided] = -1
-    of_span = nesting.inherited(own).astype(np.int16)
-    return SpanPhases(phases, of_span, int(double.sum()))
+    return phases, nesting.inherited(own).astype(np.int16), int(double.sum())
 
 
 def _phase_of(name: str, code_of: dict[str, int]) -> int:
