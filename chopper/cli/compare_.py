@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import UsageError
-
-if TYPE_CHECKING:
-    from chopper.analyzers.compare.gate import Verdict
-    from chopper.analyzers.compare.result import Comparison
+from chopper.errors import UsageError, printable
 
 
 @click.command("compare")
@@ -83,54 +78,35 @@ def command(
       chopper compare before.json.gz after.json.gz -o difference.html
       chopper compare "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
     """
+    from chopper import wording as fmt
+    from chopper.api import compare
+    from chopper.reports import comparison as report
+    from chopper.reports.to_text import MARKS
+
     if fail_on_point and fail_on is None:
         raise UsageError("--fail-on-point needs --fail-on: there is no gate to judge")
     conditions = gates.parse(fail_on) if fail_on is not None else None
     kind = None
     if output is not None:
         kind = shared.check_report(output, (run_a, run_b), force=force)
-    comparison = _compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
-    verdict = None
-    if conditions is not None:
-        verdict = gates.decide(comparison, conditions, point=fail_on_point)
-    if output is not None and kind is not None:
-        _write(comparison, verdict, output, kind)
-    if as_json:
-        from chopper.reports.comparison import to_json
-
-        print_json(to_json(comparison, verdict))
-    elif output is None:
-        from chopper.reports.comparison import page
-
-        print_page(page(comparison, gate=verdict, top=top))
-    if verdict is not None and (as_json or output is not None):
-        _say(verdict)
-    return 1 if verdict is not None and verdict.failed else 0
-
-
-def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) -> Comparison:
-    from chopper.api import compare
-
     sides = [shared.attributed([source], name) for name, source in (("A", run_a), ("B", run_b))]
     with progress("comparing"):
-        return compare(sides[0], sides[1], allow_different=allow_different, all_steps=all_steps)
-
-
-def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: str) -> None:
-    from chopper import wording as fmt
-    from chopper.reports import comparison as report
-
-    with progress("writing the comparison"):
-        size_bytes = shared.write_report(output, report.render(comparison, kind, gate=verdict))
-    click.echo(output)
-    click.echo(f"{fmt.bytes_(size_bytes)} written: {comparison.verdict}", err=True)
-
-
-def _say(verdict: Verdict) -> None:
-    """Print the outcome of the gate to stderr."""
-    from chopper.errors import printable
-    from chopper.reports.comparison import gate_items
-    from chopper.reports.to_text import MARKS
-
-    for item in gate_items(verdict):
-        click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)
+        found = compare(*sides, allow_different=allow_different, all_steps=all_steps)
+    verdict = None
+    if conditions is not None:
+        verdict = gates.decide(found, conditions, point=fail_on_point)
+    if output is not None and kind is not None:
+        with progress("writing the comparison"):
+            size_bytes = shared.write_report(output, report.render(found, kind, gate=verdict))
+        click.echo(output)
+        click.echo(f"{fmt.bytes_(size_bytes)} written: {found.verdict}", err=True)
+    if as_json:
+        print_json(report.to_json(found, verdict))
+    elif output is None:
+        print_page(report.page(found, gate=verdict, top=top))
+    if verdict is None:
+        return 0
+    if as_json or output is not None:
+        for item in report.gate_items(verdict):
+            click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)
+    return int(verdict.failed)
