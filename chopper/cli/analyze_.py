@@ -149,12 +149,11 @@ def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
         return _csv([_CAUSE_COLUMNS, *causes])
     leaves = [row.id for row in attribution.leaves()]
     observed = attribution.observed_ns
+    groups = attribution.by(by)[:top]
+    shares = [g.time_ns / observed if observed else None for g in groups]
     rows = [
-        (
-            *(g.key, g.time_ns, g.time_ns / observed if observed else None),
-            *(g.causes.get(leaf, 0) for leaf in leaves),
-        )
-        for g in attribution.by(by)[:top]
+        (g.key, g.time_ns, share, *(g.causes.get(leaf, 0) for leaf in leaves))
+        for g, share in zip(groups, shares, strict=True)
     ]
     return _csv([(by, "time_ns", "share_ratio", *leaves), *rows])
 

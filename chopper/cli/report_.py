@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli.output import progress
 from chopper.storage.layout import is_experiment
@@ -34,7 +35,12 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     with progress("writing the report"):
         size_bytes = shared.write_report(output, shown)
     click.echo(output)
-    click.echo(_closing(output, size_bytes, sources, open_it), err=True)
+    named = shared.quoted(*sources)
+    following = f"next: chopper analyze {named} --by kernel"
+    if kind == "html" and not open_it:
+        again = f"chopper report {named} -o {shared.quoted(output)} --force --open"
+        following = f"open it in a browser, or: {again}"
+    click.echo(f"{fmt.bytes_(size_bytes)} written; {following}", err=True)
     if open_it:
         click.launch(output.resolve().as_uri())
 
@@ -53,16 +59,3 @@ def _rendered(sources: tuple[str, ...], kind: str) -> str:
     attribution = shared.attributed(sources)
     with progress("rendering"):
         return reports.render(attribution, kind)
-
-
-def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:
-    from chopper import wording as fmt
-
-    named = shared.quoted(*sources)
-    line = f"{fmt.bytes_(size)} written"
-    if output.suffix.lower() in (".html", ".htm") and not opened:
-        return (
-            f"{line}; open it in a browser, or: "
-            f"chopper report {named} -o {shared.quoted(output)} --force --open"
-        )
-    return f"{line}; next: chopper analyze {named} --by kernel"
