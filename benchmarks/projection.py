@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import chopper
-from chopper.analyzers.estimates.project import Projection, operator_class, project
+from chopper.analyzers.estimates.project import Projection, Side, operator_class, project
 from chopper.analyzers.work import family
 from chopper.hardware.devices import DevicePeaks, Reach, lookup, reach_of
 from chopper.views import view
@@ -85,10 +85,8 @@ def carried(here: Recorded, there: Recorded, ours: Reach, theirs: Reach) -> Proj
         operations=here.operations,
         causes_ns=here.causes,
         windows_count=here.windows,
-        recorded=here.device,
-        target=there.device,
-        recorded_reach=ours,
-        target_reach=theirs,
+        here=Side(here.device, ours),
+        there=Side(there.device, theirs),
         checked=(there.file.name, there.operations, there.causes),
         checked_windows_count=there.windows,
     )

@@ -281,11 +281,8 @@ def project(
     operations: pa.Table,
     causes_ns: dict[str, int],
     windows_count: int,
-    recorded: DevicePeaks | None,
-    target: DevicePeaks | None,
-    recorded_reach: Reach | None,
-    target_reach: Reach | None,
-    target_clock_hz: float | None = None,
+    here: Side | None = None,
+    there: Side | None = None,
     checked: tuple[str, pa.Table, dict[str, int]] | None = None,
     checked_windows_count: int = 1,
     step: Step | None = None,
@@ -300,13 +297,11 @@ def project(
     Raises:
         InputError: nothing in the run can be projected.
     """
-    here = Side(recorded, recorded_reach) if recorded and recorded_reach else None
-    there = Side(target, target_reach, target_clock_hz) if target and target_reach else None
     classes, unmodelled = operators(operations, here, there) if here and there else ((), 0.0)
     n = windows_count
     listed_ns = sum(c.recorded_ns or 0 for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed_ns if listed_ns else 1.0
-    transfer_ns = _carried(causes_ns, recorded, target)
+    transfer_ns = _carried(causes_ns, here, there)
     busy_ns, idle_ns = _under(causes_ns, "compute"), _under(causes_ns, "idle")
     recorded_ns = sum(causes_ns.values()) // n
     projected_ns = round((busy_ns * scale + idle_ns + sum(transfer_ns.values())) / n)
@@ -330,10 +325,10 @@ def project(
             *("project", "reach") * bool(classes), *("scales",) * bool(scaled.get("scales"))
         ),
         run=run,
-        recorded_device=recorded.label if recorded else None,
-        target_device=target.label if target else None,
-        recorded_reach=recorded_reach,
-        target_reach=target_reach,
+        recorded_device=here.device.label if here else None,
+        target_device=there.device.label if there else None,
+        recorded_reach=here.reach if here else None,
+        target_reach=there.reach if there else None,
         classes=tuple(_per_window(c, n) for c in classes),
         unmodelled_ratio=unmodelled,
         unmodelled_operators=_unmodelled_operators(operations) if unmodelled else (),
@@ -457,12 +452,11 @@ def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
     return tuple(op for op, _ in times.most_common(_MOST_NAMED))
 
 
-def _carried(
-    causes_ns: dict[str, int], recorded: DevicePeaks | None, target: DevicePeaks | None
-) -> dict[str, float]:
+def _carried(causes_ns: dict[str, int], here: Side | None, there: Side | None) -> dict[str, float]:
     """Return copies and exposed communication on the target; as recorded without known rates."""
     link = pcie = 1.0
-    if recorded is not None and target is not None:
+    if here is not None and there is not None:
+        recorded, target = here.device, there.device
         links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
         if links[0] and links[1]:
             link = links[0] / links[1]
@@ -490,9 +484,7 @@ def project_captured(
     module: str,
     operators: list[dict[str, Any]],
     element_bytes: int,
-    target: DevicePeaks,
-    target_reach: Reach,
-    target_clock_hz: float | None = None,
+    there: Side,
 ) -> Projection:
     """One training step of a captured module on a device: roofline and launch, by class.
 
@@ -500,16 +492,13 @@ def project_captured(
         module: its name.
         operators: as :func:`chopper.collectors.fake_tensors.capture_operators` has them.
         element_bytes: of a parameter, for lists of tensors whose types are not told.
-        target: the device.
-        target_reach: what work reaches on it.
-        target_clock_hz: at which it runs; None for its reference clock.
+        there: the device.
 
     Raises:
         InputError: no operator has a model.
     """
     from chopper.analyzers.work import estimate
 
-    there = Side(target, target_reach, target_clock_hz)
     ops = []
     nameless: Counter[str] = Counter()
     for op in operators:
@@ -534,8 +523,8 @@ def project_captured(
     return Projection(
         assumptions=assumed("captured_project", "reach", *("recurrent",) * recurrent),
         run=module,
-        target_device=target.label,
-        target_reach=target_reach,
+        target_device=there.device.label,
+        target_reach=there.reach,
         classes=classes,
         unmodelled_ratio=nameless.total() / calls,
         unmodelled_operators=tuple(op for op, _ in nameless.most_common(_MOST_NAMED)),

@@ -105,18 +105,19 @@ class Attention:
         if self.mask_type is not None:
             kind = record.integer(self.mask_type)
             return (None if kind is None else kind != 0), kind == 2
+        at = self._flag_at(record, self.causal_flag)
+        return (None if at is None else record.boolean(at)), self.bottom_right
+
+    def _flag_at(self, record: Record, ordinal: int | None) -> int | None:
+        """The position of a recorded boolean by its ordinal."""
         flags = record.boolean_positions()
-        if self.causal_flag is None or self.causal_flag >= len(flags):
-            return None, self.bottom_right
-        return record.boolean(flags[self.causal_flag]), self.bottom_right
+        return flags[ordinal] if ordinal is not None and ordinal < len(flags) else None
 
     def _window(self, record: Record) -> tuple[int | None, int | None]:
         positions = self.window
-        if self.window_after_flag and self.causal_flag is not None:
-            flags = record.boolean_positions()
-            if self.causal_flag < len(flags):
-                after = flags[self.causal_flag] + 1
-                positions = (after, after + 1)
+        at = self._flag_at(record, self.causal_flag) if self.window_after_flag else None
+        if at is not None:
+            positions = (at + 1, at + 2)
         if positions is None:
             return None, None
         # Negative sizes mean that there is no bound.
@@ -201,12 +202,8 @@ class Attention:
             # Also the result, its gradient and the row sums; written: three gradients.
             return 2 * read + 2 * rows * value[-1] * width + rows * 4
         if self.grad is None:
-            flags = record.boolean_positions()
-            wants_lse = self.lse or (
-                self.lse_flag is not None
-                and self.lse_flag < len(flags)
-                and record.boolean(flags[self.lse_flag]) is True
-            )
+            at = self._flag_at(record, self.lse_flag)
+            wants_lse = self.lse or (at is not None and record.boolean(at) is True)
             return read + rows * value[-1] * width + (rows * 4 if wants_lse else 0)
         saved = record.nbytes(self.grad) + sum(record.nbytes(i) for i in self.saved)
         return read + saved + record.nbytes(self.q) + keys + values

@@ -26,13 +26,7 @@ from chopper.analyzers.work.record import (
 # ---- element-wise -----------------------------------------------------------------------------
 
 
-@moves
-def elementwise(record: Record, arity: int, **how: bool) -> int:
-    """`arity` tensor arguments that broadcast into one result; one more tensor is an `out=`."""
-    return _elementwise_bytes(record, arity, **how)
-
-
-def _elementwise_bytes(
+def elementwise_bytes(
     record: Record,
     arity: int,
     *,
@@ -40,6 +34,7 @@ def _elementwise_bytes(
     in_place: bool = False,
     reads_self: bool = True,
 ) -> int:
+    """`arity` tensor arguments that broadcast into one result; one more tensor is an `out=`."""
     inputs = [i for i in range(arity) if record.has(i)]
     if not inputs:
         raise Unknown("no tensor argument was recorded")
@@ -51,6 +46,9 @@ def _elementwise_bytes(
         return read + record.nbytes(outs[-1])
     shape = broadcast([record.shape(i) for i in inputs])
     return read + prod(shape) * (1 if predicate else _promoted_bytes(record, inputs))
+
+
+elementwise = moves(elementwise_bytes)
 
 
 def _promoted_bytes(record: Record, inputs: Sequence[int]) -> int:
@@ -202,7 +200,7 @@ def reduce(
     what is left is mostly a small part of it.
     """
     if result == "value_and_index" and record.has(1):  # max(self, other)
-        return _elementwise_bytes(record, 2)
+        return elementwise_bytes(record, 2)
     record.shape(0)
     try:
         return record.nbytes(0) + _reduced_bytes(record, dim, result)

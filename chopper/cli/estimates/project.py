@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from chopper import wording as fmt
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.project import Projection, project, project_captured
+from chopper.analyzers.estimates.project import Projection, Side, project, project_captured
 from chopper.analyzers.estimates.scaling import SCALES, recorded_step
 from chopper.cli import _options
 from chopper.cli._shared import attributed
@@ -124,9 +124,7 @@ def _captured(module: str, options: Options) -> Projection:
         module=module,
         operators=captured["operators"],
         element_bytes=captured["element_bytes"],
-        target=target,
-        target_reach=reach_of(target),
-        target_clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
+        there=Side(target, reach_of(target), options.clock_mhz and options.clock_mhz * 1e6),
     )
 
 
@@ -165,16 +163,14 @@ def _recorded(run: str, options: Options) -> Projection:
         checked = options.check, view(other, "operations"), _causes_ns(other)
         checked_windows_count = _windows_count(other)
     scales = (*(n for n in SCALES if n < ranks[0]), ranks[0]) if len(ranks) == 1 else ranks
+    clock_hz = options.clock_mhz and options.clock_mhz * 1e6
     return project(
         run=run,
         operations=view(attribution, "operations"),
         causes_ns=_causes_ns(attribution),
         windows_count=_windows_count(attribution),
-        recorded=recorded,
-        target=target,
-        recorded_reach=reach_of(recorded) if recorded else None,
-        target_reach=reach_of(target) if target else None,
-        target_clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
+        here=Side(recorded, reach_of(recorded)) if recorded else None,
+        there=Side(target, reach_of(target), clock_hz) if target else None,
         checked=checked,
         checked_windows_count=checked_windows_count,
         step=recorded_step(attribution) if ranks else None,

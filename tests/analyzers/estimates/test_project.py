@@ -72,10 +72,8 @@ def test_what_has_no_model_gives_a_range() -> None:
     options: dict[str, Any] = {"run": "r", "windows_count": 1}
     options["causes_ns"] = {"compute.ideal": 11_500_000}
     devices: dict[str, Any] = {
-        "recorded": H100,
-        "target": MI300X,
-        "recorded_reach": WHOLE,
-        "target_reach": WHOLE,
+        "here": Side(H100, WHOLE),
+        "there": Side(MI300X, WHOLE),
     }
     found = project(operations=WORK, **options, **devices)
     assert found.projected_between_ns is not None
@@ -233,10 +231,6 @@ def test_the_estimate_for_the_recorded_ranks_is_held_against_the_recording() -> 
         operations=table(),
         causes_ns=causes,
         windows_count=8,
-        recorded=None,
-        target=None,
-        recorded_reach=None,
-        target_reach=None,
         step=step,
         scales_count=(8, 64),
     )
@@ -266,10 +260,6 @@ def test_a_run_is_carried_to_more_ranks_without_a_device() -> None:
         operations=WORK,
         causes_ns={"compute.ideal": 100, "idle.call": 10},
         windows_count=1,
-        recorded=None,
-        target=None,
-        recorded_reach=None,
-        target_reach=None,
         step=STEP,
         scales_count=(8, 64),
     )
@@ -294,10 +284,8 @@ def test_transfer_goes_with_the_links_and_copies_with_pcie() -> None:
         operations=WORK,
         causes_ns=causes,
         windows_count=1,
-        recorded=a100,
-        target=H100,
-        recorded_reach=WHOLE,
-        target_reach=WHOLE,
+        here=Side(a100, WHOLE),
+        there=Side(H100, WHOLE),
     )
     # NVLink 600 to 900 GB/s, PCIe 4 to 5; who waits, waits as long.
     assert found.projected_communication_ns == round(100 * 600 / 900 + 50)
@@ -346,10 +334,8 @@ def test_a_class_that_only_the_check_has_is_listed() -> None:
         operations=WORK,
         causes_ns={"compute.ideal": 11_500_000},
         windows_count=1,
-        recorded=H100,
-        target=MI300X,
-        recorded_reach=WHOLE,
-        target_reach=WHOLE,
+        here=Side(H100, WHOLE),
+        there=Side(MI300X, WHOLE),
         checked=("c", other, {"compute.ideal": 13_500_000}),
     )
     there = {c.operator_class: c.checked_ns for c in found.classes}
@@ -391,8 +377,7 @@ def test_what_has_no_model_is_named() -> None:
         module="m",
         operators=[{"op": "aten::mm"} | operator, {"op": "mine::secret"} | operator],
         element_bytes=4,
-        target=H100,
-        target_reach=WHOLE,
+        there=Side(H100, WHOLE),
     )
     assert found.unmodelled_operators == ("mine::secret",)
     assert found.unmodelled_ratio == 0.5
@@ -457,8 +442,7 @@ def test_a_captured_module_has_the_flop_of_its_step(
             module="mine:make",
             operators=found["operators"],
             element_bytes=found["element_bytes"],
-            target=device,
-            target_reach=WHOLE,
+            there=Side(device, WHOLE),
         )
         for device in (H100, named("l4"))
     )
@@ -507,8 +491,7 @@ def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
         module="mine:make",
         operators=found["operators"],
         element_bytes=found["element_bytes"],
-        target=H100,
-        target_reach=WHOLE,
+        there=Side(H100, WHOLE),
     )
     assert not any("rnn" in op or "bag" in op for op in step.unmodelled_operators)
     assert ("recurrent" in " ".join(step.assumptions)) == any(
