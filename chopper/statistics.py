@@ -92,36 +92,30 @@ def t_975(freedom: np.ndarray) -> np.ndarray:
 
 def compare_means(a: Sample, b: Sample) -> Intervals | None:
     """95 % intervals of the differences of means; None when a run has fewer than 3 steps."""
-    if min(a.steps, b.steps) < MIN_STEPS:
-        return None
-    rng = np.random.default_rng(0)
-    a, b = _blocked(a), _blocked(b)
-    return _intervals(a, b, a.mean, b.mean, _deviations(a, rng), _deviations(b, rng))
+    return _intervals(_blocked(a), _blocked(b), lambda s, rng: (s.mean, _deviations(s, rng)))
 
 
 def compare_medians(a: np.ndarray, b: np.ndarray) -> Intervals | None:
     """Compare as :func:`compare_means` the medians of one quantity: (steps,) values per run."""
-    if min(len(a), len(b)) < MIN_STEPS:
-        return None
-    rng = np.random.default_rng(0)
+
+    def resampled(sample: Sample, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        median = np.median(sample.values, axis=0)
+        return median, bootstrap(sample.values, np.median, rng) - median
+
     samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
-    medians = [np.median(s.values, axis=0) for s in samples]
-    deviations = [
-        bootstrap(s.values, np.median, rng) - median
-        for s, median in zip(samples, medians, strict=True)
-    ]
-    return _intervals(samples[0], samples[1], *medians, *deviations)
+    return _intervals(samples[0], samples[1], resampled)
 
 
 def _intervals(
     a: Sample,
     b: Sample,
-    middle_a: np.ndarray,
-    middle_b: np.ndarray,
-    deviations_a: np.ndarray,
-    deviations_b: np.ndarray,
-) -> Intervals:
+    resampled: Callable[[Sample, np.random.Generator], tuple[np.ndarray, np.ndarray]],
+) -> Intervals | None:
     """Intervals of B − A from means or medians and their resampled deviations."""
+    if min(a.steps, b.steps) < MIN_STEPS:
+        return None
+    rng = np.random.default_rng(0)
+    (middle_a, deviations_a), (middle_b, deviations_b) = resampled(a, rng), resampled(b, rng)
     rho = _autocorrelation(a, b)
     deviations_a = deviations_a * _stretch(a.steps, rho)
     deviations_b = deviations_b * _stretch(b.steps, rho)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import ints, run_starts
+from chopper.analyzers.trace.columns import first_with, ints, run_starts
 from chopper.analyzers.trace.tables import DeviceEvents
 
 UNRECORDED = -2
@@ -76,10 +76,7 @@ class Windows:
         """Return, for each index of a step, that of its attributed window; -1 for none."""
         if self.steps is None:
             return np.where(step < 0, -1, 0 if len(self) else -1)
-        own = self.steps[self.recorded]
-        window = np.full(max(int(own.max(initial=-1)), int(step.max(initial=-1))) + 2, -1)
-        window[own] = np.arange(len(own))
-        return np.where(step < 0, -1, window[step])
+        return first_with(self.steps[self.recorded], step)
 
 
 def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:

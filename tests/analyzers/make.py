@@ -90,21 +90,22 @@ def steps(*bounds: tuple[int, int], first: int = 0) -> pa.Table:
 
 def joined(
     host: pa.Table,
-    device: pa.Table,
+    device: pa.Table | None = None,
     step: pa.Table | None = None,
     collective: pa.Table | None = None,
+    **known: Any,
 ) -> JoinedRank:
-    """One rank whose device events are joined to the host."""
+    """One rank whose device events are joined to the host; without a device, the host's own."""
+    values: dict[str, Any] = {"ceiling": None, "devices_listed": device is not None, **known}
     return join_rank(
         RankInput(
             rank=0,
             host_span=host,
-            device_event=device,
+            device_event=TABLES["device_event"].empty() if device is None else device,
             step=TABLES["step"].empty() if step is None else step,
             collective=TABLES["collective"].empty() if collective is None else collective,
-            ceiling=None,
             no_peak_remedy="",
-            devices_listed=True,
+            **values,
         )
     )
 
@@ -113,20 +114,7 @@ def attributed(
     host: pa.Table, device: pa.Table | None = None, step: pa.Table | None = None, **known: Any
 ) -> RankResult:
     """One rank; without a device, of what the host computes."""
-    given: dict[str, Any] = {"ceiling": None, "devices_listed": device is not None, **known}
-    return attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=host,
-                device_event=TABLES["device_event"].empty() if device is None else device,
-                step=TABLES["step"].empty() if step is None else step,
-                collective=TABLES["collective"].empty(),
-                no_peak_remedy="",
-                **given,
-            )
-        )
-    )
+    return attribute_rank(joined(host, device, step, **known))
 
 
 def by_cause(result: RankResult) -> dict[str, int]:
