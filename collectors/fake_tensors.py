@@ -393,9 +393,7 @@ _NO_VALUES = (
 
 
 def _place(exc: BaseException) -> str:
-    """Return the line of the user's code at which an error began: the innermost frame that is
-    neither torch's nor ours.
-    """
+    """Return the innermost line of the user's code, neither torch's nor ours, of an error."""
     import traceback
 
     import torch

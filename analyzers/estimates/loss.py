@@ -17,16 +17,11 @@ def loss(
     cached: list[Buffer],
     gathered_bytes: int = 0,
 ) -> tuple[Buffer, Buffer]:
-    """Return the gradients of what the head reads, n, and of its weight.
+    """Return the gradients of what the head reads, n, which is taken over, and of its weight.
 
-    Args:
-        ledger: where bytes are counted.
-        of: the options.
-        n: taken over.
-        gradient_bytes: of one parameter's gradient.
-        cached: autocast's narrow copies of weights, emptied where its context ends.
-        gathered_bytes: of the head's weight, where it is gathered for each use and released after
-            it.
+    `gradient_bytes` is the width of a parameter's gradient; `cached` are autocast's narrow copies
+    of weights, emptied where its context ends; `gathered_bytes` are those of the head's weight
+    where it is gathered for each use and released after it.
     """
     tp = of.tensor_parallel_count
     a = of.architecture

@@ -182,11 +182,8 @@ def of_capture(
 ) -> Memory:
     """The estimate for a module that was tracked under fake tensors.
 
-    Args:
-        found: what :func:`chopper.collectors.fake_tensors.capture` returned.
-        request: the options that it was captured with, to be shown.
-        fragmentation_ratio: of all but parameters and optimizer.
-        workspace_bytes: of libraries.
+    `found` is what :func:`chopper.collectors.fake_tensors.capture` returned, `request` the options
+    that it was captured with, to be shown.
     """
     categories = {name: int(found["categories_bytes"].get(name, 0)) for name in CATEGORIES}
     steady = categories["parameters"] + categories["optimizer"]

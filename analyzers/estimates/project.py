@@ -44,13 +44,13 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
     """One class of operators on both devices."""
 
     operator_class: str
-    calls_count: int
+    calls_count: int = 0
     recorded_ns: int | None
     """Null for a captured module, which never ran."""
-    projected_ns: int
-    roofline_ns: int
+    projected_ns: int = 0
+    roofline_ns: int = 0
     """On the target at its datasheet peak, without calibration."""
-    of_roofline_ratio: float | None
+    of_roofline_ratio: float | None = None
     """Of the recorded time, what the roofline of the recorded device explains."""
     checked_ns: int | None = None
     """On the target as recorded there, when such a run was given."""
@@ -391,15 +391,7 @@ def _check(
         for c in classes
     ) + tuple(
         # Classes that only the run on the target has.
-        OfClass(
-            operator_class=kind,
-            calls_count=0,
-            recorded_ns=0,
-            projected_ns=0,
-            roofline_ns=0,
-            of_roofline_ratio=None,
-            checked_ns=time_ns,
-        )
+        OfClass(operator_class=kind, recorded_ns=0, checked_ns=time_ns)
         for kind, time_ns in per_class.items()
     )
     checked_ns = sum(causes_ns.values()) // checked_windows_count
@@ -488,11 +480,8 @@ def project_captured(
 ) -> Projection:
     """One training step of a captured module on a device: roofline and launch, by class.
 
-    Args:
-        module: its name.
-        operators: as :func:`chopper.collectors.fake_tensors.capture_operators` has them.
-        element_bytes: of a parameter, for lists of tensors whose types are not told.
-        there: the device.
+    `operators` are those of :func:`chopper.collectors.fake_tensors.capture_operators`;
+    `element_bytes` of a parameter is for lists of tensors whose types are not told.
 
     Raises:
         InputError: no operator has a model.

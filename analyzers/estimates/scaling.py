@@ -304,10 +304,7 @@ def step_of(
         ranks_count: ranks of the run.
         matched: the view `collectives`.
         waits_at: where ranks waited for each other.
-        late: what those do longer that are always late.
-
-    Raises:
-        InputError: the run has no collectives that were matched, with their sizes.
+        late: as `late_with` of the step.
     """
     per = 1 / (steps_count * ranks_count)
 

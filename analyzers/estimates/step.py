@@ -59,10 +59,7 @@ class Step:
     def __init__(self, training: Training, *, rank: int | None = None) -> None:
         """Nothing has run yet.
 
-        Args:
-            training: the options.
-            rank: whose memory it is, where ranks differ (DeepSpeed's stages 1 and 2); null: the
-                last.
+        Where ranks differ (DeepSpeed's stages 1 and 2), it is the memory of `rank`, or the last.
         """
         self.of = training
         self.a = training.architecture

@@ -154,12 +154,8 @@ def forward(
 ) -> tuple[Buffer, Kept]:
     """Run operators in order; tensors live until their last reader, or for backward.
 
-    Args:
-        ledger: where bytes are counted.
-        ops: in order; the last one writes the result.
-        given: tensors from outside, which the caller owns.
-        keep: hold what backward needs.
-        have: outputs that were kept by selective recomputation and are not made again; taken over.
+    The caller owns what is `given` from outside. With `keep`, what backward needs is held. `have`
+    are outputs that were kept by selective recomputation and are not made again; taken over.
 
     Returns:
         The result, owned by the caller, and what is kept.
@@ -205,14 +201,9 @@ def backward(
 ) -> tuple[Buffer, list[Buffer]]:
     """Run the operators' backward in reverse; what was kept is freed as it is used up.
 
-    Args:
-        ledger: where bytes are counted.
-        ops: as in the forward.
-        kept: what the forward left; emptied.
-        gradient: of the result; taken over.
-        x_bytes: of the gradient of x, the block's input.
-        gradient_bytes: of one parameter's gradient.
-        arrived: takes over each weight's gradient as it is made, with its operator's number.
+    The `gradient` of the result is taken over. `x_bytes` are those of the gradient of x, the
+    block's input, `gradient_bytes` those of one parameter's. `arrived` takes over each weight's
+    gradient as it is made, with its operator's number.
 
     Returns:
         Gradients of x, and of the weights that were not taken over.

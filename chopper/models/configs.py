@@ -210,12 +210,7 @@ def read_config(path: Path) -> Architecture:
 
 
 def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architecture:
-    """The shapes that a configuration describes.
-
-    Args:
-        found: what is in a config.json.
-        name: of the model.
-        where: it was found, for messages.
+    """The shapes that a configuration of this name describes; `where` it was found, for messages.
 
     Raises:
         InputError: an architecture that is not supported, a missing or wrong size.
