@@ -84,22 +84,16 @@ class CycleSource(FileSource):
         for core in numbers[:_CORES_LIMIT]:
             path = self._devices / str(core) / "msr"
             try:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._files[core] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._last[core] = _registers(self._files[core])
+                if self._last[core] == (0, 0):  # a hypervisor that answers
+                    raise OSError(errno.EIO, "counts nothing")
             except OSError as exc:
                 reasons.append(f"{path}: {exc.strerror}")
-                continue
-            try:
-                self._last[core] = _registers(file)
-            except OSError as exc:
-                os.close(file)
-                reasons.append(f"{path}: {exc.strerror}")
-                continue
-            if self._last[core] == (0, 0):  # a hypervisor that answers, and counts nothing
-                os.close(file)
-                reasons.append(f"{path}: counts nothing")
-                continue
-            self._files[core] = file
-            self._base_hz[core] = self._base(core)
+                if core in self._files:
+                    os.close(self._files.pop(core))
+            else:
+                self._base_hz[core] = self._base(core)
         if not self._files:
             raise CollectorUnavailable(
                 reasons[0] if reasons else f"{self._devices}: no msr driver (modprobe msr, as root)"
