@@ -6,26 +6,21 @@ import importlib
 import inspect
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from chopper.analyzers import detectors
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import apply
 from chopper.analyzers.replay.program import SYNC_END
-from chopper.analyzers.replay.replay import ERROR_RATIO
-from chopper.analyzers.trace.columns import ints
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.detectors import Detector, Sighting
-    from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 
 _FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
 _LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|python3\.\d+)/|^<|^threading\.py")
@@ -141,32 +136,35 @@ def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
 
 
 def where(run: Attributed, events: Events, sighting: Sighting) -> Where:
-    """Return the place of a pattern."""
+    """Return the place of a pattern.
+
+    Events that would run for a shorter time count by their time, others by their number.
+    """
     chosen = np.zeros(len(events), dtype=bool)
     for rank, rows in sighting.events.items():
         mine = np.flatnonzero(events.rank == rank)
         chosen[mine[np.isin(events.row[mine], rows)]] = True
-    time_ns = events.dur_ns[chosen]
+    weight = events.dur_ns if sighting.gone or sighting.run_ns else np.ones_like(events.dur_ns)
     layer = None
     for rank, rows in [*sighting.events.items()][:1]:
         codes, values = run.joined[rank].links().layers
-        layer = _most((codes[rows], values), ints(run.joined[rank].device_event, "dur_ns")[rows])
+        layer = _most((codes[rows], values), np.ones(len(rows)))
     return Where(
-        phase=_most((events.phase[0][chosen], events.phase[1]), time_ns),
+        phase=_most((events.phase[0][chosen], events.phase[1]), weight[chosen]),
         layer=layer,
-        op=_most((events.op[0][chosen], events.op[1]), time_ns),
+        op=_most((events.op[0][chosen], events.op[1]), weight[chosen]),
         line=_line(run, sighting),
     )
 
 
-def _most(texts: tuple[np.ndarray, list[str]], time_ns: np.ndarray) -> str | None:
-    """Return the text that holds more than half of the time."""
+def _most(texts: tuple[np.ndarray, list[str]], weight: np.ndarray) -> str | None:
+    """Return the text that holds more than half of the weight."""
     codes, values = texts
     if not len(codes) or not values:
         return None
-    time = np.bincount(codes + 1, weights=time_ns, minlength=len(values) + 1)
-    best = int(time[1:].argmax())
-    return values[best] if time[best + 1] > 0.5 * time.sum() else None
+    held = np.bincount(codes + 1, weights=weight, minlength=len(values) + 1)
+    best = int(held[1:].argmax())
+    return values[best] if held[best + 1] > 0.5 * held.sum() else None
 
 
 def _line(run: Attributed, sighting: Sighting) -> str | None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import shlex
 import string
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import detector
+from chopper.analyzers.actions import Action, Where, detector
 from chopper.causes import CAUSES
-from chopper.reports.page import Item, Items, Section
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.actions import Action, Where
+from chopper.reports.page import Items, Paragraph, Section
 
 SHOWN = 3
 """Actions at the top of a page."""
+RANKED = (
+    "Ranked by the time that a replay of the run predicts each would give back by itself. Savings "
+    "overlap, so they do not add up."
+)
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
 
 
@@ -33,43 +33,74 @@ class _Sentence(string.Formatter):
         return fmt.count(value) if isinstance(value, int | float) else str(value)
 
 
-def section(actions: Sequence[Action], source: str, unit: str) -> Section:
-    """Return the first three things to try.
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """An action in words.
+
+    Attributes:
+        title, evidence, remedy: the detector's sentences, filled in.
+        saved: recoverable time of a step.
+        detail: its share and interval.
+        place: phase, layer, operator and line; empty where none holds most of the time.
+        command: what shows the rows.
+    """
+
+    title: str
+    evidence: str
+    remedy: str
+    saved: str
+    detail: str
+    place: str
+    command: str
+
+
+def tell(actions: Sequence[Action], source: str, unit: str) -> list[Told]:
+    """Put the first three actions into words.
 
     Args:
         actions: what is worth trying, the most recoverable time first.
         source: what the user named, for the commands.
         unit: ``step`` or ``window``.
     """
-    if not actions:
+    found = []
+    for action in actions[:SHOWN]:
+        declared, say = detector(action.detector), _Sentence().format
+        interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
+        evidence = say(declared.evidence, **action.evidence)
+        found.append(
+            Told(
+                title=say(declared.title, **action.evidence),
+                evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
+                remedy=say(declared.remedy, **action.evidence),
+                saved=fmt.duration(action.saved_ns),
+                detail=f"{fmt.ratio(action.saved_ratio)} of the {unit}{interval}",
+                place=_place(action.where),
+                command=f"chopper analyze {shlex.quote(source)} --view {declared.view}",
+            )
+        )
+    return found
+
+
+def section(told: Sequence[Told], rest: int) -> Section:
+    """Return the first three things to try, as text.
+
+    Args:
+        told: of a run that can be replayed.
+        rest: so many more are not shown.
+    """
+    if not told:
         text = (
             "No known pattern costs time here that can be told from noise. The causes below say "
             "where the time went; `chopper whatif` predicts what a change would give back."
         )
-        return Section(title="What to try first", blocks=(Items(items=(text,)),), id="actions")
-    items = [Item(_told(a, source, unit)) for a in actions[:SHOWN]]
-    rest = len(actions) - len(items)
-    more = (f"{fmt.plural(rest, 'more action')}: chopper report",) if rest else ()
-    return Section(
-        title="What to try first",
-        intro="Ranked by the time that a replay of the run predicts each would give back by "
-        "itself. Savings overlap, so they do not add up.",
-        blocks=(Items(items=[*items, *more]),),
-        id="actions",
-    )
-
-
-def _told(action: Action, source: str, unit: str) -> str:
-    declared, say = detector(action.detector), _Sentence().format
-    interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
-    place = _place(action.where)
-    return (
-        f"{say(declared.title, **action.evidence)}: {fmt.duration(action.saved_ns)} of a {unit} "
-        f"({fmt.ratio(action.saved_ratio)}{interval}){place and f', {place}'}. "
-        f"{_capital(say(declared.evidence, **action.evidence))}. "
-        f"{say(declared.remedy, **action.evidence)} "
-        f"Rows: `chopper analyze {shlex.quote(source)} --view {declared.view}`."
-    )
+        return Section(title="What to try first", blocks=(Paragraph(text),))
+    items = [
+        f"{t.title}: {t.saved} recoverable ({t.detail}){t.place and f', {t.place}'}. {t.evidence} "
+        f"{t.remedy} Rows: `{t.command}`"
+        for t in told
+    ]
+    more = (f"{fmt.plural(rest, 'more action')}: --json",) if rest else ()
+    return Section(title="What to try first", intro=RANKED, blocks=(Items(items=[*items, *more]),))
 
 
 def _place(where: Where) -> str:
@@ -80,10 +111,6 @@ def _place(where: Where) -> str:
         where.line and f"at {where.line}",
     ]
     return ", ".join(p for p in parts if p)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def to_json(actions: Sequence[Action]) -> list[dict[str, Any]]:

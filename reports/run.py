@@ -22,7 +22,6 @@ from chopper.reports.labels import (
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
-    PLAIN,
     TERMINAL,
     Cell,
     Column,
@@ -81,21 +80,23 @@ def page(run: Attributed, format: Format) -> Page:
     )
     first = _first(story, replay)
     if format == "txt":
-        return _page(story, [*first, causes, *_spread(story)])
+        return _page(story, [*first, causes, *_spread(story), *_findings(story)])
     levels = [
         _level(story, level, _ROWS)
         for level, _ in breakdown.LEVELS
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
-    return _page(story, [*first, _top_list(story), causes, *levels, coverage])
+    return _page(story, [*first, _top_list(story), causes, *levels, *_findings(story), coverage])
 
 
 def _first(story: Story, replay: Replay | str) -> list[Section]:
     """Return what to try first; nothing where the run cannot be replayed."""
     if isinstance(replay, str):
         return []
-    return [actions.section(replay_actions(story.run, replay), story.run.source, story.unit)]
+    found = replay_actions(story.run, replay)
+    told = actions.tell(found, story.run.source, story.unit)
+    return [actions.section(told, len(found) - len(told))]
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -108,7 +109,7 @@ def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
     """
     story = Story(run)
     rows = top or (None if by in ("step", "rank") else _TERMINAL_ROWS)
-    return _page(story, [_level(story, by, rows), *_spread(story)])
+    return _page(story, [_level(story, by, rows), *_spread(story), *_findings(story)])
 
 
 def _page(story: Story, sections: list[Section], more: tuple[Block, ...] = (), **of: Any) -> Page:
@@ -131,7 +132,6 @@ def _head(story: Story, detail: str) -> list[Block]:
     told = len(other) < len(run.findings)
     ceilings, used = story.ceilings
     lines = [line for line in (used, *ceilings, withheld(run)) if line]
-    items = [Item(_of_rank(story, f, "rank", f.message), f.severity, f.code) for f in run.findings]
     alerts = [
         Item(_of_rank(story, f, "Rank", sentence(f.message)), f.severity)
         for f in other
@@ -143,7 +143,6 @@ def _head(story: Story, detail: str) -> list[Block]:
     ]
     for entries, title, formats in (
         (lines, "", DOCUMENT),
-        (items, "", PLAIN),
         (alerts, "What the data cannot support", BROWSER),
     ):
         blocks += [Items(items=entries, title=title, formats=formats)] if entries else []
@@ -151,6 +150,14 @@ def _head(story: Story, detail: str) -> list[Block]:
         words = fmt.plural(len(other) - len(alerts), "more finding" if alerts else "finding")
         blocks.append(Widget("more.html.j2", {"words": f"{words} about the trace"}))
     return [*blocks, *_kinds(story)]
+
+
+def _findings(story: Story) -> list[Section]:
+    """Return all findings, for a terminal and for documents."""
+    items = [
+        Item(_of_rank(story, f, "rank", f.message), f.severity, f.code) for f in story.run.findings
+    ]
+    return [Section(title="About the data", blocks=(Items(items=items),))] if items else []
 
 
 def _of_rank(story: Story, finding: Finding, word: str, message: str) -> str:
@@ -397,7 +404,7 @@ def _browser_page(run: Attributed) -> Page:
         **lanes.packs,
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
-    more = (*_composition(story), *_top_cards(story))
+    more = (*_composition(story), *_cards(story, replay))
     return _page(story, sections, more, source=run.recording.source, program=program)
 
 
@@ -414,7 +421,14 @@ def _composition(story: Story) -> list[Block]:
     return [Widget("composition.html.j2", context)] if leaves else []
 
 
-def _top_cards(story: Story) -> list[Block]:
+def _cards(story: Story, replay: Replay | str) -> list[Block]:
+    """Return what to try first; the largest causes where no pattern costs time."""
+    found = [] if isinstance(replay, str) else replay_actions(story.run, replay)
+    if found:
+        told = actions.tell(found, story.run.source, story.unit)
+        return [
+            Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": actions.RANKED})
+        ]
     if not story.top:
         return []
     noun = "cause" if len(story.top) == 1 else "causes"

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-    from chopper.analyzers.replay.whatif_options import Changes
+from chopper.analyzers.replay.whatif_options import Changes
 
 
 @dataclass(frozen=True, kw_only=True)

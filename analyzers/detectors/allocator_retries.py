@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
 
 DETECTOR = Detector(
     title="The allocator goes to the driver within steps",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.collectives import members_of
+from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import stragglers, worst
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 _LATE_RATIO = 0.5
 DETECTOR = Detector(
@@ -35,7 +31,7 @@ def late_rank(run: Attributed, events: Events) -> Iterator[Sighting]:
     found = worst(stragglers(run, members_of(run)))
     if found is None or found.late_ratio <= _LATE_RATIO:
         return
-    mine = events.row[(events.rank == found.rank)]
+    mine = events.row[(events.rank == found.rank) & of_class(events, "communication")]
     yield Sighting(
         detector="late_rank",
         events={found.rank: mine},

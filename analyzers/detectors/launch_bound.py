@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.device import Events
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
 
 _LEAST_RATIO = 0.1
 _CAUSES = (

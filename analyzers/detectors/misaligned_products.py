@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from chopper.analyzers.detectors import Detector, Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.device import Events
 
 _FEWEST = 3
 _MISALIGNED = re.compile(r"align[12](?!\d)|_1x1x1_|_align1_")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.detectors._waiting import TO_DEVICE, waiting_calls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.device import Events
 
 DETECTOR = Detector(
     title="The host waits while it copies to the device",

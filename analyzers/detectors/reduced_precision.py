@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.device import Events
 
 DETECTOR = Detector(
     title="Products run in {now}",

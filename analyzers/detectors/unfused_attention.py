@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.device import Events
-    from chopper.analyzers.trace.join import Links
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
     title="Attention is not fused",

@@ -11,7 +11,7 @@ from chopper.analyzers import actions, detectors
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.reports import actions as report
-from chopper.reports.page import Items
+from chopper.reports.page import Paragraph
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Clock, Dose, Plan
 from chopper.validation.model.writer import write
@@ -71,10 +71,9 @@ def test_an_action_gives_back_what_the_same_job_without_its_pattern_takes_less(
 def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: Plan) -> None:
     run = attributed(tmp_path / "run", plan)
     assert found(run) == []
-    section = report.section([], run.source, "step")
-    [block] = section.blocks
-    assert isinstance(block, Items)
-    assert "No known pattern" in block.entries()[0].text
+    [block] = report.section(report.tell([], run.source, "step"), 0).blocks
+    assert isinstance(block, Paragraph)
+    assert "No known pattern" in block.text
 
 
 @pytest.mark.parametrize(
