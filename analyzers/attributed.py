@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from chopper.analyzers.causes.event_work import EventWork
+from chopper.analyzers.causes.factors import Factors
+from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.match import Matched
 from chopper.attribution import Attribution
-
-if TYPE_CHECKING:
-    from chopper.analyzers.causes.event_work import EventWork
-    from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.trace.joined import JoinedRank
-    from chopper.analyzers.trace.match import Matched
-    from chopper.storage.run import Run
+from chopper.storage.run import Run
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

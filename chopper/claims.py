@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper.storage.manifest import Finding, Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Claim(msgspec.Struct, frozen=True):

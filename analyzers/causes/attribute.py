@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +23,8 @@ from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.windows import Windows
 from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES
+from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from chopper.storage.manifest import Finding
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from chopper.attribution import Basis
+from chopper.analyzers.causes.attribute import RankResult
+from chopper.attribution import Basis, RankSummary
 from chopper.causes import CAUSES, LEAVES, inherited
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.causes.attribute import RankResult
-    from chopper.attribution import RankSummary
 
 
 def bases_of(ranks: Sequence[RankSummary], results: Sequence[RankResult]) -> dict[str, Basis]:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.trace.tables import DeviceEvents
+from chopper.analyzers.trace.tables import DeviceEvents
 
 KNOWN, NO_SAMPLES, NO_OVERLAP, SPARSE = range(4)
 """What became of one event: its clock is known; its device has no usable sample; none on either

@@ -12,22 +12,17 @@ part ln fᵢ / Σ ln fⱼ of t − t₀.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.causes.event_work import EventWork, main_cause
+from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.causes.states import Shares, States, stacked
-from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.join import COMPUTE, Links
 from chopper.causes import CODES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.trace.join import Links
 
 _IDEAL = CODES["compute.ideal"]
 _ROOFLINE = CODES["compute.roofline"]

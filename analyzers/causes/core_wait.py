@@ -8,15 +8,11 @@ did not sleep.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace.columns import first_with, ints, pick
 from chopper.arrow import with_column
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COMPUTING = "computing_delay_ns"
 """Column of a replay's CORE_WAIT beside those that are declared: of the run delay, what lengthened

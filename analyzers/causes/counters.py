@@ -12,21 +12,16 @@ metrics reference (``pct_of_peak_sustained_elapsed``).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, matching, row_set, strings
 from chopper.claims import finding
 from chopper.kernel_names import base_name, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pyarrow as pa
-
-    from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding
 
 _MATRIX_OPERATIONS = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_(?:F16|BF16|F32|F64|F8|BF8|XF32|F6F4)$")
 _PER_MATRIX_OPERATION = 512

@@ -11,19 +11,15 @@ has the rest.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
 
 from chopper.analyzers.trace.columns import distinct_rows, first_with, pick
+from chopper.analyzers.trace.tables import HostSpans
+from chopper.analyzers.work.record import Shape
 from chopper.errors import JSON_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from chopper.analyzers.trace.tables import HostSpans
-    from chopper.analyzers.work.record import Shape
 
 _FORWARD = re.compile(
     r"^aten::(conv[123]d|_?convolution|(cudnn|miopen|mkldnn)_(depthwise_)?convolution|thnn_conv2d)$"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from chopper.analyzers.causes.event_shapes import forward_rows, output_dims
 from chopper.analyzers.causes.repeated_kernels import match_instances
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, distinct_rows, pick, row_set
-from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.join import COMPUTE, Links
 from chopper.analyzers.trace.phases import PHASES
+from chopper.analyzers.trace.tables import HostSpans
 from chopper.analyzers.work import (
     BACKWARD_BY_FORWARD,
     MATH_FAMILIES,
@@ -22,13 +23,9 @@ from chopper.analyzers.work import (
     matmul_dtype,
 )
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
+from chopper.analyzers.work.record import Shape
 from chopper.causes import CODES
-
-if TYPE_CHECKING:
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.tables import HostSpans
-    from chopper.analyzers.work.record import Shape
-    from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.ceilings import Ceiling
 
 _LEVELS_UP = 3
 """How far above the innermost operator a better recorded one is looked for."""

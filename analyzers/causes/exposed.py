@@ -6,7 +6,7 @@ far as its bytes need that long, below peak for the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,20 +15,15 @@ from chopper.analyzers.causes.states import Shares, States, stacked
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
 from chopper.analyzers.trace.columns import nullable
-from chopper.analyzers.trace.join import COMMUNICATION, COPY
+from chopper.analyzers.trace.join import COMMUNICATION, COPY, Links
+from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.work.kernels import NameSearch
 from chopper.arrow import to_arrow
 from chopper.causes import CODES
 from chopper.tables import TABLES
 from chopper.wording import ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.joined import JoinedRank
-    from chopper.analyzers.trace.match import Matched
-    from chopper.analyzers.trace.tables import DeviceEvents
 
 _DIRECTIONS = {
     "copy.device_to_device": NameSearch("DtoD|PtoP|DeviceToDevice"),

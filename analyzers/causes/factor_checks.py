@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
 from chopper.analyzers.causes.clock import MAX_GAP_NS, NO_OVERLAP, SPARSE
+from chopper.analyzers.causes.compute import ComputeSplit
+from chopper.analyzers.causes.factors import Factors
+from chopper.analyzers.trace.join import Links
 from chopper.claims import finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.causes.compute import ComputeSplit
-    from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.trace.join import Links
-    from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding
 
 _SHARE_SAID = 0.01
 """Less of the time is not worth a line."""

@@ -7,9 +7,9 @@ is claimed. What could not be measured is named with the reason; it stays in the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.clock import (
@@ -29,19 +29,14 @@ from chopper.analyzers.causes.contention import (
     shared_time,
 )
 from chopper.analyzers.causes.counters import join_counters
+from chopper.analyzers.causes.event_work import EventWork
+from chopper.analyzers.causes.states import States
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, strings
-from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.join import COMPUTE, Links
+from chopper.analyzers.trace.joined import JoinedRank
+from chopper.hardware.ceilings import Ceiling
+from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.analyzers.causes.event_work import EventWork
-    from chopper.analyzers.causes.states import States
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.joined import JoinedRank
-    from chopper.hardware.ceilings import Ceiling
-    from chopper.storage.manifest import Finding
 
 VECTOR_DTYPE = "fp32_vector"
 """Work without a product runs on the units that this peak counts: its clock is the reference."""

@@ -7,25 +7,21 @@ After r the device had been told and waited on itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from chopper.analyzers.causes.states import States
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import pick, run_starts
-from chopper.analyzers.trace.nesting import activity, cut
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.nesting import Activity, activity, cut
 from chopper.analyzers.trace.phases import PHASES
+from chopper.analyzers.trace.tables import HostSpans
 from chopper.causes import CODES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chopper.analyzers.causes.states import States
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.nesting import Activity
-    from chopper.analyzers.trace.tables import HostSpans
 
 _DEPENDENCY = CODES["idle.dependency"]
 _LATENCY = CODES["idle.launch_latency"]

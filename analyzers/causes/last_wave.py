@@ -11,15 +11,11 @@ block, the usual case of large tiles, both are the same).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import numpy as np
 
 from chopper.errors import JSON_ERRORS
-
-if TYPE_CHECKING:
-    from chopper.hardware.ceilings import UnitLimits
+from chopper.hardware.ceilings import UnitLimits
 
 _WARP = 32
 _REGISTERS_ROUNDED_TO = 256

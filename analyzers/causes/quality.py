@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -10,16 +10,12 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.joined import JoinedRank
 from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.storage.manifest import Finding
 from chopper.wording import plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.joined import JoinedRank
-    from chopper.storage.manifest import Finding
 
 _LOST_RATIO = 0.01
 _FEW_LAUNCHES_RATIO = 0.2

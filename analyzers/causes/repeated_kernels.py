@@ -8,14 +8,10 @@ grid and what runs around them on their stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from chopper.analyzers.trace.columns import strings
-
-if TYPE_CHECKING:
-    from chopper.analyzers.trace.tables import DeviceEvents
+from chopper.analyzers.trace.tables import DeviceEvents
 
 _RADII = (16, 3, 1, 0)
 """Neighbours on the stream that have to be the same, tried from the surest on."""

@@ -6,18 +6,15 @@ communication > copy > idle; events of the winning class share the moment equall
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from chopper.analyzers.trace.columns import run_starts
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.trace.windows import Windows
+from chopper.analyzers.trace.windows import Windows
 
 
 @dataclass(frozen=True, slots=True)

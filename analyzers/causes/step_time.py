@@ -15,21 +15,17 @@ of each are kinds of their own ("training (optimizer 2)").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
 from chopper.analyzers.trace.columns import first_with, ints
 from chopper.analyzers.trace.intervals import innermost
 from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
 from chopper.statistics import MIN_STEPS, excess_half_width
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import pyarrow as pa
 
 LONG = "long steps"
 _OPTIMIZER = "optimizer "

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import distinct_rows, first_with, ints, pick, strings
-from chopper.analyzers.trace.join import COMMUNICATION
+from chopper.analyzers.trace.join import COMMUNICATION, Links
+from chopper.analyzers.trace.tables import RankInput
 from chopper.errors import JSON_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import pyarrow as pa
-
-    from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.tables import RankInput
-    from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.ceilings import Ceiling
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
 # as in nccl-tests' PERFORMANCE.md. Looked for in this order.

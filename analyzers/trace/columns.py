@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.passes import passes
 from chopper.analyzers.work.kernels import NameSearch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def ints(table: pa.Table, name: str, *, null: int = -1) -> np.ndarray:

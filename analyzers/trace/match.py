@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
+from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, Communication, Group, Key
 from chopper.analyzers.trace.columns import row_set, run_starts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from chopper.analyzers.trace.collectives import Communication, Group, Key
 
 _SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
 """Nobody leaves these before everybody has entered: their ends tell how clocks differ."""

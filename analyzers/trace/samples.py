@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,9 @@ import pyarrow.compute as pc
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.arrow import with_column
 from chopper.storage.clock import in_order
+from chopper.storage.manifest import Device, RankManifest
+from chopper.storage.run import Run
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from chopper.storage.manifest import Device, RankManifest
-    from chopper.storage.run import Run
-
 
 _WORK = ("cpu_op", "runtime", "driver")
 """Categories of host spans that show that a thread runs operators or launches."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, ints, matching, pick, strings
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.passes import passes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import pyarrow as pa
-
-    from chopper.hardware.ceilings import Ceiling, Ceilings
+from chopper.hardware.ceilings import Ceiling, Ceilings
 
 
 @dataclass(frozen=True)
