@@ -94,10 +94,7 @@ def factor(value: float) -> str:
 def _scaled(base: int, *units: str, whole: bool = True) -> Callable[[float | None], str]:
     """Return what shows a number with the unit in which it has up to three digits.
 
-    Args:
-        base: of the units.
-        units: from the smallest.
-        whole: numbers of the smallest unit are.
+    Numbers of the first, smallest unit are shown as whole ones.
     """
 
     def show(value: float) -> str:

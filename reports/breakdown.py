@@ -52,13 +52,7 @@ def _windows(story: Story, level: Level) -> Mapping[str | int | None, int]:
 
 
 def table(story: Story, level: Level, *, rows: int | None) -> Table:
-    """Return one level as a table.
-
-    Args:
-        story: of the run.
-        level: which one.
-        rows: groups to list; None for all.
-    """
+    """Return the first rows of one level as a table; None for all of them."""
     groups, windows = story.by(level), _windows(story, level)
     observed = max(story.run.observed_ns, 1)
     lines = []

@@ -48,13 +48,9 @@ def listing(
     columns: Mapping[str | Column, str | Callable[[T], str]],
     **table: Any,
 ) -> Section:
-    """Return a table with a row for each item.
+    """Return a section of one table with a row for each item.
 
-    Args:
-        title: of the section.
-        items: shown in order.
-        columns: heading or column → field of an item, whose name tells the unit, or text of a cell.
-        table: further fields of :class:`chopper.reports.page.Table`.
+    ``columns``: heading or column → field of an item, whose name tells the unit, or text of a cell.
     """
     rows = [[_text(item, source) for source in columns.values()] for item in items]
     return Section(title=title, blocks=(Table(columns=tuple(columns), rows=rows, **table),))

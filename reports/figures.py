@@ -168,11 +168,7 @@ def bars(
 ) -> Figure:
     """Return horizontal bars in ms, the first on top.
 
-    Args:
-        drawn: what to draw.
-        axis: title of the axis of time.
-        span_ns: what the axis spans.
-        aligned: the bars' words stand below each other at the right, and whiskers are drawn.
+    ``aligned``: the bars' words stand below each other at the right, and whiskers are drawn.
     """
     trace: Figure = {
         "type": "bar",

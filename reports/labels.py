@@ -80,13 +80,7 @@ def method(report: str, **values: str) -> Cards:
 
 
 def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -> Table:
-    """Return findings about data, a row each.
-
-    Args:
-        findings: about one run.
-        ranks: of the run; with several, each row says whose it is.
-        title: of the table.
-    """
+    """Return findings about data, a row each; with several ranks, each says whose it is."""
     several = ranks > 1
     return Table(
         title=title,

@@ -49,13 +49,7 @@ def _grid(*columns: str) -> Table:
 
 
 def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Panel:
-    """Ranks, devices, and the largest causes of the latest traced steps.
-
-    Args:
-        snapshot: the run now.
-        title: name of the run.
-        causes: leaf causes of the newest attribution, largest first; empty before there is one.
-    """
+    """Return ranks, devices, and the largest causes of the newest attribution, largest first."""
     parts: list[Table | Text] = []
     ranks = _grid("rank", "step", "step time", "CPU", "memory", "device memory")
     slowest = sorted(snapshot.ranks, key=lambda r: -(r.step_ns or 0))[:_RANKS]

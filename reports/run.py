@@ -212,13 +212,7 @@ def _windows(story: Story) -> str:
 
 
 def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> list[Block]:
-    """Return the tree of causes with its sum, and what its marks and columns mean.
-
-    Args:
-        story: of the run.
-        saving: recoverable time of each cause.
-        format: text marks what a cause rests on; the others have columns for it.
-    """
+    """Return the tree of causes with its sum, and what its marks and columns mean."""
     causes = [r for r in story.run.causes() if r.time_ns > 0]
     if not causes:
         return []

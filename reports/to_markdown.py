@@ -39,12 +39,7 @@ def render(page: Page) -> str:
 
 
 def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
-    """Return blocks as paragraphs of Markdown.
-
-    Args:
-        shown: any blocks; those that are not for Markdown are left out.
-        level: of the heading of a block that has a title.
-    """
+    """Return those blocks that are for Markdown as paragraphs; titles are headings of a level."""
     parts: list[str] = []
     for block in shown:
         if "md" not in block.formats:

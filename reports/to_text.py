@@ -78,13 +78,7 @@ def render(page: Page, *, width: int = 100, color: bool = False) -> str:
 
 
 def _blocks(console: Console, blocks: Sequence[Block], *, started: bool) -> None:
-    """Print blocks; tables stand apart from what is around them.
-
-    Args:
-        console: takes them.
-        blocks: any; those that are not for a terminal are left out.
-        started: something stands above the first.
-    """
+    """Print blocks, the first below something if started; tables stand apart from all else."""
     apart = False
     for block in blocks:
         if "txt" not in block.formats:
@@ -163,16 +157,10 @@ def _text(cell: Cell) -> str:
 def _layout(
     columns: list[Column], cells: list[int], width: int, *, names_all: bool
 ) -> list[dict[int, int]]:
-    """Choose the columns of each block, and their widths.
+    """Return the blocks to print below each other, each column → its characters.
 
-    Args:
-        columns: all of them.
-        cells: characters of the longest cell of each.
-        width: of the terminal.
-        names_all: each block begins with all leading columns of names, not with the first alone.
-
-    Returns:
-        blocks to print below each other, column → characters.
+    ``cells`` are the characters of each column's longest cell; with ``names_all`` each block begins
+    with all leading columns of names, else with the first alone.
     """
     natural = [max(n, len(printable(c.heading))) for n, c in zip(cells, columns, strict=True)]
     chosen = list(range(len(columns)))

@@ -29,11 +29,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     """Fields that the user gave on the command line."""
 
     def exactly_one(self, *names: str, missing: str) -> None:
-        """Refuse none or several of these fields.
-
-        Raises:
-            UsageError: names those that contradict each other, or all.
-        """
+        """Refuse none or several of these fields, by a UsageError."""
         shown = [_shown(type(self), name) for name in names if getattr(self, name)]
         if len(shown) != 1:
             said = f"{' and '.join(shown)} contradict each other" if shown else missing
@@ -41,11 +37,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
             raise UsageError(f"{said}; give one of {', '.join(every[:-1])} and {every[-1]}")
 
     def contradict(self, *names: str) -> None:
-        """Refuse fields of which at most one can be given.
-
-        Raises:
-            UsageError: two of them were.
-        """
+        """Refuse two of these fields, of which at most one can be given, by a UsageError."""
         shown = [_shown(type(self), name) for name in names if name in self.given]
         if len(shown) > 1:
             raise UsageError(f"{' and '.join(shown)} contradict each other; give one of them")

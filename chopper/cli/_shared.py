@@ -152,12 +152,7 @@ def say(message: str, *more: str) -> None:
 
 
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
-    """Load and attribute a run while the terminal shows that something happens.
-
-    Args:
-        sources: as the user named them.
-        name: of the run among several.
-    """
+    """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.api import attribute, load
 
     with progress(f"reading {name or 'the run'}"):

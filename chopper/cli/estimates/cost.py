@@ -167,15 +167,7 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
 
 
 def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
-    """Return throughput, power and device of a run.
-
-    Args:
-        source: the run.
-        priced: the device whose price is asked for; None for the run's own.
-
-    Raises:
-        UsageError: the run does not tell its tokens, or it was measured on another device.
-    """
+    """Return throughput, power and device of a run, which must be the priced one where one is."""
     from chopper.views import view
     from chopper.wording import plural
 
