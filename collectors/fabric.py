@@ -263,7 +263,8 @@ class PauseSource:
         self.absent: dict[str, str] = {}
         self._interfaces = interfaces
         self._make = statistics
-        self._open: dict[str, tuple[Any, dict[tuple[int, str, str], int]]] = {}
+        self._open: dict[str, tuple[Any, dict[int, dict[str, int]]]] = {}
+        """Interface → its statistics, and by priority where each of its counts stands in them."""
 
     def open(self) -> None:
         """Find the interfaces whose driver counts pause frames by priority."""
@@ -281,20 +282,19 @@ class PauseSource:
             statistics = self._make(name)
         except OSError:
             return False
-        position = {
-            (int(match[2]), match[1], match[3] or ""): i
-            for i, label in enumerate(statistics.names)
-            if (match := _PAUSE.match(label))
-        }
-        if not position:
+        positions: dict[int, dict[str, int]] = {}
+        for i, label in enumerate(statistics.names):
+            if match := _PAUSE.match(label):
+                positions.setdefault(int(match[2]), {})[match[1] + (match[3] or "")] = i
+        if not positions:
             statistics.close()
             return False
-        self._open[name] = (statistics, position)
+        self._open[name] = (statistics, positions)
         return True
 
     def sample(self, sink: Sink, _now_ns: int) -> None:
         """One row per interface and priority."""
-        for name, (statistics, position) in list(self._open.items()):
+        for name, (statistics, positions) in list(self._open.items()):
             try:
                 values = statistics.read()
             except OSError as exc:
@@ -304,18 +304,11 @@ class PauseSource:
                 if exc.errno != errno.ESTALE or not self._begin(name):
                     self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
                 continue
-            for priority in sorted({p for p, _, _ in position}):
-                counts = [
-                    values[position[key]] if (key := (priority, way, kind)) in position else None
-                    for way, kind in (
-                        ("rx", ""),
-                        ("tx", ""),
-                        ("rx", "_duration"),
-                        ("tx", "_duration"),
-                    )
-                ]
-                durations = [None if v is None else v * 1000 for v in counts[2:]]
-                sink.add("pause", name, priority, *counts[:2], *durations)
+            for priority, position in sorted(positions.items()):
+                counts = {kind: values[at] for kind, at in position.items()}
+                durations_us = [counts.get(kind) for kind in ("rx_duration", "tx_duration")]
+                durations_ns = [None if us is None else us * 1000 for us in durations_us]
+                sink.add("pause", name, priority, counts.get("rx"), counts.get("tx"), *durations_ns)
         if not self._open:
             raise CollectorUnavailable("all interfaces have gone")
 
