@@ -7,8 +7,9 @@ Where steps of several kinds were traced, all of it is of the kind that the step
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -17,20 +18,15 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.arrow import with_column
-from chopper.causes import CAUSES, CODES, LEVELS, parent, parents
+from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
+from chopper.claims import Withheld
 from chopper.errors import UsageError
+from chopper.hardware.ceilings import Ceilings
 from chopper.statistics import total_intervals
+from chopper.storage.manifest import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import Self
-
     import pandas as pd
-
-    from chopper.causes import Level
-    from chopper.claims import Withheld
-    from chopper.hardware.ceilings import Ceilings
-    from chopper.storage.manifest import Finding
 
 _SLOW_NEARBY = 1.3
 TRAINING = "training"

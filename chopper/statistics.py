@@ -17,13 +17,11 @@ factor of two up and one down are equally far (Fleming and Wallace 1986).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MIN_STEPS = 3
 """Fewest steps of a run with an interval."""
