@@ -18,7 +18,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.replay.answers import summary
-from chopper.analyzers.replay.applying import apply
+from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 
@@ -116,7 +116,8 @@ def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
     scenario = replay.scenario()
     if sighting.changes is not None:
         spent = {row.id for row in replay.run.causes() if row.time_ns}
-        apply(sighting.changes, scenario, replay.facts, replay.coupled_ratio, spent)
+        applied = Applied(scenario, replay.facts, replay.coupled_ratio, spent)
+        applied.apply(sighting.changes)
     for place, node in enumerate(scenario.ranks):
         count = len(node.start)
         if node.rank in sighting.gone:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chopper.attribution import CauseRow
 
 SCHEMA = "chopper.whatif/1"
+_CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,8 @@ class WhatIf:
             if following is None
             else {"id": following.id, "label": following.label, "time_ns": following.time_ns},
             "causes": [
-                {
-                    "id": c.id,
-                    "parent": c.parent,
-                    "label": c.label,
-                    "time_ns": c.time_ns,
-                    "share_ratio": c.share_ratio,
-                }
-                for c in self.attribution.causes()
+                {name: getattr(cause, name) for name in _CAUSE_FIELDS}
+                for cause in self.attribution.causes()
             ],
             "critical_path": [
                 {

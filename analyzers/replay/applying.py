@@ -42,6 +42,28 @@ class Applied:
     said: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def apply(self, changes: Changes) -> None:
+        """Apply changes to the scenario.
+
+        Raises:
+            UsageError: a change that this run has no data for, or that names nothing in it.
+        """
+        if changes.fix:
+            self.fix(changes.fix)
+        if changes.clock_hz is not None or changes.reference_clock:
+            self.clock(changes.clock_hz)
+        if changes.of_link:
+            self.link(changes)
+        for what, times in changes.faster:
+            self.faster(what, times)
+        for name in changes.without:
+            self.without(name)
+        if changes.graphs:
+            self.graphs()
+        if changes.overlap:
+            self.scenario.overlap = True
+            self.said.append("communication overlaps perfectly")
+
     def fix(self, causes: Sequence[str]) -> None:
         """Causes take no time."""
         if "communication.wait" in causes and not self.coupled_ratio:
@@ -151,41 +173,6 @@ class Applied:
             raise UsageError("--graphs: there is no device, so nothing is launched")
         change.launch_graphs(self.scenario, self.facts)
         self.said.append("each step launched as one graph")
-
-    def overlap(self) -> None:
-        """Nothing but communication waits for communication."""
-        self.scenario.overlap = True
-        self.said.append("communication overlaps perfectly")
-
-
-def apply(
-    changes: Changes,
-    scenario: Scenario,
-    facts: list[RankFacts],
-    coupled_ratio: float | None,
-    spent: set[str],
-) -> Applied:
-    """Apply changes to a scenario.
-
-    Raises:
-        UsageError: a change that this run has no data for, or that names nothing in it.
-    """
-    applied = Applied(scenario, facts, coupled_ratio, spent)
-    if changes.fix:
-        applied.fix(changes.fix)
-    if changes.clock_hz is not None or changes.reference_clock:
-        applied.clock(changes.clock_hz)
-    if changes.of_link:
-        applied.link(changes)
-    for what, times in changes.faster:
-        applied.faster(what, times)
-    for name in changes.without:
-        applied.without(name)
-    if changes.graphs:
-        applied.graphs()
-    if changes.overlap:
-        applied.overlap()
-    return applied
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import COMPUTING, awake, wait_of_steps
 from chopper.analyzers.replay.program import OP_START, STEP
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, nullable
 from chopper.causes import CODES
 from chopper.tables import TABLES
 
@@ -121,30 +121,25 @@ def _table(
     computing_ns: np.ndarray | None,
 ) -> pa.Table:
     """Readings that give these waits and sleeps back; steps with gaps between them stand apart."""
-    rows: list[tuple[int, int | None, int, int, int]] = []
-    time = delay = ran = computed = 0
-    previous: int | None = None
     told = np.zeros_like(wait_ns) if computing_ns is None else computing_ns
-    for number, length, wait, sleep, computing in zip(
-        *(column.tolist() for column in (numbers, length_ns, wait_ns, sleep_ns, told)), strict=True
-    ):
-        if previous is None or number != previous + 1:
-            rows.append((time, number - 1 if number else None, delay, ran, computed))
-        time, delay, ran = time + length, delay + wait, ran + length - wait - max(sleep, 0)
-        computed += computing
-        rows.append((time, number, delay, ran, computed))
-        previous = number
+    running = length_ns - wait_ns - np.maximum(sleep_ns, 0)
+    each = np.stack([length_ns, wait_ns, running, told])
+    totals = np.cumsum(each, axis=1)
+    # A reading before each step whose predecessor has none.
+    first = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 2) != 1)
+    step = np.insert(numbers, first, numbers[first] - 1)
+    time, delay, ran, computed = np.insert(totals, first, (totals - each)[:, first], axis=1)
     declared = TABLES["core_wait"]
     known = (sleep_ns >= 0).all()
     values = {
-        "time_ns": [r[0] for r in rows],
-        "span_ns": [0] * len(rows),
-        "tid": [0] * len(rows),
-        "step": [r[1] for r in rows],
-        "run_delay_ns": [r[2] for r in rows],
-        "run_ns": [r[3] if known else None for r in rows],
+        "time_ns": time,
+        "span_ns": np.zeros_like(time),
+        "tid": np.zeros_like(time),
+        "step": nullable(step),
+        "run_delay_ns": delay,
+        "run_ns": ran if known else nullable(np.full(len(time), -1)),
     }
-    found = pa.table({f.name: pa.array(values[f.name], f.type) for f in declared.arrow})
+    found = pa.table({f.name: pa.array(values[f.name]).cast(f.type) for f in declared.arrow})
     if computing_ns is None:
         return found
-    return found.append_column(COMPUTING, pa.array([r[4] for r in rows], pa.int64()))
+    return found.append_column(COMPUTING, pa.array(computed))

@@ -53,23 +53,16 @@ def recorded_waits(links: Links, table: pa.Table | None) -> Recorded:
     of_event = (call >= 0) & (record >= 0) & (event_stream >= 0)
     given = _Given(links, ints(table, "device_id"))
     told = np.flatnonzero(waits & of_event & (stream >= 0))
-    source = given.before(event_stream[told], host.start_ns[record[told]], told)
-    target = given.after(stream[told], host.start_ns[call[told]], told)
+    source = given.last(event_stream[told], host.start_ns[record[told]], told)
+    target = given.last(stream[told], host.start_ns[call[told]], told, step=0)
     both = (source >= 0) & (target >= 0)
     of_stream = np.flatnonzero(whole & (call >= 0) & (stream >= 0))
     synced = np.flatnonzero(event & of_event)
-    return Recorded(
-        source[both],
-        target[both],
-        call[told],
-        np.concatenate([call[synced], call[of_stream]]),
-        np.concatenate(
-            [
-                given.before(event_stream[synced], host.start_ns[record[synced]], synced),
-                given.before(stream[of_stream], host.start_ns[call[of_stream]], of_stream),
-            ]
-        ),
-    )
+    waiting = np.concatenate([call[synced], call[of_stream]])
+    of_events = given.last(event_stream[synced], host.start_ns[record[synced]], synced)
+    of_streams = given.last(stream[of_stream], host.start_ns[call[of_stream]], of_stream)
+    awaited = np.concatenate([of_events, of_streams])
+    return Recorded(source[both], target[both], call[told], waiting, awaited)
 
 
 class _Calls:
@@ -100,17 +93,10 @@ class _Given:
         self.rows = launched[np.argsort(links.launch_ns[launched], kind="stable")]
         self.time_ns = links.launch_ns
 
-    def before(self, stream: np.ndarray, time_ns: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """The last event that each stream had been given before a time, -1 for none."""
-        return self._pick(stream, time_ns, row, -1)
-
-    def after(self, stream: np.ndarray, time_ns: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """The first event that each stream was given from a time on, -1 for none."""
-        return self._pick(stream, time_ns, row, 0)
-
-    def _pick(
-        self, stream: np.ndarray, time_ns: np.ndarray, row: np.ndarray, step: int
+    def last(
+        self, stream: np.ndarray, time_ns: np.ndarray, row: np.ndarray, step: int = -1
     ) -> np.ndarray:
+        """The last event that each stream had been given before a time, or ``step`` + 1 later."""
         found = np.full(len(stream), -1, dtype=np.int64)
         places = np.stack([self.device[row], stream])
         for device, number in np.unique(places, axis=1).T.tolist():

@@ -11,7 +11,7 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.replay.answers import WhatIf, summary
-from chopper.analyzers.replay.applying import apply
+from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
@@ -134,7 +134,8 @@ class Replay:
                 f"{1 - launched / count:.0%} of the device events have no recorded launch: they "
                 "follow what ran before them, or what the host did last"
             )
-        lag_ratio = self._lag_ratio()
+        path = self.critical_path()
+        lag_ratio = path.length_ns[path.kind == LAG].sum() / max(path.length_ns.sum(), 1)
         if lag_ratio > _LAG_RATIO:
             notes.append(
                 f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency "
@@ -146,12 +147,6 @@ class Replay:
                 "whenever it begins"
             )
         return notes
-
-    def _lag_ratio(self) -> float:
-        """Share of the critical path on which nothing recorded was waited for."""
-        path = self.critical_path()
-        length = path.length_ns
-        return float(length[path.kind == LAG].sum() / max(length.sum(), 1))
 
     def totals(self, outcome: Outcome) -> list[int]:
         """Time of the windows of each rank that are counted."""
@@ -203,14 +198,11 @@ class Replay:
         """Return what each cause with time in it would give back if it were gone."""
         found: dict[str, Recoverable] = {}
         for row in self.run.causes():
-            why = row.withheld or not_fixable(row.id) or self._needs_all_ranks(row.id)
+            why = row.withheld or not_fixable(row.id)
+            if row.id == "communication.wait" and not self.coupled_ratio:
+                why = why or "no collective was seen on all ranks of its group"
             found[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
         return found
-
-    def _needs_all_ranks(self, cause: str) -> str | None:
-        if cause == "communication.wait" and not self.coupled_ratio:
-            return "no collective was seen on all ranks of its group"
-        return None
 
     def predict(self, changes: Changes) -> Prediction:
         """Replay the run with changes.
@@ -219,7 +211,8 @@ class Replay:
             UsageError: a change that this run has no data for, or that names nothing in it.
         """
         spent = {row.id for row in self.run.causes() if row.time_ns}
-        applied = apply(changes, self.scenario(), self.facts, self.coupled_ratio, spent)
+        applied = Applied(self.scenario(), self.facts, self.coupled_ratio, spent)
+        applied.apply(changes)
         outcome = applied.scenario.solve()
         observed = self.step_times(self.unmodified)
         predicted = self.step_times(outcome)

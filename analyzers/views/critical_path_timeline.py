@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.replay.path import lane_of
-from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.replay.replay import Replay, lanes_of
 from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.views import View, column, optional
 from chopper.causes import LEAVES
@@ -37,8 +36,7 @@ def critical_path_timeline(replay: Replay | str) -> pa.Table:
     """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH_TIMELINE, in order of time."""
     if isinstance(replay, str):
         return VIEW.empty()
-    path = replay.critical_path()
-    lanes = {f.node.rank: lane_of(path, i, replay.facts) for i, f in enumerate(replay.facts)}
+    lanes = lanes_of(replay)
     begin = min((int(lane.start_ns[0]) for lane in lanes.values() if len(lane.event)), default=0)
     parts = []
     for rank, lane in lanes.items():
