@@ -15,9 +15,8 @@ import numpy as np
 
 from chopper.causes import CODES, LEAVES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
-from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Plan
-from chopper.validation.recordings import record
+from chopper.validation.recordings import RANKS, record
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def per_step(attribution: Attributed) -> np.ndarray:
             strict=True,
         )
     }
-    found = np.zeros((ranks.RANKS, max(number.values()) + 1, len(LEAVES)), dtype=np.int64)
+    found = np.zeros((RANKS, max(number.values()) + 1, len(LEAVES)), dtype=np.int64)
     keys = ("rank", "step_index", "cause", "phase")
     sums = attribution.pieces.group_by([*keys]).aggregate([("time_ns", "sum")])
     for rank, index, cause, phase, time_ns in zip(

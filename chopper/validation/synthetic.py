@@ -16,7 +16,7 @@ import msgspec
 
 from chopper.causes import LEAVES
 from chopper.storage.destination import scratch
-from chopper.validation.model.injections import INJECTIONS, MIXES, Injection
+from chopper.validation.model.injections import INJECTIONS, MIXES
 from chopper.validation.model.job import simulate
 from chopper.validation.model.ledger import ledger
 from chopper.validation.model.machine import FLAVOURS
@@ -43,6 +43,7 @@ _QUICK = (
     "stall_behind_queue",
     "mixed_host",
 )
+_INJECTIONS = INJECTIONS | MIXES
 _NOT_CLAIMED = "compute.efficiency.rest"
 """Cause that holds the time of a factor that is refused."""
 _NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \(([^;]*)\)(?=;|$)")
@@ -52,7 +53,7 @@ def injections() -> dict[str, str]:
     """Name of each injection → id of the cause that it belongs to; of mixes, of all of them."""
     return {
         name: ",".join(part.cause for part in injection.parts or (injection,))
-        for name, injection in (INJECTIONS | MIXES).items()
+        for name, injection in _INJECTIONS.items()
     }
 
 
@@ -79,54 +80,38 @@ def run_cases(
             yield from _cases(name, magnitude, flavour, seed)
 
 
-def _cases(name: str, magnitude: str, flavour: str, seed: int) -> list[Case]:
-    mixed = name in MIXES
-    injection = (INJECTIONS | MIXES)[name]
-    plans = injection.plans(magnitude, flavour=flavour, seed=seed)
-    return [
-        _case(part, magnitude, flavour, plans, name=name, mixed=mixed)
-        for part in injection.parts or (injection,)
-    ]
-
-
-def _case(
-    injection: Injection,
-    magnitude: str,
-    flavour: str,
-    plans: tuple[Plan, Plan],
-    *,
-    name: str,
-    mixed: bool,
-) -> Case:
-    without, injected = (_run(plan) for plan in plans)
+def _cases(name: str, magnitude: str, flavour: str, seed: int) -> Iterator[Case]:
+    whole, mixed = _INJECTIONS[name], name in MIXES
+    without, injected = (_run(p) for p in whole.plans(magnitude, flavour=flavour, seed=seed))
     truth = _difference(injected.truth, without.truth)
     attributed = _difference(injected.attributed, without.attributed)
-    cause = injection.cause
-    own = [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
-    total = sum(truth.get(c, 0) for c in own)
-    leaked = {
-        c: attributed.get(c, 0) - truth.get(c, 0)
-        for c in sorted(truth.keys() | attributed.keys())
-        if c not in own and attributed.get(c, 0) != truth.get(c, 0)
-    }
-    refusal = injected.refusals.get(injection.factor) if injection.factor else None
-    if refusal is not None:
-        leaked.pop(_NOT_CLAIMED, None)
-    case = Case(
-        suite="synthetic",
-        injection=name,
-        cause=cause,
-        magnitude=magnitude,
-        flavour=flavour,
-        injected_ns=total,
-        recovered_ns=sum(attributed.get(c, 0) for c in own),
-        leaked_ns=leaked,
-        scale_ns=None if mixed else injection.scale_ns(magnitude),
-        leak_scale_ns=sum(truth.values()) if mixed else None,
-        mixed=mixed,
-        bar=MIXED if mixed else ALONE,
-    )
-    return judged(case) if refusal is None else _refused(case, refusal)
+    for injection in whole.parts or (whole,):
+        cause = injection.cause
+        own = [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
+        total = sum(truth.get(c, 0) for c in own)
+        leaked = {
+            c: attributed.get(c, 0) - truth.get(c, 0)
+            for c in sorted(truth.keys() | attributed.keys())
+            if c not in own and attributed.get(c, 0) != truth.get(c, 0)
+        }
+        refusal = injected.refusals.get(injection.factor) if injection.factor else None
+        if refusal is not None:
+            leaked.pop(_NOT_CLAIMED, None)
+        case = Case(
+            suite="synthetic",
+            injection=name,
+            cause=cause,
+            magnitude=magnitude,
+            flavour=flavour,
+            injected_ns=total,
+            recovered_ns=sum(attributed.get(c, 0) for c in own),
+            leaked_ns=leaked,
+            scale_ns=None if mixed else injection.scale_ns(magnitude),
+            leak_scale_ns=sum(truth.values()) if mixed else None,
+            mixed=mixed,
+            bar=MIXED if mixed else ALONE,
+        )
+        yield judged(case) if refusal is None else _refused(case, refusal)
 
 
 def _refused(case: Case, reason: str) -> Case:

@@ -22,7 +22,6 @@ from chopper.errors import CaptureError
 from chopper.recording.finish import finalize
 from chopper.storage.run import Run
 from chopper.validation import real, recordings
-from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import (
     ARRIVAL,
     BASELINE,
@@ -63,7 +62,7 @@ def test_every_injected_step_has_a_neighbour_without() -> None:
 def attributed(made: Plan, noise_ns: int = 0, seed: int = 1) -> np.ndarray:
     """All causes alike in all steps, give or take the noise."""
     rng = np.random.default_rng(seed)
-    shape = (ranks.RANKS, len(made.levels()), len(LEAVES))
+    shape = (recordings.RANKS, len(made.levels()), len(LEAVES))
     return 50 * MS + rng.integers(-noise_ns, noise_ns + 1, shape)
 
 
@@ -344,13 +343,13 @@ def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("has_link", "parents")
 def test_a_shaped_link_is_slow_and_gone_afterwards(tmp_path: Path) -> None:
     job = one_plan("slow_link", 5e7, tmp_path, pairs_count=2)
-    ranks.run(job, timeout_s=PATIENCE_S)
+    recordings.run(job, timeout_s=PATIENCE_S)
     (made,) = job.plans
     finalize(tmp_path / "slow_link")
     run = chopper.load(tmp_path / "slow_link")
     for _, injected, _ in made.pairs():
         reduced = [span for rank in run.ranks for span in reductions(run, rank, injected)]
-        assert len(reduced) == ranks.RANKS
+        assert len(reduced) == recordings.RANKS
         sent_bytes = 4 * json.loads(reduced[0]["input_dims"])[0][0]
         took_ns = max(r["start_ns"] + r["dur_ns"] for r in reduced) - min(
             r["start_ns"] for r in reduced
@@ -375,15 +374,15 @@ def reductions(run: Run, rank: int, number: int) -> list[dict[str, Any]]:
 def test_a_rank_that_fails_is_named_and_the_other_ended(tmp_path: Path) -> None:
     job = one_plan("no_such_injection", 1.0, tmp_path)
     with pytest.raises(CaptureError, match=r"rank \d ended with exit code 1: .*no_such_injection"):
-        ranks.run(job, timeout_s=PATIENCE_S)
+        recordings.run(job, timeout_s=PATIENCE_S)
 
 
 _RUNS = """
 import sys
 import msgspec
-from chopper.validation.injections import ranks
+from chopper.validation import recordings
 from chopper.validation.injections.plan import Job
-ranks.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=600)
+recordings.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=600)
 """
 
 
@@ -412,7 +411,7 @@ def test_nothing_is_left_after_a_signal(
     try:
         until(training, "two ranks that train")
         mine = [p.pid for p in programs(parents)]
-        assert len(mine) >= ranks.RANKS
+        assert len(mine) >= recordings.RANKS
         assert {network_of(pid) for pid in mine}.isdisjoint({network_of(os.getpid())})
         running.send_signal(number)
         assert running.wait(PATIENCE_S) != 0

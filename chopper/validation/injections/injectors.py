@@ -429,7 +429,7 @@ class _LockedMemory(Injector):
 
     def start(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # The ranks' allocator keeps what is freed (see `ranks`): here it shall not.
+        # The ranks' allocator keeps what is freed (see `recordings`): here it shall not.
         self._libc.mallopt(_M_MMAP_MAX, 1 << 16)
         self._libc.mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BYTES // 2)
         if self._libc.mlockall(_MCL_FUTURE):

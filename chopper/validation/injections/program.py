@@ -2,7 +2,7 @@
 
     python -m chopper.validation.injections.program PARENT_PID CHANNEL_FD JOB
 
-Started by :mod:`chopper.validation.injections.ranks`, once per rank. Each plan of the job is one
+Started by :mod:`chopper.validation.recordings`, once per rank. Each plan of the job is one
 recording; process group and processes are shared. What a step calls of an injector is in
 :mod:`chopper.validation.injections.injectors`.
 """

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 Lane = Literal["compute", "communication", "copy"]
@@ -195,19 +196,17 @@ class Device:
             clock, contention = self._ratios(task)
             left = (task.alone_ns - task.progress_ns) * clock * contention
             task.version += 1
-            self.simulation.at(now + max(math.ceil(left), 0), self._finish(task, task.version))
+            finish = partial(self._finish, task, task.version)
+            self.simulation.at(now + max(math.ceil(left), 0), finish)
 
-    def _finish(self, task: Task, version: int) -> Callable[[], None]:
-        def finish() -> None:
-            if task.version == version and task in self._running:
-                self._advance()
-                del self._running[task]
-                lasted = self.simulation.now_ns - task.start_ns
-                task.contention_ratio = lasted / task.uncontended_ns
-                task.clock_ratio = task.uncontended_ns / task.alone_ns
-                self.end(task)
-
-        return finish
+    def _finish(self, task: Task, version: int) -> None:
+        if task.version == version and task in self._running:
+            self._advance()
+            del self._running[task]
+            lasted = self.simulation.now_ns - task.start_ns
+            task.contention_ratio = lasted / task.uncontended_ns
+            task.clock_ratio = task.uncontended_ns / task.alone_ns
+            self.end(task)
 
     def begin(self, task: Task) -> None:
         """A task reaches the device."""
@@ -224,9 +223,7 @@ class Device:
             self._schedule()
             self._arrive(task, task.collective)
         else:
-            self.simulation.at(
-                self.simulation.now_ns + round(task.alone_ns), lambda: self.end(task)
-            )
+            self.simulation.at(task.start_ns + round(task.alone_ns), partial(self.end, task))
 
     def _arrive(self, task: Task, collective: Collective) -> None:
         collective.tasks[self.rank] = task
@@ -237,20 +234,15 @@ class Device:
         for member in collective.tasks.values():
             device = member.device
             assert device is not None
-            self.simulation.at(
-                now + collective.transfer_ns + device.leave_ns(collective), device.leaves(member)
-            )
+            leaves_ns = now + collective.transfer_ns + device.leave_ns(collective)
+            self.simulation.at(leaves_ns, partial(device.leave, member))
 
-    def leaves(self, task: Task) -> Callable[[], None]:
-        """The end of a collective here."""
-
-        def leave() -> None:
-            self._advance()
-            self._collectives_count -= 1
-            self._schedule()
-            self.end(task)
-
-        return leave
+    def leave(self, task: Task) -> None:
+        """A collective ends here."""
+        self._advance()
+        self._collectives_count -= 1
+        self._schedule()
+        self.end(task)
 
     def end(self, task: Task) -> None:
         """A task is done: its stream goes on."""

@@ -143,19 +143,12 @@ class Host:
         task.launch_ns, task.returned_ns = self.now, self.now + length
         task.available_ns = self.now + round(length * (1.0 + 0.12 * self.random(key + "/submit")))
         self.device.stream(task.stream).push(task)
-        with self.runtime_call(task.call, **self.launch_args(task)) as task.correlation:
+        args: dict[str, Any] = {}
+        if self.node.flavour == "rocm" and "grid" in task.shape:
+            grid, block = task.shape["grid"], task.shape["block"]
+            args = {"kernel": task.name, "grid": grid, "block": block, "shared memory": 0}
+        with self.runtime_call(task.call, **args) as task.correlation:
             yield from self.busy(length, task)
-
-    def launch_args(self, task: Task) -> dict[str, Any]:
-        """Arguments that ROCm writes beside a launch."""
-        if self.node.flavour == "cuda" or "grid" not in task.shape:
-            return {}
-        return {
-            "kernel": task.name,
-            "grid": task.shape["grid"],
-            "block": task.shape["block"],
-            "shared memory": 0,
-        }
 
     def wait_stream(self, stream: int, event: Event) -> Program:
         """A stream waits for an event: cudaStreamWaitEvent."""

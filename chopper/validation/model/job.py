@@ -8,6 +8,7 @@ noise.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chopper.validation.model.engine import Collective, Device, Event, Program, Simulation, Task
@@ -18,8 +19,6 @@ from chopper.validation.model.records import Groups, RankRecord, Recording
 from chopper.validation.model.sharded import LAYER_PARAMETERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chopper.validation.model.plan import Clock, Plan
 
 
@@ -48,7 +47,7 @@ def simulate(plan: Plan) -> Recording:
             contention_ratio=1.0 + plan.contention.at(record.rank, 0),
             stream_gap_ns=plan.stream_gap_ns,
             event_gap_ns=plan.event_gap_ns,
-            leave_ns=_leaving(plan, record.rank),
+            leave_ns=partial(_leave_ns, plan, record.rank),
         )
         host = _Program(plan, node, simulation, device, record, groups, begins)
         simulation.spawn(host.train())
@@ -80,12 +79,9 @@ def _schedule_clock(
     begins.on(start)
 
 
-def _leaving(plan: Plan, rank: int) -> Callable[[Collective], int]:
-    def leave_ns(collective: Collective) -> int:
-        key = f"leave/{collective.group}/{collective.sequence}"
-        return round(300 + 100 * normal(plan.seed, rank, 0, key))
-
-    return leave_ns
+def _leave_ns(plan: Plan, rank: int, collective: Collective) -> int:
+    key = f"leave/{collective.group}/{collective.sequence}"
+    return round(300 + 100 * normal(plan.seed, rank, 0, key))
 
 
 class _Program(Layers):
