@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import Action, Where, detector
+from chopper.analyzers.actions import Action, Where, actions, detector
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.replay import Replay
 from chopper.causes import CAUSES
 from chopper.reports.page import Items, Paragraph, Section
 
@@ -54,16 +56,17 @@ class Told:
     command: str
 
 
-def tell(actions: Sequence[Action], source: str, unit: str) -> list[Told]:
-    """Put the first three actions into words.
+def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int]:
+    """Put the first three actions into words, and count the rest.
 
     Args:
-        actions: what is worth trying, the most recoverable time first.
-        source: what the user named, for the commands.
+        run: the attributed run.
+        replay: of it.
         unit: ``step`` or ``window``.
     """
+    ranked = actions(run, replay)
     found = []
-    for action in actions[:SHOWN]:
+    for action in ranked[:SHOWN]:
         declared, say = detector(action.detector), _Sentence().format
         interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
         evidence = say(declared.evidence, **action.evidence)
@@ -75,10 +78,10 @@ def tell(actions: Sequence[Action], source: str, unit: str) -> list[Told]:
                 saved=fmt.duration(action.saved_ns),
                 detail=f"{fmt.ratio(action.saved_ratio)} of the {unit}{interval}",
                 place=_place(action.where),
-                command=f"chopper analyze {shlex.quote(source)} --view {declared.view}",
+                command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
             )
         )
-    return found
+    return found, len(ranked) - len(found)
 
 
 def section(told: Sequence[Told], rest: int) -> Section:
@@ -113,7 +116,7 @@ def _place(where: Where) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def to_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
+def to_json(ranked: Sequence[Action]) -> list[dict[str, Any]]:
     """Return the JSON form of all actions, the most recoverable time first."""
     return [
         {
@@ -128,5 +131,5 @@ def to_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
             "remedy": _Sentence().format(detector(a.detector).remedy, **a.evidence),
             "view": detector(a.detector).view,
         }
-        for a in actions
+        for a in ranked
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import actions as replay_actions
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES
@@ -94,9 +93,7 @@ def _first(story: Story, replay: Replay | str) -> list[Section]:
     """Return what to try first; nothing where the run cannot be replayed."""
     if isinstance(replay, str):
         return []
-    found = replay_actions(story.run, replay)
-    told = actions.tell(found, story.run.source, story.unit)
-    return [actions.section(told, len(found) - len(told))]
+    return [actions.section(*actions.tell(story.run, replay, story.unit))]
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -417,9 +414,8 @@ def _composition(story: Story) -> list[Block]:
 
 def _cards(story: Story, replay: Replay | str) -> list[Block]:
     """Return what to try first; the largest causes where no pattern costs time."""
-    found = [] if isinstance(replay, str) else replay_actions(story.run, replay)
-    if found:
-        told = actions.tell(found, story.run.source, story.unit)
+    told = [] if isinstance(replay, str) else actions.tell(story.run, replay, story.unit)[0]
+    if told:
         return [
             Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": actions.RANKED})
         ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES
+from chopper.reports import actions
 from chopper.reports.labels import cause_cell, color, full_label
 from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Section, Table
 
@@ -25,7 +26,7 @@ _LEAST_CHANGE_NS = 500
 
 
 def page(prediction: WhatIf, replay: Replay) -> Page:
-    """Return the page of a prediction; without changes, the recoverable time of each cause.
+    """Return the page of a prediction; without changes, what to try and what causes give back.
 
     Args:
         prediction: what to show.
@@ -45,9 +46,14 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
         headline=_headline(prediction),
         summary=blocks,
         sections=(
-            _causes(prediction)
-            if prediction.changes
-            else _recoverable(prediction.observed, replay.recoverable()),
+            *(
+                (_causes(prediction),)
+                if prediction.changes
+                else (
+                    actions.section(*actions.tell(prediction.observed, replay, _unit(prediction))),
+                    _recoverable(prediction.observed, replay.recoverable()),
+                )
+            ),
             *_critical_path(prediction),
         ),
     )

@@ -71,7 +71,7 @@ def test_an_action_gives_back_what_the_same_job_without_its_pattern_takes_less(
 def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: Plan) -> None:
     run = attributed(tmp_path / "run", plan)
     assert found(run) == []
-    [block] = report.section(report.tell([], run.source, "step"), 0).blocks
+    [block] = report.section(*report.tell(run, Replay(run), "step")).blocks
     assert isinstance(block, Paragraph)
     assert "No known pattern" in block.text
 
