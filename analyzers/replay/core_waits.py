@@ -51,8 +51,7 @@ def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
 
 def _kept(wait_ns: np.ndarray, before_ns: np.ndarray, after_ns: np.ndarray) -> np.ndarray:
     kept = np.minimum(after_ns / np.maximum(before_ns, 1), 1.0)
-    found: np.ndarray = np.rint(wait_ns * kept).astype(np.int64)
-    return found
+    return np.asarray(np.rint(wait_ns * kept).astype(np.int64))
 
 
 def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:

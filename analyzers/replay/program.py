@@ -235,8 +235,7 @@ def _at_once(
     last = np.searchsorted(issued, events.start_ns[rows], side="right") - 1
     started = time[kind == OP_START]
     since = np.searchsorted(started, issued[np.maximum(last, 0)] if len(issued) else 0)
-    found: np.ndarray = (last >= 0) & (since == np.searchsorted(started, events.end_ns[rows]))
-    return found
+    return np.asarray((last >= 0) & (since == np.searchsorted(started, events.end_ns[rows])))
 
 
 def _issues(name: str) -> bool:

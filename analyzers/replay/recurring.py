@@ -130,5 +130,4 @@ def _marks(told: Program, links: Links, known: dict[str, int]) -> np.ndarray:
     if not of_op.any():
         return told.kind.astype(np.int64)
     of_name = np.where(of_op, name[codes[np.where(of_op, told.row, 0)]] + 1, 0)
-    found: np.ndarray = of_name * 8 + told.kind
-    return found
+    return np.asarray(of_name * 8 + told.kind)

@@ -183,7 +183,9 @@ class Scenario:
         """
         graph = self.base.graph
         for place, node in enumerate(self.ranks):
-            moments = self._before(place)
+            outside = self.outside(place)
+            host = node.moment[: self._first_step(place)]
+            moments = np.concatenate([host, node.start[outside], node.end[outside]])
             observed = node.joined.windows
             kept = self.happens(place)
             if len(observed) and observed.numbers[0] < 0 and kept.any():
@@ -191,13 +193,6 @@ class Scenario:
             entering = graph.edges_into(moments)
             weight[entering] = graph.weight_ns[entering]
             lag[moments] = graph.lag_ns[moments]
-
-    def _before(self, place: int) -> np.ndarray:
-        """Moments of a rank before its first step; none where there are no steps."""
-        node = self.ranks[place]
-        outside = self.outside(place)
-        host = node.moment[: self._first_step(place)]
-        return np.concatenate([host, node.start[outside], node.end[outside]])
 
     def _first_step(self, place: int) -> int:
         """Moments of the program of a rank before its first step."""

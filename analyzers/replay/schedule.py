@@ -48,7 +48,7 @@ class _Warp:
         moved = self.new[at] + np.rint(share * length).astype(np.int64)
         beyond = np.where(time_ns < self.old[0], time_ns - self.old[0] + self.new[0], moved)
         after = time_ns > self.old[-1]
-        return np.where(after, time_ns - self.old[-1] + self.new[-1], beyond)
+        return np.asarray(np.where(after, time_ns - self.old[-1] + self.new[-1], beyond))
 
 
 def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
@@ -112,7 +112,7 @@ def _apart(warp: _Warp, node: RankNodes) -> _Warp:
 
 
 def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:
-    return outcome.time_ns[moments] + node.offset_ns
+    return np.asarray(outcome.time_ns[moments] + node.offset_ns)
 
 
 def _program_warp(outcome: Outcome, place: int) -> _Warp:
@@ -172,9 +172,7 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
             mine = beside[thread[rows] == number]
             own = _Warp(
                 np.concatenate([events.start_ns[mine], events.end_ns[mine]]),
-                np.concatenate(
-                    [_new(outcome, node, node.start[mine]), _new(outcome, node, node.end[mine])]
-                ),
+                _new(outcome, node, np.concatenate([node.start[mine], node.end[mine]])),
             )
             spans = thread == number
             new_start[spans], new_end[spans] = own(start[spans]), own(end[spans])
@@ -186,9 +184,7 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
 
 
 def _run_by_program(node: RankNodes) -> np.ndarray:
-    program = node.program
-    rows: np.ndarray = program.row[program.kind == OP_START]
-    return rows
+    return np.asarray(node.program.row[node.program.kind == OP_START])
 
 
 def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:

@@ -68,10 +68,8 @@ def in_python(
 
 def critical_path(graph: Graph, decided: np.ndarray, end: int) -> np.ndarray:
     """The moments that decide when ``end`` comes, in time order, ``end`` the last."""
-    source = np.append(graph.source, -1)
-    before = source[decided]
     # Only what leads to the end is walked: one step per moment of the path.
-    follow = before.tolist()
+    follow = np.append(graph.source, -1)[decided].tolist()
     path = [end]
     while (at := follow[path[-1]]) >= 0:
         path.append(at)

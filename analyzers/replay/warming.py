@@ -96,8 +96,7 @@ def warming(ranks: Sequence[tuple[RankNodes, np.ndarray]]) -> list[Warming | Non
 
 
 def _asleep(node: RankNodes, removed: np.ndarray) -> np.ndarray:
-    found: np.ndarray = removed & np.isin(node.program.parts.cause, _WAITED)
-    return found
+    return np.asarray(removed & np.isin(node.program.parts.cause, _WAITED))
 
 
 def _after(node: RankNodes, removed: np.ndarray) -> _After:
@@ -136,10 +135,8 @@ def _applied(node: RankNodes, removed: np.ndarray, after: _After, ratios: np.nda
 
 
 def _per_moment(program: Program, part_ns: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.bincount(
-        program.parts.owner, weights=part_ns, minlength=len(program)
-    ).astype(np.int64)
-    return found
+    spent = np.bincount(program.parts.owner, weights=part_ns, minlength=len(program))
+    return np.asarray(spent.astype(np.int64))
 
 
 def _ratios(nodes: Sequence[RankNodes], found: Sequence[_After]) -> np.ndarray:
@@ -175,8 +172,7 @@ def _ratios(nodes: Sequence[RankNodes], found: Sequence[_After]) -> np.ndarray:
 
 
 def _bin(after_ns: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.searchsorted(_BINS_NS, after_ns, side="right") - 1
-    return found
+    return np.asarray(np.searchsorted(_BINS_NS, after_ns, side="right") - 1)
 
 
 def _by_wait(node: RankNodes, of: _After) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -199,8 +195,7 @@ def _by_wait(node: RankNodes, of: _After) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def _ratio(own_ns: np.ndarray, usual_ns: np.ndarray) -> np.ndarray:
     some = own_ns > 0
-    ratio: np.ndarray = usual_ns[some] / own_ns[some]
-    return ratio
+    return np.asarray(usual_ns[some] / own_ns[some])
 
 
 def _usual(signature: np.ndarray, own_ns: np.ndarray, warm: np.ndarray) -> np.ndarray:
@@ -212,8 +207,7 @@ def _usual(signature: np.ndarray, own_ns: np.ndarray, warm: np.ndarray) -> np.nd
     found = np.full(len(count), np.nan)
     seen = np.flatnonzero(count >= _SEEN)
     found[seen] = own_ns[rows[first[seen] + count[seen] // 2]]
-    usual: np.ndarray = found[signature]
-    return usual
+    return np.asarray(found[signature])
 
 
 def _told(node: RankNodes) -> np.ndarray:
