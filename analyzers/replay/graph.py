@@ -286,15 +286,6 @@ class Graph:
     contradicted: int
     free: int
 
-    @property
-    def target(self) -> np.ndarray:
-        """Moment that each edge leads to."""
-        return np.repeat(np.arange(len(self.time_ns)), np.diff(self.first))
-
-    def edges_into(self, moments: np.ndarray) -> np.ndarray:
-        """Edges that enter some moments."""
-        return ranges(self.first[moments], self.first[moments + 1] - self.first[moments])[1]
-
 
 def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers first, first + 1 … of each range in a row: (range of each, numbers)."""

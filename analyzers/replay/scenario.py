@@ -24,7 +24,7 @@ class Base:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
-        self.target = graph.target
+        self.target = np.repeat(np.arange(len(graph.time_ns)), np.diff(graph.first))
         self.call_ns = np.concatenate([node.call_ns for node in graph.ranks])
         self._edges: dict[int, np.ndarray] = {}
         self._edge_of: dict[int, np.ndarray] = {}
@@ -190,7 +190,8 @@ class Scenario:
             kept = self.happens(place)
             if len(observed) and observed.numbers[0] < 0 and kept.any():
                 moments = np.append(moments, node.start[kept].min())
-            entering = graph.edges_into(moments)
+            first = graph.first[moments]
+            entering = g.ranges(first, graph.first[moments + 1] - first)[1]
             weight[entering] = graph.weight_ns[entering]
             lag[moments] = graph.lag_ns[moments]
 
