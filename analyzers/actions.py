@@ -72,8 +72,7 @@ def names() -> list[str]:
 
 def detector(name: str) -> Detector:
     """Return the declaration of a detector."""
-    declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
-    return declared
+    return importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
 
 
 def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:

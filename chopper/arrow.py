@@ -7,12 +7,10 @@ argument is a Series. Recording must not do that to the program it records.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING
 
 from chopper.kernel_names import without_suffixes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
-from chopper.collectors.base import Availability
+from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CollectorUnavailable
 from chopper.storage.manifest import CollectorReport
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext, Scope
 
 NAME = "allocator_history"
 BY_DEFAULT = False

@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from chopper.collectors.base import Availability
+from chopper.collectors.base import Availability, CollectorContext
 from chopper.collectors.step_collector import StepCollector
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
-    from chopper.storage.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 NAME = "core_wait"
 BY_DEFAULT = True

@@ -6,18 +6,14 @@ host, waits for no device, and resets no peak, because the program may be using 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
-from chopper.collectors.base import Availability
+from chopper.collectors.base import Availability, CollectorContext
 from chopper.collectors.step_collector import StepCollector
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chopper.collectors.base import CollectorContext
-    from chopper.storage.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 NAME = "device_memory"
 BY_DEFAULT = True

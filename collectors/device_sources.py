@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from chopper.collectors._plan import DEVICE, SENSOR, DeviceReader, LiveCall, Plan, PlannedDevice
-from chopper.collectors.sampler import Gone, Part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chopper.collectors._plan import Call, Column, DeviceTotals
-    from chopper.collectors.sampler import Sink
+from chopper.collectors._plan import (
+    DEVICE,
+    SENSOR,
+    Call,
+    Column,
+    DeviceReader,
+    DeviceTotals,
+    LiveCall,
+    Plan,
+    PlannedDevice,
+)
+from chopper.collectors.sampler import Gone, Part, Sink
 
 Loss = Literal["sensor", "moment", "device", "library"]
 """Loss by an error: of this sensor, this reading, this device, or everything."""

@@ -11,19 +11,15 @@ import fcntl
 import re
 import socket
 import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from chopper.collectors.base import CollectorContext
 from chopper.collectors.procfs import FileSource, KeptFile, content, counted, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
-from chopper.collectors.sampler import SourceSpec
+from chopper.collectors.sampler import Sink, SourceSpec
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from chopper.collectors.base import CollectorContext
-    from chopper.collectors.sampler import Sink
 
 NAME = "fabric"
 BY_DEFAULT = True

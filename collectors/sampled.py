@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from chopper.collectors._visible import NothingVisible
-from chopper.collectors.base import DRIVER_TIMEOUT_S, Availability, call_within
+from chopper.collectors.base import (
+    DRIVER_TIMEOUT_S,
+    Availability,
+    CollectorContext,
+    Scope,
+    call_within,
+)
 from chopper.collectors.sampler import (
     SamplerProcess,
     SourceSpec,
@@ -17,10 +23,7 @@ from chopper.collectors.sampler import (
     to_report,
 )
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext, Scope
-    from chopper.storage.manifest import CallCost, CollectorReport
+from chopper.storage.manifest import CallCost, CollectorReport
 
 _D = TypeVar("_D")
 ONCE_HZ = 1 / 86400

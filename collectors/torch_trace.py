@@ -15,16 +15,14 @@ import shutil
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
 from chopper.storage.manifest import CollectorReport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 NAME = "torch_trace"
 BY_DEFAULT = True

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.causes import CAUSES, LEAVES, PHASE_COLORS
+from chopper.attribution import Group
+from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, Level
 from chopper.reports.labels import color, full_label
 from chopper.reports.page import Cell, Column, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import Group
-    from chopper.causes import Level
-    from chopper.reports.story import Story
+from chopper.reports.story import Story
 
 LEVELS: tuple[tuple[Level, str], ...] = (
     ("phase", "Phase"),

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.compare.result import signed, signed_duration
+from chopper.analyzers.compare.gate import Verdict
+from chopper.analyzers.compare.result import (
+    Change,
+    Check,
+    Comparison,
+    Total,
+    signed,
+    signed_duration,
+)
+from chopper.analyzers.compare.result import Item as Difference
 from chopper.reports import figures, formatted
 from chopper.reports.labels import cause_cell, color, finding_table, full_label, method
 from chopper.reports.page import (
@@ -13,6 +23,7 @@ from chopper.reports.page import (
     DOCUMENT,
     PLAIN,
     TERMINAL,
+    Block,
     Cell,
     Column,
     Fact,
@@ -20,19 +31,12 @@ from chopper.reports.page import (
     Figure,
     Item,
     Items,
+    Mark,
     Page,
     Paragraph,
     Section,
     Table,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.compare.gate import Verdict
-    from chopper.analyzers.compare.result import Change, Check, Comparison, Total
-    from chopper.analyzers.compare.result import Item as Difference
-    from chopper.reports.page import Block, Mark
 
 TOP = 15
 """Kernels and operators shown unless told otherwise."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+import pyarrow as pa
+
+from chopper import tables as declarations
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.views import View
 from chopper.reports.page import Column, Items, Page, Paragraph, Table
 from chopper.views import in_sections
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
-
-    from chopper import tables as declarations
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.views import View
 
 MAX_ROWS = 500
 """Rows of one view in the page; the command line prints all."""

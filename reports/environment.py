@@ -5,20 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper import wording as fmt
-from chopper.reports.page import BROWSER, Cell, Column, Fact, Facts, Section, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.reports.page import Block, Mark
-    from chopper.storage.manifest import CollectorReport, RunManifest
+from chopper.analyzers.attributed import Attributed
+from chopper.reports.page import BROWSER, Block, Cell, Column, Fact, Facts, Mark, Section, Table
+from chopper.storage.manifest import CollectorReport, RunManifest
 
 _LABELS = {
     "affinity": "Cores it may use",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from chopper import wording as fmt
+from chopper.analyzers.estimates import Estimate
 from chopper.reports.figures import LINES, layout, mark, significant
 from chopper.reports.page import Column, Figure, Items, Page, Section, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from chopper.analyzers.estimates import Estimate
 
 T = TypeVar("T")
 

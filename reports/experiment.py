@@ -7,11 +7,13 @@ each set of labels (sizes, shapes), a row for each combination.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
-from chopper.analyzers.compare.result import signed, signed_duration
+from chopper.analyzers.compare.result import Change, signed, signed_duration
+from chopper.experiments.declarations import ShownView
+from chopper.experiments.results import Experiment, Headline, Row
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
 from chopper.reports.labels import full_label, sentence
@@ -20,6 +22,7 @@ from chopper.reports.page import (
     DOCUMENT,
     PLAIN,
     TERMINAL,
+    Block,
     Cell,
     Column,
     Fact,
@@ -32,15 +35,7 @@ from chopper.reports.page import (
     Section,
     Table,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.analyzers.compare.result import Change
-    from chopper.experiments.declarations import ShownView
-    from chopper.experiments.results import Experiment, Headline, Row
-    from chopper.reports.page import Block
-    from chopper.statistics import Estimate
+from chopper.statistics import Estimate
 
 _LEAST_SHARE = 0.01
 _ROUNDING = 1e-9

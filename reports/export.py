@@ -11,20 +11,17 @@ from __future__ import annotations
 import gzip
 import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.attributed import Attributed
 from chopper.errors import OutputError, UsageError, reason_of
 from chopper.storage.files import encode_json
 from chopper.wording import device_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
 
 Kind = Literal["parquet", "csv", "perfetto"]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import LEAVES
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.reports.story import Story
+from chopper.reports.story import Story
 
 Figure = dict[str, Any]
 

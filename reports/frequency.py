@@ -6,14 +6,16 @@ here that they do not hold.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.clocked import clocked_of
+from chopper.analyzers.events.clocked import Clocked, clocked_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.trace.samples import per_device
 from chopper.causes import CAUSES
@@ -27,16 +29,9 @@ from chopper.reports.figures import (
     stacked_steps,
 )
 from chopper.reports.labels import color
-from chopper.reports.page import BROWSER, Cell, Column, Fact, Facts, Figure, Section, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.events.clocked import Clocked
-    from chopper.reports.page import Block
-    from chopper.reports.series import Series
-    from chopper.reports.story import Story
+from chopper.reports.page import BROWSER, Block, Cell, Column, Fact, Facts, Figure, Section, Table
+from chopper.reports.series import Series
+from chopper.reports.story import Story
 
 _KERNELS = 12
 _BINS = 56

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from chopper.attribution import Attribution, Recoverable
+from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from chopper.attribution import Attribution, Recoverable
-    from chopper.hardware.ceilings import Ceiling
-    from chopper.storage.processes import SubRun
+from chopper.storage.processes import SubRun
 
 SCHEMA = "chopper.attribution/3"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES, inherited, parent
 from chopper.reports.page import Cards, Cell, Column, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding
 
 # Parents without which their leaves' labels say too little.
 _CONTEXT = frozenset({"compute.vector", "communication.transfer"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.panel import Panel
@@ -10,13 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from chopper import wording as fmt
+from chopper.attribution import CauseRow
 from chopper.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.attribution import CauseRow
-    from chopper.recording.live import Snapshot
+from chopper.recording.live import Snapshot
 
 _RANKS, _DEVICES, _CAUSES = 8, 8, 4
 # Bits of NVML's clocks event reasons, worst first.

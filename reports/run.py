@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
-from chopper.attribution import FIRST
-from chopper.causes import CAUSES, LEAVES
+from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
+from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
 from chopper.reports.labels import (
     advice,
@@ -22,11 +24,13 @@ from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
     TERMINAL,
+    Block,
     Cell,
     Column,
     Fact,
     Facts,
     Figure,
+    Format,
     Item,
     Items,
     Page,
@@ -37,16 +41,8 @@ from chopper.reports.page import (
     Widget,
 )
 from chopper.reports.story import Story, facts, verdict, withheld
+from chopper.storage.manifest import Finding
 from chopper.views import VIEWS, views
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow, Recoverable, StepKind
-    from chopper.causes import Level
-    from chopper.reports.page import Block, Format
-    from chopper.storage.manifest import Finding
 
 _ROWS = 15
 """Groups of one level in Markdown."""

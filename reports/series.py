@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.samples import per_device
 from chopper.analyzers.views.queue_depth import depths as depths_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.storage.run import Run
+from chopper.storage.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.attribution import TRAINING
+from chopper.analyzers.attributed import Attributed
+from chopper.attribution import TRAINING, CauseRow, Group, StepTime
+from chopper.causes import Level
 from chopper.reports.labels import full_label, sentence
 from chopper.views import views
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow, Group, StepTime
-    from chopper.causes import Level
 
 _IDEAL = "compute.ideal"
 _NO_MODEL = ("compute.no_peak", "compute.unmodelled")

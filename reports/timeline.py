@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.replay.replay import lanes_of
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.replay import Replay, lanes_of
 from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Packer, RankColumns, Window
 from chopper.reports.pack import pack
 from chopper.reports.series import LARGEST_DRAWN, SAMPLED, Series, thin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.replay.replay import Replay
 
 DEVICE_BUDGET = 320_000
 """Device events embedded in one report, over all ranks and steps."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports import page as model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.reports.page import Block, Cell, Page
+from chopper.reports.page import Block, Cell, Page
 
 _SPECIAL = str.maketrans({c: "\\" + c for c in "\\`*_{}[]<>#|~$&!"})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -13,11 +14,7 @@ from rich.text import Text
 from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports import page as model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from chopper.reports.page import Block, Cell, Column, Page
+from chopper.reports.page import Block, Cell, Column, Page
 
 _MIN_WIDTH = 60
 _GAP = 2

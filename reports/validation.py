@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from chopper import wording as fmt
 from chopper.reports import formatted
-from chopper.reports.page import Cell, Column, Items, Page, Section, Table
+from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
 from chopper.validation.results import Case, score, to_dict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.reports.page import Mark
 
 _COLUMNS = (
     "injection",

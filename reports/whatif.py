@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.answers import WhatIf
+from chopper.analyzers.replay.replay import Replay
+from chopper.attribution import Recoverable
 from chopper.causes import CAUSES
 from chopper.reports import actions
 from chopper.reports.labels import cause_cell, color, full_label
 from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Section, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from chopper.analyzers.attributed import Attributed
-    from chopper.analyzers.replay.answers import WhatIf
-    from chopper.analyzers.replay.replay import Replay
-    from chopper.attribution import Recoverable
 
 _PATH_ROWS = 8
 _RECOVERABLE_ROWS = 20

@@ -85,8 +85,7 @@ def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
     share, rest = np.divmod(total_ns.astype(np.int64), windows)
     short = int(total_ns.sum()) // windows - int(share.sum())
     share[np.argsort(-rest, kind="stable")[:short]] += 1
-    found: np.ndarray = share
-    return found
+    return share
 
 
 def _aligned(steps: Steps, leaves: list[str]) -> np.ndarray:

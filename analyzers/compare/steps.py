@@ -43,8 +43,7 @@ class Steps:
     @property
     def step_ns(self) -> np.ndarray:
         """(steps,) mean over ranks of the observed time."""
-        mean: np.ndarray = self.time_ns.sum(axis=1) / np.maximum(self.windows, 1)
-        return mean
+        return self.time_ns.sum(axis=1) / np.maximum(self.windows, 1)
 
     @property
     def window_count(self) -> int:

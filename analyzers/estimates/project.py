@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from chopper.analyzers.estimates import Estimate, assumed
 from chopper.analyzers.estimates.network import Topology
@@ -26,12 +27,7 @@ from chopper.analyzers.estimates.scaling import (
 )
 from chopper.errors import InputError, UsageError
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.hardware.devices import Reach
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from chopper.hardware.devices import DevicePeaks
+from chopper.hardware.devices import DevicePeaks, Reach
 
 _MOST_FIXED_NS = 10_000.0
 """No kernel takes longer than this for being a kernel."""

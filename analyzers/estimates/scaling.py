@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates.network import Topology, algorithms_of, collective_time_s
 from chopper.analyzers.estimates.waiting import Members, Place, expected_maximum, places
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views.collectives import collectives
 from chopper.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
-
-    from chopper.analyzers.attributed import Attributed
 
 
 class AtScale(msgspec.Struct, kw_only=True, frozen=True):

@@ -22,18 +22,16 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import WAIT, details_of, members_of
 from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
 
 _STEPS = 4
 """Fewest steps that tell lateness that is always there from chance."""
@@ -104,8 +102,7 @@ def _logarithms() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_normal(x: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.interp(x, *_logarithms())
-    return found
+    return np.interp(x, *_logarithms())
 
 
 @functools.lru_cache(maxsize=4096)

@@ -70,8 +70,7 @@ class Events:
 def of_class(events: Events, work_class: str) -> np.ndarray:
     """Return the mask of the events of a work class: compute, communication or copy."""
     codes, names = events.work_class
-    mask: np.ndarray = codes == (names.index(work_class) if work_class in names else -2)
-    return mask
+    return codes == (names.index(work_class) if work_class in names else -2)
 
 
 def events_of(run: Attributed) -> Events:

@@ -16,8 +16,7 @@ Texts = tuple[np.ndarray, list[str]]
 
 def reals(table: pa.Table, name: str) -> np.ndarray:
     """Return a numeric column as float64, NaN for null."""
-    values: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return values
+    return table[name].to_numpy(zero_copy_only=False).astype(np.float64)
 
 
 def real_or_null(values: np.ndarray) -> pa.Array:
@@ -113,5 +112,4 @@ def running_max(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
         parts = np.split(values, np.flatnonzero(begins)[1:])
         return np.concatenate([np.maximum.accumulate(part) for part in parts])
     shifted = values - low + group * width
-    out: np.ndarray = np.maximum.accumulate(shifted) - group * width + low
-    return out
+    return np.maximum.accumulate(shifted) - group * width + low

@@ -41,8 +41,7 @@ class Counter:
         low, high = (
             np.interp(edge - zero, self.time_ns - zero, total) for edge in (start_ns, end_ns)
         )
-        grown: np.ndarray = high - low
-        return grown
+        return high - low
 
     def unbroken(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Return the mask of the spans that touch no broken gap."""
@@ -50,8 +49,7 @@ class Counter:
         first = np.clip(np.searchsorted(self.time_ns, start_ns, side="right") - 1, 0, last)
         final = np.clip(np.searchsorted(self.time_ns, end_ns, side="left") - 1, first, last)
         bad = np.concatenate([[0], np.cumsum(self.broken)])
-        mask: np.ndarray = bad[final + 1] == bad[first]
-        return mask
+        return bad[final + 1] == bad[first]
 
 
 def counter_of(time_ns: np.ndarray, total: np.ndarray) -> Counter | None:
@@ -82,8 +80,7 @@ class Meter(Counter):
     def usable(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Return the mask of the spans that lie within the readings and touch no broken gap."""
         inside = (start_ns >= self.time_ns[0]) & (end_ns <= self.time_ns[-1])
-        mask: np.ndarray = inside & self.unbroken(start_ns, end_ns)
-        return mask
+        return inside & self.unbroken(start_ns, end_ns)
 
     def edge_ns(self, time_ns: np.ndarray) -> np.ndarray:
         """Return the gap between the readings around each moment, at least the counter's step."""

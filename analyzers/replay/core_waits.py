@@ -72,8 +72,7 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     may_sleep = np.isin(parts.cause, _ASLEEP)
     held = awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
     share = np.append(waited_ns, 0) / np.maximum(np.bincount(window, held, count), 1)
-    factor: np.ndarray = 1 - np.minimum(share, 1.0)[window] * held / np.maximum(length, 1)
-    return factor
+    return 1 - np.minimum(share, 1.0)[window] * held / np.maximum(length, 1)
 
 
 def _window_of_moments(node: RankNodes) -> np.ndarray:

@@ -80,5 +80,4 @@ def _extents(events: pa.Table, name: str) -> np.ndarray:
     """Product of recorded grids or blocks; 0 where there is none."""
     codes, values = strings(events, name)
     extents = np.array([*(last_wave.extent(v) or 0 for v in values), 0], dtype=np.float64)
-    found: np.ndarray = extents[codes]
-    return found
+    return extents[codes]

@@ -26,8 +26,7 @@ MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
 
 def _function(name: str) -> Callable[..., Work]:
     modules = (attention, conv, gemm, indexing, spatial, vector)
-    found: Callable[..., Work] = next(getattr(m, name) for m in modules if hasattr(m, name))
-    return found
+    return next(getattr(m, name) for m in modules if hasattr(m, name))
 
 
 MODELS: dict[str, partial[Work]] = {

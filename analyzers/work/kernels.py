@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FEW = 256
 _LOOKAROUND = re.compile(r"\(\?<?[!=][^()]*\)")

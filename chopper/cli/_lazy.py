@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import click
 
 from chopper.quantities import one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class LazyGroup(click.Group):

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.collectors.base import call_within
+from chopper.collectors.base import CollectorContext, call_within
 from chopper.errors import InputError
 from chopper.reports.page import Item, Items, Page, Section
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
 
 SCHEMA = "chopper.doctor/1"
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from chopper.cli import _shared as shared
 from chopper.cli.output import progress
-from chopper.reports.export import KINDS
-
-if TYPE_CHECKING:
-    from chopper.reports.export import Kind
+from chopper.reports.export import KINDS, Kind
 
 
 @click.command("export")

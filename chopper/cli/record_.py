@@ -6,8 +6,9 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
@@ -23,12 +24,8 @@ from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import NOTES_VARIABLE
 from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
+from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from chopper.storage import manifest as m
 
 
 @click.command(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +14,7 @@ from chopper.causes import parents
 from chopper.cli import _shared as shared
 from chopper.errors import UsageError
 from chopper.quantities import one_of
-from chopper.validation.results import MAGNITUDES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from chopper.validation.results import Case
+from chopper.validation.results import MAGNITUDES, Case
 
 
 @click.command("validate")

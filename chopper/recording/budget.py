@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 EVENTS = 300_000
 """Events of a trace. The program waits for 3 s, on a core of its own, while so many are written."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from chopper.errors import InputError, OutputError, RunFormatError
 from chopper.storage import manifest as m
@@ -12,10 +13,6 @@ from chopper.storage import processes
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, sub_runs
 from chopper.storage.parts import missing_ranks, read_parts, run_of_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def finalize(

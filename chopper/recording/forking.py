@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from chopper.collectors.torch_trace import leave_without_destructors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _traced = False
 """True once this process, or one that it was forked from, has traced."""

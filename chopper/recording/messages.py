@@ -6,16 +6,13 @@ import contextlib
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from chopper.errors import ChopperError
+from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.parts import read_manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chopper.storage import manifest as m
 
 Status = Literal["complete", "interrupted", "failed"]
 

@@ -9,14 +9,11 @@ import contextlib
 import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from chopper.recording.hook.early import ImportWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
 
 _CREATE_GRAPH = 3
 """Position of this argument of autograd's engine."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from chopper.errors import UsageError
 from chopper.recording import claim
 from chopper.recording.steps import Window, WindowSpec, parse_windows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

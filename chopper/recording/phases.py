@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from chopper.storage.streams import RowLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
 """Phases of a training step: only a trace shows them."""

@@ -6,20 +6,17 @@ import contextlib
 import functools
 import inspect
 import itertools
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from chopper.errors import UsageError
 from chopper.recording import session as _session
 from chopper.recording.options import Options, make_options, numbered
 from chopper.recording.phases import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-    from types import TracebackType
-
-    from chopper.recording.steps import WindowSpec
+from chopper.recording.steps import WindowSpec
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")

@@ -17,7 +17,9 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
@@ -31,21 +33,14 @@ from chopper.recording.hook.early import note
 from chopper.recording.messages import Status, ending, exception_text, say
 from chopper.recording.optimizers import OptimizerWatch
 from chopper.recording.options import Options, for_children, make_options
-from chopper.recording.phases import Phase
+from chopper.recording.phases import OpenPhase, Phase
 from chopper.recording.signals import TerminationGuard, no_interrupts
 from chopper.recording.step_recorder import StepRecorder, keep_measure
-from chopper.recording.steps import OptimizerCycle
+from chopper.recording.steps import OptimizerCycle, Window
 from chopper.recording.trainers import Evaluations, TrainerPhases
 from chopper.recording.windows import TraceWindows
 from chopper.storage import manifest as m
 from chopper.storage.parts import RunWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from chopper.recording.phases import OpenPhase
-    from chopper.recording.steps import Window
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0

@@ -12,10 +12,8 @@ import ctypes
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 1.0

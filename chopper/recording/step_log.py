@@ -5,14 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
+from chopper.storage.manifest import Overhead
 from chopper.storage.streams import RowLog, StreamWriter, stream_batches
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chopper.storage.manifest import Overhead
 
 _Row = tuple[int, int, int, str, bool, bool]
 """A row of the table ``step``."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from chopper.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _STALE_AFTER = 8
 """Steps of another optimizer, without one of the leader's, after which the leader is replaced."""

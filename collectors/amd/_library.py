@@ -13,17 +13,15 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chopper.collectors._visible import NothingVisible, chosen_by, local_ranks
 from chopper.collectors.device_sources import Device, Errors
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ERRORS = Errors("amdsmi")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from ctypes import byref, c_uint32, create_string_buffer, memset, sizeof
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from chopper.collectors._plan import (
     DEVICE,
@@ -18,14 +19,9 @@ from chopper.collectors._plan import (
 )
 from chopper.collectors.amd import _library as amd
 from chopper.collectors.base import held
-from chopper.collectors.device_sources import DeviceSource, PlannedSource, columns_of
+from chopper.collectors.device_sources import DeviceSource, PlannedReader, PlannedSource, columns_of
+from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from chopper.collectors.device_sources import PlannedReader
-    from chopper.collectors.sampler import Sink
 
 _MEGA = 1_000_000
 _ENERGY_UNIT_J = 15.259e-6

@@ -7,13 +7,11 @@ What a machine does not offer is left null and named with its reason; it is neve
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from chopper.collectors.base import CollectorContext
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
 
 NAME = "host"
 BY_DEFAULT = True

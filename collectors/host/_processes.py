@@ -6,17 +6,13 @@ import contextlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from chopper.collectors.host._ranks import RankWatcher
 from chopper.collectors.procfs import Budget, KeptFile, content, try_open
-from chopper.collectors.sampler import COMM
+from chopper.collectors.sampler import COMM, Sink
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chopper.collectors.sampler import Sink
 
 
 class _Process:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
 from chopper.errors import JSON_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SCAN_NS = 1_000_000_000
 _SCAN_COST_RATIO = 0.005

@@ -11,17 +11,14 @@ import os
 import platform
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from chopper.collectors.host._ranks import RankWatcher
 from chopper.collectors.procfs import KeptFile
+from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chopper.collectors.sampler import Sink
 
 _THREADS = 64
 """Threads of one rank that are watched: those that ran most when it was first looked at."""

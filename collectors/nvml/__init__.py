@@ -6,15 +6,13 @@ the sampler process reads, one class a tier. This module is the collector that s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from chopper.collectors.base import CollectorContext
 from chopper.collectors.nvml import _library
 from chopper.collectors.nvml._library import NvmlDevice
 from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
 from chopper.collectors.sampler import SourceSpec
-
-if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext
 
 NAME = "nvml"
 BY_DEFAULT = True

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import sizeof
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chopper.collectors._plan import (
     FIELD,
@@ -30,9 +31,6 @@ from chopper.collectors._plan import (
 from chopper.collectors._visible import NothingVisible, chosen_by, local_ranks
 from chopper.collectors.device_sources import Device, Errors
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field that is summed over links; a bare id would mean link 0 alone."""

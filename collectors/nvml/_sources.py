@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from chopper.collectors._plan import (
     FIELD,
@@ -21,15 +22,10 @@ from chopper.collectors._plan import (
     content,
     pointer,
 )
-from chopper.collectors.device_sources import DeviceSource, PlannedSource
+from chopper.collectors.device_sources import DeviceSource, PlannedReader, PlannedSource
 from chopper.collectors.nvml import _library as nvml
+from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from chopper.collectors.device_sources import PlannedReader
-    from chopper.collectors.sampler import Sink
 
 _SM, _MEMORY = 1, 2
 """Clock types of NVML."""

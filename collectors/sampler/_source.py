@@ -6,15 +6,13 @@ import importlib
 import os
 import select
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from chopper.storage.manifest import CallCost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 class Sink:

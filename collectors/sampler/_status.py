@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
-from chopper.storage.manifest import CallCost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from chopper.storage.manifest import CollectorReport
+from chopper.storage.manifest import CallCost, CollectorReport
 
 COMM = "chopper-sampler"
 """Name of the sampler's process as the kernel shows it; 15 characters is what fits."""

@@ -6,18 +6,15 @@ values only (:mod:`chopper.collectors.snapshot._machine`); nothing of it can run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pyarrow as pa
 
 from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.collectors.snapshot._machine import load
 from chopper.collectors.snapshot._tables import tables_of
 from chopper.errors import InputError
 from chopper.limits import Intake
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
 
 __all__ = ["read_snapshot", "sniff", "tables_of"]
 

@@ -12,13 +12,11 @@ import pickle
 import pickletools
 import struct
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chopper.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PLAIN = """
 PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT

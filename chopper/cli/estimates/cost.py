@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.cost import Against, Cost, compare, cost, projected_tokens_per_s
 from chopper.cli import _options
 from chopper.cli._shared import attributed
 from chopper.errors import UsageError
 from chopper.hardware import devices, prices
+from chopper.hardware.devices import DevicePeaks
 from chopper.hardware.prices import Priced, Prices
 from chopper.models import architectures
 from chopper.reports.estimate import estimate_page, values
 from chopper.reports.figures import lines
 from chopper.reports.page import Figure, Page, Section
-
-if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
-    from chopper.hardware.devices import DevicePeaks
 
 
 class Options(_options.Options, kw_only=True, frozen=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,9 +23,6 @@ from chopper.errors import UsageError
 from chopper.reports.estimate import estimate_page, listing
 from chopper.reports.figures import lines
 from chopper.reports.page import Column, Figure, Page, Section
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Options(_options.Options, kw_only=True, frozen=True):

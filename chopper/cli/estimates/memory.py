@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from chopper.analyzers.estimates.formulas import (
     rule_of_thumb,
     zero_states_bytes,
 )
-from chopper.analyzers.estimates.memory import Memory, fit, memory, of_capture
+from chopper.analyzers.estimates.memory import Fit, Memory, fit, memory, of_capture
 from chopper.analyzers.estimates.training import Training
 from chopper.cli import _options
 from chopper.errors import UsageError
@@ -23,12 +24,6 @@ from chopper.models.architectures import CATALOGUE, named
 from chopper.models.configs import read_config
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.page import Figure, Items, Page, Section, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.estimates.memory import Fit
-
 
 _USABLE_RATIO = 0.95
 _OF_A_MODULE = ("batch_count", "sequence_count", "strategy", "ranks_count", "checkpoint")

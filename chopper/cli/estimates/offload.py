@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from chopper import wording as fmt
 from chopper.analyzers.estimates import Option
@@ -16,10 +17,6 @@ from chopper.models.configs import read_config
 from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.page import Column, Figure, Page, Section
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Host to device and back of PCIe 5.0 x16, measured; each generation before has half.
 PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)

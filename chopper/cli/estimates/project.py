@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from chopper import wording as fmt
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.project import Projection, Side, project, project_captured
@@ -20,11 +22,6 @@ from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.figures import lines
 from chopper.reports.page import Figure, Page, Section, Table
 from chopper.views import view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chopper.analyzers.attributed import Attributed
 
 
 class Options(_options.Options, kw_only=True, frozen=True):

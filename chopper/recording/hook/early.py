@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 NOTES_VARIABLE = "CHOPPER_HOOK_NOTES"
 """A file that hooked processes append to: how far each of them came."""
