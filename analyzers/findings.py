@@ -206,7 +206,7 @@ def gathered(findings: list[Finding]) -> list[Finding]:
         first = same[0]
         ranks = sorted({f.rank for f in same if f.rank is not None})
         if len(same) > 1 and first.rank is not None:
-            shown = ", ".join(map(str, ranks[:6])) + (" …" if len(ranks) > 6 else "")
-            first = msgspec.structs.replace(first, rank=None, message=f"ranks {shown}: {text}")
+            message = f"ranks {ranges(ranks)}: {text}"
+            first = msgspec.structs.replace(first, rank=None, message=message)
         merged.append(first)
     return sorted(merged, key=lambda f: _SEVERITY[f.severity])

@@ -146,10 +146,16 @@ def _head(story: Story, detail: str) -> list[Block]:
 
 
 def _findings(story: Story) -> list[Section]:
-    """Return all findings, for a terminal and for documents."""
-    items = [
-        Item(_of_rank(story, f, "rank", f.message), f.severity, f.code) for f in story.run.findings
-    ]
+    """Return what was found, for a terminal and for documents: of several ranks, the gravest."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for one in story.run.findings:
+        alike.setdefault((one.severity, one.code), []).append(one)
+    items = []
+    for several in alike.values():
+        worst = max(several, key=lambda f: f.count or 0)
+        more = f" (and {len(several) - 1} more like it)" if len(several) > 1 else ""
+        text = _of_rank(story, worst, "rank", worst.message)
+        items.append(Item(f"{text}{more}", worst.severity, worst.code))
     return [Section(title="About the data", blocks=(Items(items=items),))] if items else []
 
 
