@@ -22,8 +22,7 @@ from chopper.reports.labels import (
 )
 from chopper.reports.page import (
     BROWSER,
-    DOCUMENT,
-    TERMINAL,
+    PLAIN,
     Block,
     Cell,
     Column,
@@ -132,10 +131,10 @@ def _head(story: Story, detail: str) -> list[Block]:
     ][:_ALERTS]
     blocks: list[Block] = [
         *(Paragraph(text) for text in ("" if told else detail, story.tracing) if text),
-        *(Paragraph(line, "dim", formats=TERMINAL) for line in lines),
+        *([Paragraph(used, "dim", formats=PLAIN)] if used else []),
     ]
     for entries, title, formats in (
-        (lines, "", DOCUMENT),
+        (lines, "", BROWSER),
         (alerts, "What the data cannot support", BROWSER),
     ):
         blocks += [Items(items=entries, title=title, formats=formats)] if entries else []
@@ -150,7 +149,7 @@ def _findings(story: Story) -> list[Section]:
     alike: dict[tuple[str, str], list[Finding]] = {}
     for one in story.run.findings:
         alike.setdefault((one.severity, one.code), []).append(one)
-    items = []
+    items = [Item(line) for line in (*story.ceilings[0], withheld(story.run)) if line]
     for several in alike.values():
         worst = max(several, key=lambda f: f.count or 0)
         more = f" (and {len(several) - 1} more like it)" if len(several) > 1 else ""
