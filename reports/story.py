@@ -22,6 +22,8 @@ _NO_MODEL = ("compute.no_peak", "compute.unmodelled")
 _UNKNOWN = frozenset((*_NO_MODEL, "compute.vector.no_bytes", "idle.no_step"))
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
 _WORDS_IDLE: dict[Level, str] = {"op": "host in operator", "phase": "phase"}
+_COVERED_RATIO = 0.8
+"""With less of the math known, an ideal is a bound and no ratio to it is told."""
 _CEILINGS = {"theoretical": "Theoretical ceiling", "achievable": "Achievable ceiling"}
 
 
@@ -106,7 +108,8 @@ class Story:
                 f"{label}: {f'{fmt.flops(rate)} {_mix(by_type)}, ' if rate else ''}{source}"
             )
             if whole["mfu_ratio"] is not None:
-                share = f"MFU {fmt.ratio(whole['mfu_ratio'])}, HFU {fmt.ratio(whole['hfu_ratio'])}"
+                mfu, hfu = (fmt.ratio(whole[name]) for name in ("mfu_ratio", "hfu_ratio"))
+                share = f"MFU at least {mfu}" if whole["reason"] else f"MFU {mfu}, HFU {hfu}"
                 used.append(f"{share} of the {name} ceiling")
             reasons += filter(None, [whole["reason"]])
         if not used:
@@ -213,6 +216,13 @@ def verdict(story: Story) -> tuple[str, str]:
     ideal = story.ideal_per_window_ns
     if ideal is None:
         return f"{takes} how fast it could be is not known.", sentence(story.ideal_reason)
+    covered = run.coverage.get("math_with_peak_ratio")
+    if covered is not None and covered < _COVERED_RATIO:
+        return (
+            f"{takes} how fast it could be is known for {fmt.ratio(covered)} of its math.",
+            f"That part would take {fmt.duration(ideal)} at peak, so the ideal is longer, and no "
+            "ratio to it is given.",
+        )
     detail = (
         f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "
         f"time is model math at the device's peak, {fmt.duration(observed - ideal)} is the gap."
