@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.errors import InputError
 from chopper.ingest.ranks import rank_in
-from chopper.storage.manifest import CollectorReport, Finding, add_finding
+from chopper.storage.manifest import CollectorReport, Finding, RankManifest, Severity, add_finding
 from chopper.wording import some
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from chopper.storage.manifest import RankManifest, Severity
 
 
 @dataclass
@@ -53,7 +49,6 @@ def attach_counters(
     """
     if not files:
         return
-    import pyarrow as pa
 
     from chopper.collectors.formats.counters import read_counters
 
@@ -116,8 +111,6 @@ def attach_snapshots(
 
 def _of_device(tables: dict[str, pa.Table], device_id: int | None) -> dict[str, pa.Table]:
     """Return the rows of a device, of all with None; tables without any are left out."""
-    import pyarrow.compute as pc
-
     if device_id is not None:
         tables = {n: t.filter(pc.equal(t["device_id"], device_id)) for n, t in tables.items()}
     return {name: table for name, table in tables.items() if table.num_rows}

@@ -7,21 +7,17 @@ other; where hardly any do, it was another run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, add_finding
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from chopper.collectors.formats.parsed import ParsedTrace
 
 _MOST_PAIRS = 400_000
 _BIN_NS = 20_000
@@ -108,8 +104,6 @@ def _with(
 
 
 def _moved(table: pa.Table, offset_ns: int, device_id: int | None) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     from chopper.arrow import with_column
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from datetime import tzinfo
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.collectors.formats.telemetry_csv import TelemetryLog
 from chopper.errors import InputError, UsageError
-from chopper.storage.manifest import Finding, add_finding
+from chopper.ingest.attachments import Attachments
+from chopper.storage.manifest import Finding, RankManifest, add_finding
 from chopper.wording import ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import tzinfo
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from chopper.collectors.formats.telemetry_csv import TelemetryLog
-    from chopper.ingest.attachments import Attachments
-    from chopper.storage.manifest import RankManifest
 
 _HELD_RATIO = 8
 """Memory for each byte of a log: rows of 50 bytes as columns of Python's numbers."""
@@ -82,8 +78,6 @@ def attach_logs(
     """
     if not files:
         return
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     by_table: dict[str, list[pa.Table]] = {}
     findings = attachments.findings
@@ -124,8 +118,6 @@ def _check_once(
     log: TelemetryLog,
 ) -> None:
     """Note the span in which a log holds each column of each device."""
-    import pyarrow.compute as pc
-
     for name, table in log.tables.items():
         if name == "energy_window":  # spans may lie in one another
             continue
@@ -161,8 +153,6 @@ def _check_times(
     zoned: bool,
 ) -> None:
     """Check that a log can be joined to the traces, and find out whether it meets them."""
-    import pyarrow.compute as pc
-
     traced = [p for p in parts if p.start_ns is not None and p.end_ns is not None]
     tables = [table for table in log.tables.values() if table.num_rows]
     if not traced or not tables:

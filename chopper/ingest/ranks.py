@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
 from chopper.storage.layout import MOST_RANKS
 from chopper.storage.manifest import Finding, RankManifest, add_finding
 from chopper.storage.parts import ranks_missing
 from chopper.wording import device_name, some
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chopper.collectors.formats.kineto import ParsedTrace
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")

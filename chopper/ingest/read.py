@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
+from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
 from chopper.ingest.recorded import read_rank, read_traces
-from chopper.ingest.sources import check_names, find
+from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.run import Run
 from chopper.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import tzinfo
-
-    import pyarrow as pa
-
-    from chopper.collectors.formats.kineto import ParsedTrace
-    from chopper.ingest.sources import Sources
 
 
 def read(named: Sequence[str | Path]) -> Run:

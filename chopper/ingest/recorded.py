@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
+from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
 from chopper.ingest.windows import join
 from chopper.storage.files import inside
 from chopper.storage.manifest import Finding, RankManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from chopper.collectors.formats.kineto import ParsedTrace
 
 
 def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:

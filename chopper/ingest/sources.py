@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import glob as globbing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, OutputError
 from chopper.storage.destination import run_around
 from chopper.storage.layout import MANIFEST, is_experiment, is_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @dataclass

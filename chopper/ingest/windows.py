@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
 from chopper.ingest.ranks import host_of, rank_by_name
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    import pyarrow as pa
-
-    from chopper.collectors.formats.kineto import ParsedTrace
 
 Read = list[tuple[Path, "ParsedTrace"]]
 
@@ -78,8 +76,6 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
     Ids that each window counts anew are made distinct. Steps keep their numbers unless a window
     counts from the beginning again; a window without steps is one step.
     """
-    import pyarrow as pa
-
     tables: dict[str, list[pa.Table]] = {}
     rows = {"host_span": 0, "device_event": 0}
     offset, number = 0, None
@@ -106,9 +102,6 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
 
 def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
     """The steps of a window, numbered after ``last`` with a jump."""
-    import numpy as np
-    import pyarrow.compute as pc
-
     from chopper.arrow import with_column
     from chopper.collectors.formats.parsed import step_table
 
@@ -125,8 +118,6 @@ def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
 
 def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
     """Add ``offset`` to a window's ids; returns that of the window after it."""
-    import pyarrow.compute as pc
-
     from chopper.arrow import with_column
 
     highest = 0
@@ -141,9 +132,6 @@ def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
 
 def _moved(collective: pa.Table, rows: dict[str, int]) -> pa.Table:
     """The metadata of collectives, its rows counted from the first window."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     from chopper.arrow import with_column
 
     first = [rows.get(source, 0) for source in collective["source"].to_pylist()]

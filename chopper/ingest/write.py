@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
+from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from chopper.errors import OutputError
 from chopper.ingest.read import read_sources
@@ -15,12 +18,6 @@ from chopper.storage import manifest
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.streams import StreamWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import tzinfo
-
-    import pyarrow as pa
 
 
 def write_run(

@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.storage import manifest as m
@@ -22,9 +23,6 @@ from chopper.storage.layout import MANIFEST, is_experiment, is_rank_dir, is_run
 from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
 from chopper.storage.processes import recorders
 from chopper.wording import some
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NOTES = ".hook-notes"
 """A file in the run while ``chopper record`` lasts: how the processes below it fared."""

@@ -12,12 +12,9 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PROC = Path("/proc")
 _POLL_S = 0.002

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from chopper.errors import RunFormatError
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
+from chopper.storage.manifest import Finding, RankManifest, RunManifest
 from chopper.storage.parts import read_manifest
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from chopper.storage.manifest import Finding, RankManifest, RunManifest
 
 
 @dataclass(frozen=True, eq=False, repr=False)

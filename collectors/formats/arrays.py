@@ -6,13 +6,11 @@ nothing here is a Series.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 NO_VALUE = -(2**63)
 """Stands for an integer that is absent."""

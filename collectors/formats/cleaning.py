@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from chopper.collectors.formats.arrays import is_one_of
 from chopper.storage.manifest import Finding, add_finding
 from chopper.wording import device_name
-
-if TYPE_CHECKING:
-    from collections import Counter
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longer spans are overflows of the recorder: no step takes a month."""

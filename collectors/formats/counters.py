@@ -12,9 +12,10 @@ import csv
 import io
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +25,6 @@ from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.unpack import DAMAGE, cells_of, lines
 from chopper.errors import InputError
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _HELD_RATIO = 10
 """Memory for each byte of text: a row of 50 bytes becomes 8 values."""

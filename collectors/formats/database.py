@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.destination import scratch
 from chopper.storage.manifest import Finding, add_finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MAGIC = b"SQLite format 3\x00"
 _ROWS = 1 << 16

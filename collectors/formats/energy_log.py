@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from datetime import tzinfo
 
 from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.telemetry_csv import TelemetryLog
 from chopper.collectors.formats.unpack import cells_of
 from chopper.errors import InputError
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import tzinfo
 
 _REQUIRED = ("start_time", "window_name", "elapsed_time")
 _GPU = re.compile(r"gpu(\d{1,4})_energy")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from chopper.collectors.formats.unpack import DAMAGE, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.manifest import Finding, add_finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, a piece of it decoded, and the columns."""

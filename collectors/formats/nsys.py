@@ -8,11 +8,11 @@ Unix time the export carries. Process and thread are packed into one number, ``g
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.recording import (
     Recording,
     Text,
@@ -22,9 +22,6 @@ from chopper.collectors.formats.recording import (
 )
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
-
-if TYPE_CHECKING:
-    from chopper.collectors.formats.database import Database
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,6 @@ from chopper.arrow import to_arrow as from_list
 from chopper.collectors.formats.arrays import NO_VALUE, strings, to_arrow, to_numpy
 from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(kw_only=True)

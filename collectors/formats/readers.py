@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from chopper.collectors.formats.parsed import ParsedTrace
 
 _CSV = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
 _TRACE = re.compile(

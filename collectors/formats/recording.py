@@ -6,8 +6,10 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +28,6 @@ from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, step_ta
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding, add_finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
 Text = tuple[np.ndarray, list[str | None]]
 """A column of texts: codes, and what they stand for; code 0 is null."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
+from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,
@@ -29,9 +30,6 @@ from chopper.collectors.formats.recording import (
     streams_or_queues,
     taken,
 )
-
-if TYPE_CHECKING:
-    from chopper.collectors.formats.database import Database
 
 _SUFFIXED = re.compile(r"rocpd_(kernel_dispatch|region)((?:_[0-9A-Fa-f_-]+)?)")
 _MOST_RECORDINGS = 4096

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import csv
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
+from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,
@@ -31,12 +33,6 @@ from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, lines
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
 from chopper.storage.manifest import add_finding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from chopper.collectors.formats.parsed import ParsedTrace
 
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
 _PART = re.compile(

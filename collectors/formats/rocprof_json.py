@@ -7,13 +7,16 @@ their correlation id. Grids count threads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.json_text import read_bytes
+from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,
@@ -26,12 +29,6 @@ from chopper.collectors.formats.recording import (
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from chopper.collectors.formats.parsed import ParsedTrace
 
 _KEY = b'"rocprofiler-sdk-tool"'
 _APIS = ("hip_api", "hsa_api", "rccl_api", "marker_api")

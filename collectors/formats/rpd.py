@@ -7,12 +7,11 @@ that is empty, with the arguments of its call.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
+from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.recording import (
     Recording,
@@ -27,9 +26,6 @@ from chopper.collectors.formats.recording import (
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from chopper.collectors.formats.database import Database
 
 _FILL = "FillBuffer"
 _NAMES = {

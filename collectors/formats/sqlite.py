@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from chopper.collectors.formats import nsys, rocpd, rpd
 from chopper.collectors.formats.database import MAGIC, opened
+from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.collectors.formats.recording import traces_of
 from chopper.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from chopper.collectors.formats.parsed import ParsedTrace
 
 
 def sniff(head: bytes) -> bool:

@@ -8,21 +8,20 @@ recognised by these two; what is not recognised is named, not guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.arrow import to_arrow
 from chopper.collectors.formats.unpack import cells_of
 from chopper.errors import InputError
 from chopper.storage.clock import in_order
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
 
 _MEGA = 1_000_000
 _MIB = 1 << 20
@@ -274,9 +273,6 @@ def _by_device(
     name: str, placed: list[tuple[int, str, str | None]], rows: list[tuple[Any, ...]]
 ) -> pa.Table:
     """The rows as a table sorted by time, each device's without times that passed twice."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     declared = TABLES[name]
     names = (*_EVERY_ROW, *(column for _, column, _ in placed))
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))

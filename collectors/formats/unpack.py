@@ -6,7 +6,9 @@ import contextlib
 import csv
 import io
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 from zlib import decompressobj
 from zlib import error as _Damaged
 
@@ -19,10 +21,6 @@ try:
 except ImportError:  # no wheel for this machine
     pass
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-    from typing import BinaryIO
 
 _HEAD_BYTES = 1 << 16
 _READ_BYTES = 1 << 13

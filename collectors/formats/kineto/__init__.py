@@ -6,14 +6,11 @@ tables.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from chopper.collectors.formats.kineto._assemble import read_trace
 from chopper.collectors.formats.parsed import ParsedTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 __all__ = ["ParsedTrace", "read", "read_trace"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from chopper.collectors.formats.cleaning import (
     integer,
     timelines_of,
 )
+from chopper.collectors.formats.kineto._events import Args, Header
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.collectors.formats.kineto._values import text_of
@@ -30,11 +32,6 @@ from chopper.collectors.formats.parsed import (
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chopper.collectors.formats.kineto._events import Args, Header
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,12 +45,7 @@ from chopper.collectors.formats.kineto._repair import repair
 from chopper.collectors.formats.kineto._values import Ids, ints, note_name, threshold_of, to_ns
 from chopper.errors import InputError
 from chopper.limits import Intake
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding
 
 _WHOLE_HELD_RATIO = 8
 _DAMAGED_HELD_RATIO = 20

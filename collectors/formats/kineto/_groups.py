@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections import Counter
+import numpy as np
 
-    import numpy as np
-
-    from chopper.collectors.formats.kineto._events import Args, CounterEvent, Header
-    from chopper.collectors.formats.kineto._values import Ids, Names
+from chopper.collectors.formats.kineto._events import Args, CounterEvent, Header
+from chopper.collectors.formats.kineto._values import Ids, Names
 
 _HOST_CATEGORIES = {
     "annotation": ("user_annotation",),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import stat
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -43,9 +44,6 @@ except ImportError:  # it was installed without a C compiler
 else:
     SCANS = True
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _HELD_RATIO = 0.5
 """Memory for each byte of text: columns of what is read; the rest is let go of."""

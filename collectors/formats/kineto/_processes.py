@@ -11,16 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from chopper.collectors.formats.arrays import is_one_of
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.storage.manifest import Finding, add_finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,6})(?!\d)", re.IGNORECASE)
 _LATE_NS = 10 * 10**9

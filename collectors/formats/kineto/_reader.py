@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.cleaning import clean, number, usable_spans, usable_starts
 from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._decoder import decode
+from chopper.collectors.formats.kineto._events import Args, CounterEvent
 from chopper.collectors.formats.kineto._groups import (
     DEVICE_KINDS,
     GROUPS,
@@ -27,11 +29,6 @@ from chopper.collectors.formats.kineto._groups import (
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._values import base_of, text_of, threshold_of, to_ns
 from chopper.storage.manifest import Finding, add_finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chopper.collectors.formats.kineto._events import Args, CounterEvent
 
 Columns = dict[str, Any]
 

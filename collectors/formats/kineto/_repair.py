@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,9 +21,6 @@ from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import Args, CounterEvent, Event, Header
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, Severity, add_finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ARGUMENTS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
 _HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
