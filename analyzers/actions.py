@@ -22,7 +22,7 @@ from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 
-_FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
+_FRAME = re.compile(r"[^(]*\.py\(\d+\): ")
 _LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|python3\.\d+)/|^<|^threading\.py")
 
 
@@ -180,5 +180,4 @@ def _line(run: Attributed, sighting: Sighting) -> str | None:
 
 def _is_program(category: str, name: str) -> bool:
     """Tell whether a span is a Python frame of the program itself."""
-    frame = _FRAME.match(name) if category == "python" else None
-    return frame is not None and not _LIBRARIES.search(frame[1])
+    return category == "python" and bool(_FRAME.match(name)) and not _LIBRARIES.search(name)

@@ -187,6 +187,8 @@ def test_it_never_outlives_its_parent(tmp_path: Path, forks: str) -> None:
 class InTheKernel:
     """A process in a driver that hangs: not even SIGKILL ends it."""
 
+    returncode = None
+
     def __init__(self) -> None:
         self.stdin, self.stdout = io.BytesIO(), io.BytesIO()
         self.killed = False
