@@ -187,12 +187,11 @@ def _latest_attempt(
 
     A restart with fewer ranks leaves the folders of the ranks that are no more.
     """
-    if not parts:
-        return [], []
-    latest, older = parts[0], []
-    count = restart_count(latest)
-    for part in parts[1:]:
-        theirs = restart_count(part)
+    current: list[m.RankManifest] = []
+    older: list[m.RankManifest] = []
+    for part in parts:
+        latest = parts[0]
+        count, theirs = restart_count(latest), restart_count(part)
         if count is not None and theirs is not None and count != theirs:
             stale = theirs < count
         else:
@@ -203,9 +202,8 @@ def _latest_attempt(
                 and latest.start_ns is not None
                 and part.start_ns < latest.start_ns
             )
-        if stale:
-            older.append(part)
-    return [p for p in parts if all(p is not o for o in older)], older
+        (older if stale else current).append(part)
+    return current, older
 
 
 def _is_part(data: bytes) -> bool:

@@ -161,34 +161,23 @@ def _read(
 def _layout(heading: list[str]) -> _Layout | None:
     """The layout of a table by its heading; None when it is not one of counters."""
     column_by_name: dict[str, int] = {}
-    for i, name in enumerate(heading):
-        column_by_name.setdefault(_simple(name), i)
+    for i, cell in enumerate(heading):
+        column_by_name.setdefault(_simple(cell), i)
     kernel = column_by_name.get("kernelname")
     if kernel is None:
         return None
-    dispatch = next(
-        (column_by_name[n] for n in ("dispatchid", "id", "index") if n in column_by_name), None
+    dispatch, device = (
+        next((column_by_name[n] for n in names if n in column_by_name), None)
+        for names in (("dispatchid", "id", "index"), ("agentid", "gpuid", "device"))
     )
-    device = next(
-        (column_by_name[n] for n in ("agentid", "gpuid", "device") if n in column_by_name), None
-    )
-    for counter, value, unit in (
-        ("countername", "countervalue", "counterunit"),
-        ("metricname", "metricvalue", "metricunit"),
-    ):
-        if counter in column_by_name and value in column_by_name:
-            return _Layout(
-                kernel,
-                dispatch,
-                device,
-                column_by_name[counter],
-                column_by_name[value],
-                column_by_name.get(unit),
-            )
+    for what in ("counter", "metric"):
+        name, value, unit = (column_by_name.get(what + n) for n in ("name", "value", "unit"))
+        if name is not None and value is not None:
+            return _Layout(kernel, dispatch, device, name, value, unit)
     wide = tuple(
-        (i, name.strip())
-        for i, name in enumerate(heading)
-        if _COUNTER.fullmatch(name.strip()) and not _NO_COUNTER.match(name.strip())
+        (i, cell.strip())
+        for i, cell in enumerate(heading)
+        if _COUNTER.fullmatch(cell.strip()) and not _NO_COUNTER.match(cell.strip())
     )
     if not wide:
         return None
@@ -214,15 +203,12 @@ def _ordered(table: pa.Table) -> pa.Table:
     kernel = table["kernel"].combine_chunks().indices.to_numpy()
     begins = np.ones(len(dispatch), dtype=bool)
     begins[1:] = dispatch[1:] != dispatch[:-1]
-    first = np.flatnonzero(begins)
-    names = kernel[first]
+    names = kernel[begins]
     by_name = np.argsort(names, kind="stable")
-    counts = np.bincount(names) if len(names) else np.zeros(0, np.int64)
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]) if len(counts) else counts
+    alike = names[by_name]
     occurrence = np.empty(len(names), dtype=np.int64)
-    occurrence[by_name] = np.arange(len(names)) - starts[names[by_name]]
-    rows = occurrence[np.cumsum(begins) - 1] if len(first) else occurrence
-    return with_column(table, "occurrence_id", pa.array(rows))
+    occurrence[by_name] = np.arange(len(names)) - np.searchsorted(alike, alike)
+    return with_column(table, "occurrence_id", pa.array(occurrence[np.cumsum(begins) - 1]))
 
 
 _PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "n": 1e-9, "u": 1e-6, "m": 1e-3}

@@ -31,13 +31,10 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
             (rpd.is_rpd, rpd.read),
         ):
             if knows(database):
-                recording = make(database)
-                break
-        else:
-            listed = ", ".join(sorted(database.tables)[:6]) or "none"
-            raise InputError(
-                f"{path}: an SQLite database, but none of a profiler that chopper knows; expected "
-                "CUPTI_ACTIVITY_KIND_KERNEL (nsys export), rocpd_kernel_dispatch (rocprofv3) or "
-                f"rocpd_op (rpd) among its tables; found {listed}"
-            )
-    return traces_of(recording)
+                return traces_of(make(database))
+        listed = ", ".join(sorted(database.tables)[:6]) or "none"
+        raise InputError(
+            f"{path}: an SQLite database, but none of a profiler that chopper knows; expected "
+            "CUPTI_ACTIVITY_KIND_KERNEL (nsys export), rocpd_kernel_dispatch (rocprofv3) or "
+            f"rocpd_op (rpd) among its tables; found {listed}"
+        )

@@ -311,13 +311,9 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
         return None
     wanted = column.rpartition("_")[2]
     written = match[2] or unit
-    if written:
-        kind, factor = _UNITS.get(written, ("", 0.0))
-        if kind != wanted:
-            return None
-    elif wanted in _PLAIN_UNIT:
-        factor = _PLAIN_UNIT[wanted]
-    else:
+    plain = wanted, _PLAIN_UNIT.get(wanted)
+    kind, factor = _UNITS.get(written, ("", None)) if written else plain
+    if kind != wanted or factor is None:
         return None
     value = float(match[1]) * factor
     # A sensor may stand below 0 °C; nothing else may, and no counter of ours holds 2^63.
@@ -345,18 +341,12 @@ def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
         fraction = int((number[2] or "0").ljust(9, "0")) * scale // 10**9
         time_ns = int(number[1]) * scale + fraction
         return (time_ns, True) if time_ns < _BEYOND else None
-    moment = _parsed(text)
-    if moment is None:
+    try:
+        moment = datetime.fromisoformat(text.replace("/", "-"))
+    except ValueError:
         return None
     named = moment.tzinfo is not None
     aware = moment if named else moment.replace(tzinfo=zone or UTC)
     since = aware - datetime(1970, 1, 1, tzinfo=UTC)
     time_ns = (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
     return (time_ns, named) if 0 <= time_ns < _BEYOND else None
-
-
-def _parsed(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text.replace("/", "-"))
-    except ValueError:
-        return None

@@ -207,14 +207,11 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
     rows.sort(key=lambda r: (r[0], r[1]))
     # The arguments are named like the columns.
     fields = list(TABLES["collective"].arrow)[2:]
-    return table_of_rows("collective", [(*place, *_cells(fields, args)) for *place, args in rows])
-
-
-def _cells(fields: list[pa.Field], args: Args) -> list[int | str | None]:
-    return [
-        integer(value) if field.type == pa.int64() else text_of(value)
-        for field, value in ((field, getattr(args, field.name)) for field in fields)
-    ]
+    readers = [(f.name, integer if f.type == pa.int64() else text_of) for f in fields]
+    return table_of_rows(
+        "collective",
+        [(*place, *(read(getattr(a, name)) for name, read in readers)) for *place, a in rows],
+    )
 
 
 def _threads(reader: FileReader) -> pa.Table:

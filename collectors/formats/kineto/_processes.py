@@ -46,10 +46,8 @@ class Part:
 
     def leave_out(self, host_rows: np.ndarray, device_rows: np.ndarray) -> None:
         """Take rows away."""
-        self.host_rows = ~host_rows if self.host_rows is None else self.host_rows & ~host_rows
-        self.device_rows = (
-            ~device_rows if self.device_rows is None else self.device_rows & ~device_rows
-        )
+        self.host_rows = ~host_rows & (True if self.host_rows is None else self.host_rows)
+        self.device_rows = ~device_rows & (True if self.device_rows is None else self.device_rows)
 
 
 def parts_of_file(
@@ -262,7 +260,10 @@ def _divide(
     claims = explained[processes][:, rows] >= 0
     count = claims.sum(axis=0)
     owners = np.array(processes)[claims.argmax(axis=0)]
-    if not _several_events_per_launch(device, rows):
+    # In merged files the usual correlation id repeats.
+    ids = device["correlation_id"][rows]
+    _, events = np.unique(ids[ids >= 0], return_counts=True)
+    if not len(events) or np.median(events) < 2:
         return np.full(len(rows), processes[0]), 0
     taken: dict[tuple[int, int], int] = {}
     several = np.flatnonzero(count > 1)
@@ -278,13 +279,6 @@ def _divide(
         taken[i, launch] = had + 1
         owners[at] = i
     return owners, len(several) + int((count == 0).sum())
-
-
-def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool:
-    """Return whether the usual correlation id repeats, as it does in merged files."""
-    ids = device["correlation_id"][rows]
-    _, counts = np.unique(ids[ids >= 0], return_counts=True)
-    return bool(len(counts)) and float(np.median(counts)) >= 2
 
 
 def _by_place(

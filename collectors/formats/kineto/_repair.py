@@ -101,7 +101,11 @@ def repair(path: Path, text: bytes) -> Repaired:
         )
     if _NOT_A_NUMBER.search(source):
         documents.note("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown")
-    repaired = Repaired(_header(documents.header), documents.findings)
+    try:
+        members = {k: _plain(v) for k, v in documents.header.items() if k in _HEADER}
+    except RecursionError:
+        members = {}
+    repaired = Repaired(Header(**members), documents.findings)
     for raw in documents.events:
         repaired.add(raw)
     return repaired
@@ -175,34 +179,31 @@ class _Documents:
             return
         events: list[Any] = []
         position = _skip(source, at + 1 if opening is None else opening.end())
-        broken = False
-        while position < len(source) and source[position] != "]" and not broken:
-            try:
-                event, position = _decode_at(source, position)
-            except ValueError:
-                broken = True
-            else:
+        try:
+            while position < len(source) and source[position] != "]":
+                event, end = _decode_at(source, position)
                 events.append(event)
-                position = _skip(source, position)
-        if broken:
+                position = _skip(source, end)
+        except ValueError:
             self.note(
                 "trace.truncated",
                 f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
                 f"{position}); the {len(events)} events before it are used, "
                 f"{len(source) - position} characters after are lost",
             )
-        elif position < len(source):
-            self._merge(_open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
-            self.note(
-                "trace.not_strict",
-                "JSON is not strict (for example a comma after the last event); all "
-                f"{len(events)} events were read",
-            )
         else:
-            self.note(
-                "trace.truncated",
-                f"JSON ends after event {len(events)} without closing; those events are used",
-            )
+            if position < len(source):
+                self._merge(_open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
+                self.note(
+                    "trace.not_strict",
+                    "JSON is not strict (for example a comma after the last event); all "
+                    f"{len(events)} events were read",
+                )
+            else:
+                self.note(
+                    "trace.truncated",
+                    f"JSON ends after event {len(events)} without closing; those events are used",
+                )
         # A list cut off before its first whole event may be anything.
         self.is_trace = self.is_trace or source[at] == "{" or any(map(_is_event, events))
         self.why = "a list that is cut off and holds no event"
@@ -262,13 +263,6 @@ def _digits(value: Any) -> msgspec.Raw:
         return msgspec.Raw(str(value).encode("ascii", "replace"))
     except ValueError:  # an integer of thousands of digits
         return msgspec.Raw(b"null")
-
-
-def _header(members: dict[str, Any]) -> Header:
-    try:
-        return Header(**{k: _plain(v) for k, v in members.items() if k in _HEADER})
-    except RecursionError:
-        return Header()
 
 
 def _plain(value: Any) -> Any:
