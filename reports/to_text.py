@@ -107,7 +107,7 @@ def _items(console: Console, block: model.Items) -> None:
         mark, style = MARKS[one.mark]
         line = Grid.grid(padding=(0, 1))
         line.add_column(width=1)
-        line.add_column()
+        line.add_column(overflow="fold")
         line.add_row(Text(mark, style=style), Text(printable(one.text), style=style))
         console.print(line)
 
