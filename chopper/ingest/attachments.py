@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.collectors.formats.counters import read_counters
 from chopper.errors import InputError
 from chopper.ingest.ranks import rank_in
 from chopper.storage.manifest import CollectorReport, Finding, RankManifest, Severity, add_finding
@@ -47,11 +48,6 @@ def attach_counters(
     Raises:
         InputError: a file cannot be read, or nobody can tell which rank it is of.
     """
-    if not files:
-        return
-
-    from chopper.collectors.formats.counters import read_counters
-
     by_rank: dict[int, list[pa.Table]] = {}
     ranks = sorted(part.rank for part in parts)
     for file in files:

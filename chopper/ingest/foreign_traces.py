@@ -15,8 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.arrow import with_column
+from chopper.collectors.formats.arrays import to_numpy
 from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.errors import InputError
+from chopper.kernel_names import base_name
 from chopper.storage.manifest import Finding, add_finding
 
 _MOST_PAIRS = 400_000
@@ -104,9 +107,6 @@ def _with(
 
 
 def _moved(table: pa.Table, offset_ns: int, device_id: int | None) -> pa.Table:
-
-    from chopper.arrow import with_column
-
     moved = pc.add(table["time_ns"], pa.scalar(offset_ns, pa.int64()))
     table = with_column(table, "time_ns", moved)
     if "device_id" not in table.column_names or device_id is None:
@@ -150,9 +150,6 @@ def _meeting(trace: ParsedTrace, other: ParsedTrace) -> tuple[float, int]:
 
 def _starts(trace: ParsedTrace) -> dict[str, np.ndarray]:
     """Starts of kernels by name, ascending."""
-    from chopper.collectors.formats.arrays import to_numpy
-    from chopper.kernel_names import base_name
-
     table = trace.tables["device_event"]
     kind, name = table["kind"].combine_chunks(), table["name"].combine_chunks()
     kinds = kind.dictionary.to_pylist()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from datetime import tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.collectors.formats import readers
 from chopper.collectors.formats.telemetry_csv import TelemetryLog
+from chopper.collectors.formats.unpack import DAMAGE, lines
 from chopper.errors import InputError, UsageError
 from chopper.ingest.attachments import Attachments
 from chopper.storage.manifest import Finding, RankManifest, add_finding
@@ -22,9 +24,6 @@ _HELD_RATIO = 8
 
 
 def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
-    from chopper.collectors.formats import readers
-    from chopper.collectors.formats.unpack import DAMAGE, lines
-
     try:
         reader = readers.reader_of(file)
         assert reader is not None
@@ -42,7 +41,6 @@ def zone_of(name: str) -> tzinfo:
     Raises:
         UsageError: there is no such zone.
     """
-    from datetime import UTC, datetime, timedelta, timezone
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     offset = re.fullmatch(r"(?:UTC)?([+-])(\d{1,2}):?(\d{2})?", name.strip())

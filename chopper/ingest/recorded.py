@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
 from chopper.ingest.windows import join
@@ -21,8 +22,6 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
     Raises:
         InputError: it cannot be read.
     """
-    from chopper.collectors.formats import readers
-
     try:
         reader = readers.reader_of(files[0])
     except OSError as exc:
@@ -84,8 +83,6 @@ def _trace_of(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
     """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
     """
-    from chopper.collectors.formats import readers
-
     if all(readers.is_csv(file) for file in files):
         return _of_part(read_traces(files), part)
     if part.status != "imported":

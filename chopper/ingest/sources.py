@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chopper.collectors.formats import readers
 from chopper.errors import InputError, OutputError
 from chopper.storage.destination import run_around
 from chopper.storage.layout import MANIFEST, is_experiment, is_run
@@ -35,8 +36,6 @@ class Sources:
             InputError: a CSV that the user named is none that anybody reads, or a report that only
                 its own tool can.
         """
-        from chopper.collectors.formats import readers
-
         try:
             reader = readers.reader_of(file)
         except InputError:
@@ -74,8 +73,6 @@ class Sources:
 
     def take_times(self) -> None:
         """Take counters that say when their kernels ran for traces, where there are none."""
-        from chopper.collectors.formats import readers
-
         if not self.traces:
             for file in self.counters:
                 if readers.has_times(file):
@@ -143,8 +140,6 @@ def check_names(named: Sequence[str | Path]) -> None:
 
 def _in_directory(path: Path) -> list[Path]:
     """Return the traces of a directory."""
-    from chopper.collectors.formats import readers
-
     entries = sorted(path.iterdir())
     if is_experiment(path):
         first = next((p for p in entries if p.is_dir() and is_run(p)), None)
@@ -171,8 +166,6 @@ def _in_directory(path: Path) -> list[Path]:
 
 def _says_when(table: Path) -> bool:
     """Return whether a CSV can be read without a trace."""
-    from chopper.collectors.formats import readers
-
     reader = readers.reader_of(table)
     return reader is not None and (reader.kind != "counters" or readers.has_times(table))
 

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.collectors.formats.parsed import step_table
 from chopper.errors import InputError
 from chopper.ingest.ranks import host_of, rank_by_name
 
@@ -102,9 +104,6 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
 
 def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
     """The steps of a window, numbered after ``last`` with a jump."""
-    from chopper.arrow import with_column
-    from chopper.collectors.formats.parsed import step_table
-
     step = window.tables["step"]
     if not step.num_rows:
         start_ns, end_ns = window.span_ns or (0, 0)
@@ -118,8 +117,6 @@ def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
 
 def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
     """Add ``offset`` to a window's ids; returns that of the window after it."""
-    from chopper.arrow import with_column
-
     highest = 0
     for name in _IDS.keys() & tables.keys():
         for column in _IDS[name]:
@@ -132,8 +129,6 @@ def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
 
 def _moved(collective: pa.Table, rows: dict[str, int]) -> pa.Table:
     """The metadata of collectives, its rows counted from the first window."""
-    from chopper.arrow import with_column
-
     first = [rows.get(source, 0) for source in collective["source"].to_pylist()]
     moved = pc.add(collective["row"], pa.array(first, pa.int64()))
     return with_column(collective, "row", moved)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from chopper.collectors.formats import readers
 from chopper.errors import OutputError
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
@@ -82,8 +83,6 @@ def _copy(first: Path, copy: Path, source: Path) -> None:
 
 def _copy_name(file: Path, i: int) -> str:
     """Return the name of the i-th raw trace of a rank: Kineto's as those that chopper records."""
-    from chopper.collectors.formats import readers
-
     if readers.reader_of(file) is readers.KINETO:
         with file.open("rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"

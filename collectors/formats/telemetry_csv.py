@@ -7,6 +7,7 @@ recognised by these two; what is not recognised is named, not guessed.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -159,8 +160,6 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
     Raises:
         InputError: no such log, or not a row of it can be read.
     """
-    import csv
-
     content = iter(lines)
     first = next(content, "")
     heading = cells_of(first)
