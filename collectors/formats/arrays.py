@@ -79,5 +79,11 @@ def is_one_of(column: tuple[np.ndarray, Sequence[str | None]], *texts: str) -> n
     return np.isin(codes, [code for code, value in enumerate(values) if value in texts])
 
 
+def most_frequent(values: np.ndarray) -> int:
+    """Return the most frequent number, the lowest of several; there must be one."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[np.argmax(counts)])
+
+
 def _bits(flags: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from chopper.arrow import with_column
 from chopper.collectors.formats.parsed import table_of_rows
-from chopper.collectors.formats.unpack import DAMAGE, cells_of, lines
+from chopper.collectors.formats.unpack import DAMAGE, cells_of, letters_of, lines
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
@@ -162,7 +162,7 @@ def _layout(heading: list[str]) -> _Layout | None:
     """The layout of a table by its heading; None when it is not one of counters."""
     column_by_name: dict[str, int] = {}
     for i, cell in enumerate(heading):
-        column_by_name.setdefault(_simple(cell), i)
+        column_by_name.setdefault(letters_of(cell), i)
     kernel = column_by_name.get("kernelname")
     if kernel is None:
         return None
@@ -182,10 +182,6 @@ def _layout(heading: list[str]) -> _Layout | None:
     if not wide:
         return None
     return _Layout(kernel, dispatch, device, wide=wide, units_below="processid" in column_by_name)
-
-
-def _simple(name: str) -> str:
-    return "".join(char for char in name.lower() if char.isalnum())
 
 
 def table_of(rows: Sequence[tuple[object, ...]]) -> pa.Table:

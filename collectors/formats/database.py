@@ -44,18 +44,13 @@ class Database:
         self._connection = connection
         self._columns: dict[str, tuple[str, ...]] = {}
         try:
-            self.tables = self._list()
+            rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+            # A virtual table runs code of its own.
+            self.tables = frozenset(
+                str(name) for name, sql in rows if not str(sql).upper().startswith("CREATE VIRTUAL")
+            )
         except _DAMAGE as exc:
             raise InputError(f"{path}: a damaged SQLite database ({_why(exc)})") from exc
-
-    def _list(self) -> frozenset[str]:
-        rows = self._connection.execute(
-            "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-        ).fetchall()
-        # A virtual table runs code of its own.
-        return frozenset(
-            str(name) for name, sql in rows if not str(sql).upper().startswith("CREATE VIRTUAL")
-        )
 
     def columns(self, table: str) -> tuple[str, ...]:
         """Columns of a table; empty for one that is not there."""

@@ -79,7 +79,6 @@ def read(database: Database) -> Recording:
         for pid, rank in zip(_process(ranks["globalTid"]), ranks["rank"], strict=True)
         if 0 <= rank < 1 << 31
     }
-    recording.findings += database.findings
     return recording
 
 

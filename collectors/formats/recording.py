@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, to_numpy
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent, to_numpy
 from chopper.collectors.formats.cleaning import (
     clean,
     damage_findings,
@@ -327,8 +327,7 @@ def _processes(host: dict[str, Any], device: dict[str, Any], ranks: dict[int, in
     """Processes that drive devices, in order of rank, else of number."""
     drivers = [int(p) for p in np.unique(device["pid"])]
     if not drivers:
-        pids, counts = np.unique(host["pid"], return_counts=True)
-        return [int(pids[np.argmax(counts)])]
+        return [most_frequent(host["pid"])]
     return sorted(drivers, key=lambda pid: (ranks.get(pid, 1 << 30), pid))
 
 

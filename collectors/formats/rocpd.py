@@ -62,7 +62,6 @@ def read(database: Database) -> Recording:
         for table in ("kernel_dispatch", "region", "memory_copy"):
             database.require(tool, f"rocpd_{table}{suffix}", "start", "end")
         _one(database, recording, suffix)
-    recording.findings += database.findings
     return recording
 
 

@@ -29,7 +29,7 @@ from chopper.collectors.formats.recording import (
     traces_of,
 )
 from chopper.collectors.formats.rocpd import api_category, copy_name
-from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, lines
+from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, letters_of, lines
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
 from chopper.storage.manifest import add_finding
@@ -49,7 +49,7 @@ _END = ("endtimestamp", "endns")
 
 def part_of(head: bytes) -> str | None:
     """Return which file of a recording this is, by its heading; None for none of them."""
-    cells = {_simple(cell) for cell in cells_of(head.decode("utf-8-sig", "replace"))}
+    cells = {letters_of(cell) for cell in cells_of(head.decode("utf-8-sig", "replace"))}
     if "nodeid" in cells and "agenttype" in cells:
         return AGENTS
     if not cells & set(_START) or not cells & set(_END):
@@ -101,10 +101,6 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
     return traces_of(recording)
 
 
-def _simple(name: str) -> str:
-    return "".join(char for char in name.lower() if char.isalnum())
-
-
 class _Table:
     """One file as columns of text."""
 
@@ -128,7 +124,7 @@ class _Table:
         except OSError as exc:
             raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
         self._columns = list(zip(*rows, strict=True)) or [()] * len(self.heading)
-        self._place = {_simple(name): i for i, name in reversed(list(enumerate(self.heading)))}
+        self._place = {letters_of(name): i for i, name in reversed(list(enumerate(self.heading)))}
         self.count = len(rows)
         if bad or problem:
             add_finding(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.recording import (
@@ -73,7 +73,6 @@ def read(database: Database) -> Recording:
     _calls(database, recording, strings, calls)
     _operations(database, recording, strings, calls)
     _monitor(database, recording)
-    recording.findings += database.findings
     return recording
 
 
@@ -149,11 +148,13 @@ def _operations(
     copies = db.integers("rocpd_copyapi", ("api_ptr_id", "size"))
     size = taken(copies["size"], lookup(copies["api_ptr_id"], call))
     kind = np.where(copy, 2, np.where(fill, 3, 1)).astype(np.int32)
+    # Operations whose call is not recorded are the busiest process's.
+    busiest = most_frequent(calls["pid"]) if len(calls["pid"]) else -1
     recording.device.add(
         ops["start"],
         ops["end"],
         mask=work,
-        pid=np.where(pid == NO_VALUE, _only(calls["pid"]), pid),
+        pid=np.where(pid == NO_VALUE, busiest, pid),
         device_id=ops["gpuId"],
         stream_id=ops["queueId"],
         correlation_id=call,
@@ -236,11 +237,3 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < 1e12 else None
-
-
-def _only(values: np.ndarray) -> int:
-    """The process of operations whose call is not recorded: the busiest."""
-    if not len(values):
-        return -1
-    processes, counts = np.unique(values, return_counts=True)
-    return int(processes[np.argmax(counts)])

@@ -31,7 +31,9 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
             (rpd.is_rpd, rpd.read),
         ):
             if knows(database):
-                return traces_of(make(database))
+                recording = make(database)
+                recording.findings += database.findings
+                return traces_of(recording)
         listed = ", ".join(sorted(database.tables)[:6]) or "none"
         raise InputError(
             f"{path}: an SQLite database, but none of a profiler that chopper knows; expected "

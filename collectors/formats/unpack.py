@@ -185,3 +185,8 @@ def lines(path: Path, *, held_ratio: float) -> Iterator[str]:
                 yield line
         if stream.damage is not None:
             raise stream.damage
+
+
+def letters_of(name: str) -> str:
+    """Return a heading as its small letters and digits alone."""
+    return "".join(char for char in name.lower() if char.isalnum())

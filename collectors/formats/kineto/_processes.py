@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import is_one_of
+from chopper.collectors.formats.arrays import is_one_of, most_frequent
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.storage.manifest import Finding, add_finding
 
@@ -104,10 +104,8 @@ def parts_of_file(
 
 
 def _busiest_process(host: dict[str, Any]) -> int | None:
-    pids, counts = np.unique(
-        host["pid"][is_one_of(host["category"], "cpu_op", "annotation")], return_counts=True
-    )
-    return int(pids[np.argmax(counts)]) if len(pids) else None
+    working = host["pid"][is_one_of(host["category"], "cpu_op", "annotation")]
+    return most_frequent(working) if len(working) else None
 
 
 def _working_processes(host: dict[str, Any]) -> list[int]:
