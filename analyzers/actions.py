@@ -1,4 +1,4 @@
-"""What to mend first: patterns of a run, ranked by the time that mending each would give back."""
+"""Rank what to mend first: patterns of a run, by the time that mending each would give back."""
 
 from __future__ import annotations
 

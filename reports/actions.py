@@ -1,4 +1,4 @@
-"""What to try first: the verdict that pages of a run begin with, and its JSON form."""
+"""Tell what to try first: the verdict that pages of a run begin with, and its JSON form."""
 
 from __future__ import annotations
 

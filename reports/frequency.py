@@ -58,7 +58,7 @@ class Readings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Clocks:
-    """What is known of the clocks of a run.
+    """Clocks of a run, as far as they are known.
 
     Attributes:
         story: of the run.

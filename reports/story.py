@@ -44,7 +44,7 @@ class Evidence(NamedTuple):
 
 
 class Story:
-    """What a report says of a run; its times by level and its views are each made once.
+    """Content of a report of a run; its times by level and its views are each made once.
 
     Attributes:
         unit: ``step``, or ``window`` for traces without steps.

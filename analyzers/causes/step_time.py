@@ -46,7 +46,7 @@ _LEAST_KEPT = 3
 
 @dataclass(frozen=True)
 class RankSteps:
-    """What one rank recorded of its steps.
+    """Steps of one rank as recorded.
 
     Attributes:
         step, program_phase, core_wait: its tables.

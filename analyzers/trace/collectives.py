@@ -229,7 +229,7 @@ def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(reader: Callable[..., _Read], texts: Sequence[str], otherwise: _Read) -> _Read:
-    """What a reader makes of recorded JSON; ``otherwise`` where that is not as it expects."""
+    """Return what a reader makes of recorded JSON; ``otherwise`` where it is not as expected."""
     try:
         return reader(*map(msgspec.json.decode, texts))
     except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
