@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
+from chopper.errors import ChopperError
 
+_DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _FRAME = re.compile(r"[^(]*\.py\(\d+\): ")
 _LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|python3\.\d+)/|^<|^threading\.py")
 
@@ -64,6 +66,14 @@ class Action:
     events_count: int
 
 
+class Actions(list[Action]):
+    """Actions in order, and by detector why it could not be asked (``failed``)."""
+
+    def __init__(self, ranked: Iterable[Action], failed: Mapping[str, str]) -> None:
+        super().__init__(ranked)
+        self.failed = failed
+
+
 def names() -> list[str]:
     """Return the names of all detectors."""
     files = (file for path in detectors.__path__ for file in Path(path).glob("[!_]*.py"))
@@ -72,42 +82,53 @@ def names() -> list[str]:
 
 def detector(name: str) -> Detector:
     """Return the declaration of a detector."""
-    return importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
+    declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
+    return declared
 
 
-def sightings(run: Attributed, events: Events) -> Iterable[Sighting]:
-    """Return every pattern seen in a run."""
+def sightings(run: Attributed, events: Events, only: str | None = None) -> Iterator[Sighting]:
+    """Yield every pattern seen in a run; those of one detector where ``only`` names it."""
     values = {"run": run, "events": events}
-    for name in names():
+    for name in names() if only is None else [only]:
         find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
         yield from find(**{p: values[p] for p in inspect.signature(find).parameters})
 
 
-def actions(run: Attributed, replay: Replay) -> list[Action]:
+def actions(run: Attributed, replay: Replay) -> Actions:
     """Return what is worth trying, the most recoverable time first.
 
     A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
-    error, or its interval reaches zero.
+    error, or its interval reaches zero. A detector that fails takes nothing else with it.
     """
     events = events_of(run)
-    found = []
-    for sighting in sightings(run, events):
-        observed, predicted, _, ci95 = summary(_steps(replay, sighting))
-        saved = observed - predicted
-        if saved <= ERROR_RATIO * observed or (ci95 is not None and ci95[0] <= 0):
-            continue
-        found.append(
-            Action(
-                detector=sighting.detector,
-                saved_ns=saved,
-                ci95_ns=ci95,
-                saved_ratio=saved / observed,
-                where=where(run, events, sighting),
-                evidence={**sighting.evidence},
-                events_count=sum(map(len, sighting.events.values())),
-            )
-        )
-    return sorted(found, key=lambda a: -a.saved_ns)
+    found: list[Action] = []
+    failed: dict[str, str] = {}
+    for name in names():
+        try:
+            seen = (_action(run, replay, events, s) for s in sightings(run, events, name))
+            found += [action for action in seen if action is not None]
+        except ChopperError as exc:
+            failed[name] = str(exc)
+        except _DEFECTS as exc:
+            failed[name] = f"{type(exc).__name__}: {exc}"
+    return Actions(sorted(found, key=lambda a: -a.saved_ns), failed)
+
+
+def _action(run: Attributed, replay: Replay, events: Events, seen: Sighting) -> Action | None:
+    """Return what mending a pattern gives back; None where that cannot be told from nothing."""
+    observed, predicted, _, ci95 = summary(_steps(replay, seen))
+    saved = observed - predicted
+    if saved <= ERROR_RATIO * observed or (ci95 is not None and ci95[0] <= 0):
+        return None
+    return Action(
+        detector=seen.detector,
+        saved_ns=saved,
+        ci95_ns=ci95,
+        saved_ratio=saved / observed,
+        where=where(run, events, seen),
+        evidence={**seen.evidence},
+        events_count=sum(map(len, seen.events.values())),
+    )
 
 
 def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
@@ -125,7 +146,11 @@ def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
             scenario.without_events(place, gone)
         if node.rank in sighting.run_ns:
             rows, run_ns = sighting.run_ns[node.rank]
-            scenario.run_ns.setdefault(place, np.full(count, -1, dtype=np.int64))[rows] = run_ns
+            dur_ns = node.links.events.dur_ns
+            # Of a collective, the waiting for other ranks is the schedule's, not its own.
+            own = np.where(node.coupled, node.transfer_ns, dur_ns)[rows]
+            changed = scenario.run_ns.setdefault(place, np.full(count, -1, dtype=np.int64))
+            changed[rows] = np.maximum(own - (dur_ns[rows] - run_ns), 0)
         if node.rank in sighting.host_gone:
             spans = np.append(sighting.host_gone[node.rank], False)
             scenario.without_host(place, spans[node.program.parts.span])

@@ -448,6 +448,8 @@ FIELDS = {
         "the leaf causes sum to `observed_ns`.",
         "actions": "What to try, the most recoverable time first, all of them; null where the run "
         "cannot be replayed: [patterns](../detectors/index.md).",
+        "actions_failed": "Pattern → why it could not be looked for, by a failure in Chopper; "
+        "normally empty.",
         "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) "
         "and `achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
         "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is "

@@ -56,8 +56,8 @@ class Told:
     command: str
 
 
-def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int]:
-    """Put the first three actions into words, and count the rest.
+def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, str]:
+    """Put the first three actions into words, count the rest, and say what was not looked for.
 
     Args:
         run: the attributed run.
@@ -81,29 +81,34 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int]:
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
             )
         )
-    return found, len(ranked) - len(found)
+    reasons = "; ".join(f"{name} ({why})" for name, why in ranked.failed.items())
+    failed = f"Not looked for, by a failure in Chopper: {reasons}." if reasons else ""
+    return found, len(ranked) - len(found), failed
 
 
-def section(told: Sequence[Told], rest: int) -> Section:
+def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
     """Return the first three things to try, as text.
 
     Args:
         told: of a run that can be replayed.
         rest: so many more are not shown.
+        failed: what could not be looked for, in a sentence.
     """
+    failures = (Paragraph(failed),) if failed else ()
     if not told:
         text = (
             "No known pattern costs time here that can be told from noise. The causes below say "
             "where the time went; `chopper whatif` predicts what a change would give back."
         )
-        return Section(title="What to try first", blocks=(Paragraph(text),))
+        return Section(title="What to try first", blocks=(Paragraph(text), *failures))
     items = [
         f"{t.title}: {t.saved} recoverable ({t.detail}){t.place and f', {t.place}'}. {t.evidence} "
         f"{t.remedy} Rows: `{t.command}`"
         for t in told
     ]
     more = (f"{fmt.plural(rest, 'more action')}: --json",) if rest else ()
-    return Section(title="What to try first", intro=RANKED, blocks=(Items(items=[*items, *more]),))
+    blocks = (Items(items=[*items, *more]), *failures)
+    return Section(title="What to try first", intro=RANKED, blocks=blocks)
 
 
 def _place(where: Where) -> str:

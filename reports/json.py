@@ -22,15 +22,16 @@ def attribution_json(
     actions: Sequence[Mapping[str, Any]] | None,
     utilization: Sequence[Mapping[str, Any]] = (),
     processes: Sequence[SubRun] = (),
+    failed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form of an attribution.
 
     Args:
-        answer: the attribution.
         recoverable: cause → what removing it would save.
         actions: what to try, the most recoverable time first; None where it cannot be replayed.
         utilization: rows of the view of that name.
         processes: of the run that are no ranks.
+        failed: pattern → why it could not be looked for.
     """
     by_rank = {g.key: g.causes for g in answer.by("rank")}
     whole = answer.whole
@@ -69,6 +70,7 @@ def attribution_json(
             for c in answer.causes()
         ],
         "actions": None if actions is None else [*actions],
+        "actions_failed": dict(failed or {}),
         "ceilings": [
             {
                 "rank": rank,

@@ -415,20 +415,23 @@ def _composition(story: Story) -> list[Block]:
 
 def _cards(story: Story, replay: Replay | str) -> list[Block]:
     """Return what to try first; the largest causes where no pattern costs time."""
-    told = [] if isinstance(replay, str) else actions.tell(story.run, replay, story.unit)[0]
+    told: list[actions.Told] = []
+    failed = ""
+    if not isinstance(replay, str):
+        told, _, failed = actions.tell(story.run, replay, story.unit)
     if told:
-        return [
-            Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": actions.RANKED})
-        ]
+        note = f"{actions.RANKED} {failed}"
+        return [Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": note})]
+    failures: list[Block] = [Paragraph(failed)] if failed else []
     if not story.top:
-        return []
+        return failures
     noun = "cause" if len(story.top) == 1 else "causes"
     title = f"The largest {noun} of the gap"
     if story.ideal_per_window_ns is None:
         # What a model could not split may be larger, but is no cause.
         known = story.run.leaves()[0].id == story.top[0][0].id
         title = f"The largest {'' if known else 'known '}{noun}"
-    return [Widget("top.html.j2", {"title": title, "story": story})]
+    return [*failures, Widget("top.html.j2", {"title": title, "story": story})]
 
 
 def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:

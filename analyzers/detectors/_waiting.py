@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.idle import blocking_copies
+from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import row_set
-from chopper.analyzers.trace.join import Links
 
 TO_DEVICE = re.compile(r"HtoD|HostToDevice")
 
@@ -30,13 +31,14 @@ class Waiting:
     to_device: np.ndarray
 
 
-def waiting_calls(links: Links) -> Waiting:
-    """Return the calls of a rank that waited for the device."""
+def waiting_calls(run: Attributed, rank: int) -> Waiting:
+    """Return the calls in a rank's steps that waited for the device."""
+    links = run.joined[rank].links()
     host, nesting = links.host, links.host.nesting
     waiting = host.of("runtime", "driver") & host.named(names.is_synchronizing_call)
     waiting[links.launch_row[blocking_copies(links)]] = True
     operator = nesting.topmost(host.where(lambda c, n: c == "cpu_op" and n.startswith("aten::")))
-    rows = np.flatnonzero(waiting & (operator >= 0))
+    rows = np.flatnonzero(waiting & (operator >= 0) & spans_in_steps(run, rank)[0])
     copies = links.events.named(TO_DEVICE.search) & links.has_launch
     copying = row_set(operator[links.launch_row[copies]], len(host))
     return Waiting(rows, operator[rows], copying[operator[rows]])

@@ -9,13 +9,14 @@ import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.steps import spans_in_steps
 
 DETECTOR = Detector(
     title="The allocator goes to the driver within steps",
     condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching "
     "allocator had no block that fits, or gave its cache back to find one.",
     evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host",
-    remedy="Keep sizes alike from step to step, leave memory free, or set "
+    remedy="Keep sizes alike from step to step and leave memory free; on NVIDIA devices, set "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     view="memory_steps",
 )
@@ -33,7 +34,9 @@ def allocator_retries(run: Attributed) -> Iterator[Sighting]:
         if not len(host) or len(bounds) < 2:
             continue
         named = host.where(lambda c, name: c in ("runtime", "driver") and _CALLS.match(name))
-        inside = named & (host.start_ns >= bounds[0]) & (host.end_ns <= bounds[-1])
+        inside = named & spans_in_steps(run, rank)[0]
+        if joined.windows.numbers[0] < 0:
+            inside &= (host.start_ns >= bounds[0]) & (host.end_ns <= bounds[-1])
         rows = np.flatnonzero(inside)
         if not len(rows):
             continue

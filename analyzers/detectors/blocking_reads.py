@@ -36,7 +36,7 @@ def blocking_reads(run: Attributed, events: Events) -> Iterator[Sighting]:
         links = joined.links()
         if joined.host_only or not len(links.host):
             continue
-        waiting = waiting_calls(links)
+        waiting = waiting_calls(run, rank)
         codes, values = links.host.names
         code = np.where(waiting.to_device, -1, codes[waiting.operator])
         mine = np.sort(events.row[events.rank == rank])

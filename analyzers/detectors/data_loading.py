@@ -8,6 +8,7 @@ import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import strings
 
@@ -23,17 +24,22 @@ DETECTOR = Detector(
 
 
 def data_loading(run: Attributed) -> Iterator[Sighting]:
-    """PIECE, HOST_SPAN -> at most one sighting."""
+    """PIECE, HOST_SPAN -> at most one sighting. Without it, batches are there when asked for."""
     cause, causes = strings(run.pieces, "cause")
     if CAUSE not in causes:
         return
     mine = run.pieces.filter(cause == causes.index(CAUSE))
+    if not mine.num_rows:
+        return
     stall_ns = int(mine["time_ns"].to_numpy().sum())
     calls: dict[int, np.ndarray] = {}
     spent: dict[str, float] = {}
     for rank, joined in run.joined.items():
         host = joined.links().host
+        if not len(host):
+            continue
         loading = host.named(lambda name: name.startswith("enumerate(DataLoader)"))
+        loading &= spans_in_steps(run, rank)[0]
         if not loading.any():
             continue
         calls[rank] = np.flatnonzero(loading)

@@ -11,11 +11,11 @@ from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import stragglers, worst
 
-_LATE_RATIO = 0.5
 DETECTOR = Detector(
     title="Rank {rank} comes last",
-    condition="One rank came last in more than half of the collectives that all ranks of the group "
-    "were seen in.",
+    condition="Of the collectives that all ranks of the group were seen in and some waited at, one "
+    "rank came last in more than halfway from its share by chance to all of them: in more than "
+    "three quarters with two ranks, in more than nine of sixteen with eight.",
     evidence="it came last in {late_ratio:ratio} of the collectives and caused "
     "{share_ratio:ratio} of the waiting; more time than the others' goes to {cause}",
     remedy="Look at that rank's causes beside another's (`--by rank`): its data, its clock, its "
@@ -28,8 +28,9 @@ def late_rank(run: Attributed, events: Events) -> Iterator[Sighting]:
     """COMMUNICATION, PIECE -> at most one sighting. Without it, no rank waits for another."""
     if len(run.joined) < 2:
         return
-    found = worst(stragglers(run, members_of(run)))
-    if found is None or found.late_ratio <= _LATE_RATIO:
+    members = members_of(run)
+    found = worst(stragglers(run, members))
+    if found is None or found.late_ratio <= (1 + 1 / members.rank_count.min()) / 2:
         return
     mine = events.row[(events.rank == found.rank) & of_class(events, "communication")]
     yield Sighting(

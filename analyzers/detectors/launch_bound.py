@@ -13,6 +13,7 @@ from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
 
 _LEAST_RATIO = 0.1
+_FEWEST = 10
 _CAUSES = (
     "idle.call",
     "idle.launch_latency",
@@ -22,8 +23,9 @@ _CAUSES = (
 )
 DETECTOR = Detector(
     title="The host cannot launch kernels as fast as the device runs them",
-    condition="The device was idle for more than a tenth of the time while the host called "
-    "operators, launched kernels or ran Python between them.",
+    condition=f"Steps hold at least {_FEWEST} kernels in the mean, and the device was idle for "
+    "more than a tenth of the time while the host called operators, launched kernels or ran Python "
+    "between them.",
     evidence="{kernels} kernels of {median_ns:ns} in the middle; {idle_ratio:ratio} of the time "
     "nothing ran",
     remedy="Wrap the model in torch.compile(mode='reduce-overhead') or a CUDA graph "
@@ -34,7 +36,9 @@ DETECTOR = Detector(
 
 def launch_bound(run: Attributed, events: Events) -> Iterator[Sighting]:
     """PIECE -> at most one sighting. Without the pattern, each step is launched as one graph."""
-    if all(joined.host_only for joined in run.joined.values()) or not run.observed_ns:
+    if any(joined.host_only for joined in run.joined.values()) or not run.observed_ns:
+        return
+    if len(events) < _FEWEST * run.windows.num_rows:
         return
     cause, causes = strings(run.pieces, "cause")
     waiting = np.isin(cause, [causes.index(c) for c in _CAUSES if c in causes])

@@ -11,10 +11,11 @@ from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events
 
 _FEWEST = 3
-_MISALIGNED = re.compile(r"align[12](?!\d)|_1x1x1_|_align1_")
+_MISALIGNED = re.compile(r"align[12](?!\d)")
 DETECTOR = Detector(
     title="Products of sizes that matrix units do not like",
-    condition="Kernels whose name says that their operands are aligned to one or two elements, "
+    condition="Kernels of matrix units whose name says that their operands are aligned to one or "
+    "two elements, "
     f"beside at least {_FEWEST} better aligned products of the same data type that came nearer to "
     "their ideal time.",
     evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
@@ -31,7 +32,7 @@ def misaligned_products(events: Events) -> Iterator[Sighting]:
     Without the pattern, they come as near to their ideal time as the aligned ones in the middle.
     """
     codes, names = events.kernel
-    small = np.array([bool(_MISALIGNED.search(name)) for name in names] + [False])[codes]
+    small = np.array([is_misaligned(name) for name in names] + [False])[codes]
     known = events.math & (events.ideal_ns > 0) & (events.dur_ns > 0)
     reached = np.where(known, events.ideal_ns / np.maximum(events.dur_ns, 1), np.nan)
     for code in range(len(events.dtype[1])):
@@ -56,3 +57,11 @@ def misaligned_products(events: Events) -> Iterator[Sighting]:
                 "other_ratio": usual,
             },
         )
+
+
+def is_misaligned(kernel: str) -> bool:
+    """Tell whether a name says so; kernels without matrix units (simt) always take single elements.
+
+    The ``1x1x1`` in a name is the shape of a cluster.
+    """
+    return "simt" not in kernel and bool(_MISALIGNED.search(kernel))

@@ -31,7 +31,7 @@ def pageable_copies(run: Attributed, events: Events) -> Iterator[Sighting]:
         links = joined.links()
         if joined.host_only or not len(links.host):
             continue
-        waiting = waiting_calls(links)
+        waiting = waiting_calls(run, rank)
         rows = waiting.rows[waiting.to_device]
         mine = np.sort(events.row[events.rank == rank])
         mine = mine[links.events.named(TO_DEVICE.search)[mine] & links.has_launch[mine]]

@@ -36,6 +36,8 @@ def reduced_clock(run: Attributed) -> Iterator[Sighting]:
         if name not in causes or run.withholds(name):
             continue
         pieces = run.pieces.filter(cause == causes.index(name))
+        if not pieces.num_rows:
+            continue
         rank, row = ints(pieces, "rank"), ints(pieces, "event_row")
         rows = {int(r): np.unique(row[(rank == r) & (row >= 0)]) for r in np.unique(rank)}
         yield Sighting(

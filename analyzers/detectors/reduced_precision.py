@@ -13,14 +13,19 @@ from chopper.analyzers.events.device import Events
 DETECTOR = Detector(
     title="Products run in {now}",
     condition="Matrix products and convolutions ran in fp32 (or TF32) on a device whose peak in "
-    "TF32 (or bf16) is higher.",
+    "TF32 is higher, or, where it has none, in bf16 or else fp16.",
     evidence="{kernels} kernels took {time_ns:ns}; the peak in {other} is {factor:factor} as high",
     remedy="{how}",
     view="operations",
 )
-_NEXT = {
-    "fp32": ("tf32", "Call torch.set_float32_matmul_precision('high')."),
-    "tf32": ("bf16", "Run the model under torch.autocast(device_type, dtype=torch.bfloat16)."),
+_HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
+_NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
+_HOW = {
+    "tf32": "Call torch.set_float32_matmul_precision('high') for products, and set "
+    "torch.backends.cudnn.allow_tf32 = True for convolutions; on ROCm, with "
+    "HIPBLASLT_ALLOW_TF32=1 in the environment.",
+    "bf16": _HALF.format("bfloat16", ""),
+    "fp16": _HALF.format("float16", ", and train with torch.amp.GradScaler"),
 }
 
 
@@ -31,16 +36,15 @@ def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
     take at the memory's bandwidth, where they are known.
     """
     codes, names = events.dtype
-    for now, (wanted, how) in _NEXT.items():
-        rows, run_ns, time_ns, kernels, factor = {}, {}, 0, 0, 1.0
+    for now, wanted in _NEXT.items():
+        rows, run_ns, time_ns, kernels = {}, {}, 0, 0
+        factors: dict[str, float] = {}
         for rank, ceilings in run.ceilings.items():
             peaks = ceilings.theoretical
-            other = next(
-                (t for t in (wanted, "bf16", "fp16") if peaks and t in peaks.flop_per_s), ""
-            )
-            if peaks is None or now not in names or now not in peaks.flop_per_s or not other:
+            if peaks is None or now not in names or now not in peaks.flop_per_s:
                 continue
-            ratio = peaks.flop_per_s[other] / peaks.flop_per_s[now]
+            other = next((t for t in wanted if t in peaks.flop_per_s), "")
+            ratio = peaks.flop_per_s[other] / peaks.flop_per_s[now] if other else 1.0
             chosen = (events.rank == rank) & events.math & (codes == names.index(now))
             if ratio <= 1 or not chosen.any():
                 continue
@@ -50,18 +54,19 @@ def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
             rows[rank], run_ns[rank] = events.row[chosen], (events.row[chosen], quick)
             time_ns += int(events.dur_ns[chosen].sum())
             kernels += int(chosen.sum())
-            factor, wanted = ratio, other
+            factors.setdefault(other, ratio)
         if rows:
+            other, factor = next(iter(factors.items()))
             yield Sighting(
                 detector="reduced_precision",
                 events=rows,
                 run_ns=run_ns,
                 evidence={
                     "now": now,
-                    "other": wanted,
+                    "other": other,
                     "factor": factor,
                     "kernels": kernels,
                     "time_ns": time_ns,
-                    "how": how,
+                    "how": _HOW[other],
                 },
             )

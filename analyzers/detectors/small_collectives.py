@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
@@ -16,8 +18,11 @@ _BUCKET_BYTES = 25_000_000
 DETECTOR = Detector(
     title="Many small collectives",
     condition=f"At least {_FEWEST} collectives of one kind and group in a step, all of whose bytes "
-    "would fit into half as many buckets of 25 MB (DistributedDataParallel's default).",
-    evidence="{count} {collective} calls a step of {bytes:bytes} on average",
+    "would fit into half as many buckets of 25 MB (DistributedDataParallel's default), and whose "
+    "latency is more than half of their time: what the quickest of them takes longer than its "
+    "bytes at the link's peak, or at the best rate that the rank reached in any collective.",
+    evidence="{count} {collective} calls a step of {bytes:bytes} on average, with a latency of "
+    "{latency_ns:ns} each",
     remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",
     view="collectives",
 )
@@ -26,44 +31,67 @@ DETECTOR = Detector(
 def small_collectives(run: Attributed) -> Iterator[Sighting]:
     """COMMUNICATION -> a sighting for each kind of collective.
 
-    Without the pattern, all but one call for each bucket lose the time of the quickest call of
-    that kind, which is its latency.
+    Without the pattern, all but one call for each bucket lose their latency.
     """
     table = run.communication
     if not table.num_rows:
         return
     rank, row = ints(table, "rank"), ints(table, "event_row")
     kind, kinds = strings(table, "collective")
-    group, _ = strings(table, "group")
-    size = reals(table, "message_bytes")
+    size, took = reals(table, "message_bytes"), _transfer_ns(table)
+    link = np.nan_to_num(reals(table, "link_bytes_per_s")) / 1e9
     for code, name in enumerate(kinds):
-        rows, run_ns, steps, count, sent = {}, {}, 0, 0, 0.0
-        for one in np.unique(rank).tolist():
-            chosen = np.flatnonzero((rank == one) & (kind == code) & ~np.isnan(size))
-            events_of = row[chosen]
-            step = ints(run.links[one], "step_index")[events_of]
-            inside = run.links[one]["step_index"].is_valid().to_numpy()[events_of]
+        rows, run_ns, many = {}, {}, []
+        for one in np.unique(rank[kind == code]).tolist():
+            known = (rank == one) & ~np.isnan(size)
+            reached = np.append(size[known] / np.maximum(took[known], 1), link[known])
             dur = ints(run.joined[one].device_event, "dur_ns")
             merged, lengths = [], []
-            for at in np.unique(np.stack([step, group[chosen]])[:, inside], axis=1).T.tolist():
-                mine = inside & (step == at[0]) & (group[chosen] == at[1])
-                buckets = int(np.ceil(size[chosen][mine].sum() / _BUCKET_BYTES)) or 1
-                calls = int(mine.sum())
-                if calls < _FEWEST or buckets > calls / 2:
+            for at in _in_steps(run, one, np.flatnonzero(known & (kind == code))):
+                buckets = math.ceil(size[at].sum() / _BUCKET_BYTES) or 1
+                quickest = at[took[at].argmin()]
+                latency_ns = took[quickest] - size[quickest] / (reached.max() or np.inf)
+                fits = len(at) >= _FEWEST and buckets <= len(at) / 2
+                if not fits or latency_ns * len(at) <= took[at].sum() / 2:
                     continue
-                now = dur[events_of[mine]]
-                left = now - now.min() * (1 - buckets / calls)
-                merged.append(events_of[mine])
+                left = dur[row[at]] - latency_ns * (1 - buckets / len(at))
+                merged.append(row[at])
                 lengths.append(np.maximum(np.rint(left), 1).astype(np.int64))
-                count, steps = count + calls, steps + 1
-                sent += float(size[chosen][mine].sum())
+                many.append((len(at), size[at].sum(), latency_ns * len(at)))
             if merged:
                 rows[one] = np.concatenate(merged)
                 run_ns[one] = (rows[one], np.concatenate(lengths))
         if rows:
+            calls, sent, latency_ns = np.sum(many, axis=0).tolist()
             yield Sighting(
                 detector="small_collectives",
                 events=rows,
                 run_ns=run_ns,
-                evidence={"count": round(count / steps), "collective": name, "bytes": sent / count},
+                evidence={
+                    "count": round(calls / len(many)),
+                    "collective": name,
+                    "bytes": sent / calls,
+                    "latency_ns": round(latency_ns / calls),
+                },
             )
+
+
+def _in_steps(run: Attributed, rank: int, at: np.ndarray) -> list[np.ndarray]:
+    """Split rows of `communication` of one rank by step and group; without those in no step."""
+    table = run.communication
+    row, group = ints(table, "event_row"), strings(table, "group")[0]
+    links = run.links[rank]
+    at = at[links["step_index"].is_valid().to_numpy()[row[at]]]
+    step = ints(links, "step_index")[row[at]]
+    order = np.lexsort((group[at], step))
+    new = (np.diff(step[order]) != 0) | (np.diff(group[at][order]) != 0)
+    return [part for part in np.split(at[order], np.flatnonzero(new) + 1) if len(part)]
+
+
+def _transfer_ns(table: pa.Table) -> np.ndarray:
+    """Return how long each collective took from the last rank's arrival, its own if not matched."""
+    arrival, left = ints(table, "arrival_ns"), ints(table, "left_ns")
+    ready = np.where(table["ready_ns"].is_valid().to_numpy(), ints(table, "ready_ns"), arrival)
+    begin = np.where(ready <= left, np.maximum(ready, arrival), arrival)
+    took: np.ndarray = left - begin
+    return took

@@ -61,22 +61,30 @@ def _attention(links: Links, rows: np.ndarray) -> tuple[list[int], list[int], tu
     codes, values = links.op_names
     dims_of, texts = links.host.input_dims
     stream = links.events.stream_key
+    softmax = np.array([name in _SOFTMAX for name in values] + [False])
+    if not softmax.any():
+        return between, around, largest
     for lane in np.unique(stream[rows]):
         mine = rows[(stream[rows] == lane) & (links.op_row[rows] >= 0)]
-        ops = [values[c] for c in codes[mine].tolist()]
-        dims = [_dims(texts, code) for code in dims_of[links.op_row[mine]].tolist()]
-        for at, name in enumerate(ops):
-            if name not in _SOFTMAX or not dims[at]:
+        op, shapes = codes[mine], dims_of[links.op_row[mine]]
+        for at in np.flatnonzero(softmax[op]).tolist():
+            # Few kernels stand around a softmax: what is not near one is never read.
+            first = max(at - _BETWEEN, 0)
+            near = slice(first, at + _BETWEEN + 1)
+            ops = [values[c] for c in op[near].tolist()]
+            dims = [_dims(texts, code) for code in shapes[near].tolist()]
+            middle = at - first
+            if not dims[middle]:
                 continue
-            scores = dims[at][0]
-            before = _product(ops, dims, at, -1, math.prod(scores))
-            after = _product(ops, dims, at, 1, math.prod(scores))
+            scores = dims[middle][0]
+            before = _product(ops, dims, middle, -1, math.prod(scores))
+            after = _product(ops, dims, middle, 1, math.prod(scores))
             if before is None or after is None:
                 continue
             if _written(dims[before]) != math.prod(scores):
                 continue
-            between += mine[before + 1 : after].tolist()
-            around += [int(mine[before]), int(mine[after])]
+            between += mine[first + before + 1 : first + after].tolist()
+            around += [int(mine[first + before]), int(mine[first + after])]
             largest = max(largest, (math.prod(scores), " × ".join(map(str, scores))))
     return between, around, largest
 
@@ -108,5 +116,10 @@ def _dims(texts: list[str], code: int) -> list[list[int]]:
     """Return the recorded shapes of an operator's inputs; empty where there are none."""
     if code < 0:
         return []
-    found = json.loads(texts[code])
+    try:
+        found = json.loads(texts[code])
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(found, list):
+        return []
     return [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 import chopper
 from chopper.analyzers import actions, detectors
+from chopper.analyzers.detectors import (
+    Sighting,
+    late_rank,
+    launch_bound,
+    misaligned_products,
+    small_collectives,
+)
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.views.stragglers import Worst
+from chopper.errors import UsageError
 from chopper.reports import actions as report
 from chopper.reports.page import Paragraph
 from chopper.validation.model.job import simulate
@@ -26,7 +39,9 @@ def attributed(folder: Path, plan: Plan) -> chopper.Attribution:
 
 
 def found(run: chopper.Attribution) -> list[actions.Action]:
-    return actions.actions(run, Replay(run))
+    ranked = actions.actions(run, Replay(run))
+    assert ranked.failed == {}
+    return ranked
 
 
 @pytest.mark.parametrize(
@@ -145,6 +160,115 @@ def test_the_line_of_the_program_is_named(traces_dir: Path) -> None:
     )
     first = found(run)[0]
     assert first.where.line == "torchvision/models/resnet.py(89): forward"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of <b>{0}</b>"), UsageError("no such cause")])
+def test_a_detector_that_fails_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = attributed(tmp_path / "run", Plan(data=Dose(5 * MS)))
+
+    def fails(run: chopper.Attribution) -> Iterator[Sighting]:
+        raise error
+
+    monkeypatch.setattr(launch_bound, "launch_bound", fails)
+    assert [a.detector for a in actions.actions(run, Replay(run))] == ["data_loading"]
+    *_, failures = report.section(*report.tell(run, Replay(run), "step")).blocks
+    assert isinstance(failures, Paragraph)
+    assert failures.text.startswith("Not looked for, by a failure in Chopper: launch_bound (")
+    assert str(error) in failures.text
+
+
+def test_a_cause_without_time_is_not_seen(tmp_path: Path) -> None:
+    run = attributed(tmp_path / "run", Plan())
+    assert [*actions.sightings(run, events_of(run), "reduced_clock")] == []
+
+
+@pytest.mark.parametrize(("late_ratio", "seen"), [(0.7, 0), (0.8, 1)])
+def test_one_of_two_ranks_comes_last_by_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_ratio: float, seen: int
+) -> None:
+    run = attributed(tmp_path / "run", Plan(slow=Dose(0.5, ranks=(1,))))
+    last = Worst(1, late_ratio, 0.9, None, 0)
+    monkeypatch.setattr(late_rank, "worst", lambda table: last)
+    assert len([*late_rank.late_rank(run, events_of(run))]) == seen
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seen"),
+    [
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2", True),
+        ("cutlass_80_tensorop_s1688gemm_128x128_16x4_nt_align1", True),
+        ("cutlass_80_tensorop_f16_s16816gemm_f16_256x128_32x3_tn_align16", False),
+        # Kernels without matrix units are compiled for single elements.
+        ("cutlass_80_simt_sgemm_128x32_8x5_nn_align1", False),
+        # The shape of a cluster, not an alignment.
+        ("cutlass3x_sm90_tensorop_gemm_bf16_128x128x64_1x1x1_0_tnn_align8", False),
+    ],
+)
+def test_the_name_of_a_kernel_says_how_its_operands_are_aligned(kernel: str, seen: bool) -> None:
+    assert misaligned_products.is_misaligned(kernel) is seen
+
+
+@pytest.mark.parametrize(
+    ("trace", "other", "how"),
+    [
+        ("hta/a100-recsys-rank3of8.json.gz", "tf32", "set_float32_matmul_precision('high')"),
+        ("hta/gp100-train-gpu-user-annotation.json.gz", "fp16", "torch.float16"),
+        ("aorta/mi350x-rocprofiler-sdk-backend-train-step.json.gz", "bf16", "torch.bfloat16"),
+    ],
+)
+def test_what_to_try_names_the_precision_that_is_predicted(
+    traces_dir: Path, trace: str, other: str, how: str
+) -> None:
+    run = chopper.attribute(traces_dir / trace)
+    seen = actions.sightings(run, events_of(run), "reduced_precision")
+    [evidence] = [s.evidence for s in seen if s.evidence["now"] == "fp32"]
+    assert evidence["other"] == other
+    assert how in evidence["how"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dur_ns", "peak", "latency_ns"),
+    [
+        # Nothing tells latency from transfer.
+        ([3_000_000] * 10, [250 * MS] * 10, None, None),
+        ([3_000_000] * 10, [250 * MS] * 10, 12e6, None),
+        ([2_000] * 10, [100_000] * 10, 1e9, 98_000),
+        # The largest tells the rate: 100 MB in 10 ms.
+        ([2_000] * 10 + [100_000_000], [100_000] * 10 + [10 * MS], None, 99_800),
+    ],
+)
+def test_the_latency_of_a_collective_is_what_its_bytes_do_not_take(
+    sizes: list[int], dur_ns: list[int], peak: float | None, latency_ns: int | None
+) -> None:
+    count = len(sizes)
+    communication = pa.table(
+        {
+            "rank": pa.array([0] * count, pa.int32()),
+            "event_row": pa.array(range(count), pa.int64()),
+            # The large ones are of another kind.
+            "collective": ["allreduce" if s < 10**7 else "allgather" for s in sizes],
+            "group": pa.array(["default"] * count),
+            "message_bytes": pa.array(sizes, pa.int64()),
+            "arrival_ns": pa.array([0] * count, pa.int64()),
+            "left_ns": pa.array(dur_ns, pa.int64()),
+            "ready_ns": pa.array([None] * count, pa.int64()),
+            "link_bytes_per_s": pa.array([peak] * count, pa.float64()),
+        }
+    )
+    for name in ("collective", "group"):
+        at = communication.column_names.index(name)
+        communication = communication.set_column(at, name, communication[name].dictionary_encode())
+    run = SimpleNamespace(
+        communication=communication,
+        links={0: pa.table({"step_index": pa.array([0] * count, pa.int64())})},
+        joined={0: SimpleNamespace(device_event=pa.table({"dur_ns": pa.array(dur_ns)}))},
+    )
+    seen = [*small_collectives.small_collectives(cast("Any", run))]
+    assert [s.evidence["latency_ns"] for s in seen] == ([] if latency_ns is None else [latency_ns])
+    if latency_ns is not None:
+        assert seen[0].run_ns[0][1].sum() == 1_000_000 - 9 * latency_ns
 
 
 def test_every_detector_declares_itself() -> None:
