@@ -420,7 +420,7 @@ def _cards(story: Story, replay: Replay | str) -> list[Block]:
     if not isinstance(replay, str):
         told, _, failed = actions.tell(story.run, replay, story.unit)
     if told:
-        note = f"{actions.RANKED} {failed}"
+        note = f"{actions.RANKED} {failed}".strip()
         return [Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": note})]
     failures: list[Block] = [Paragraph(failed)] if failed else []
     if not story.top:

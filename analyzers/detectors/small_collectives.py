@@ -14,13 +14,16 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.trace.columns import ints, strings
 
 _FEWEST = 8
+_FACTOR = 10
 _BUCKET_BYTES = 25_000_000
+_SMALL_BYTES = 250_000
 DETECTOR = Detector(
     title="Many small collectives",
     condition=f"At least {_FEWEST} collectives of one kind and group in a step, all of whose bytes "
     "would fit into half as many buckets of 25 MB (DistributedDataParallel's default), and whose "
-    "latency is more than half of their time: what the quickest of them takes longer than its "
-    "bytes at the link's peak, or at the best rate that the rank reached in any collective.",
+    "latency is more than half of their time: what the quickest takes longer than its bytes "
+    "at the rate of the largest collectives of the rank, where those are ten times as large; or "
+    "at a tenth of the link's peak, where it moves at most 250 kB.",
     evidence="{count} {collective} calls a step of {bytes:bytes} on average, with a latency of "
     "{latency_ns:ns} each",
     remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",
@@ -39,18 +42,20 @@ def small_collectives(run: Attributed) -> Iterator[Sighting]:
     rank, row = ints(table, "rank"), ints(table, "event_row")
     kind, kinds = strings(table, "collective")
     size, took = reals(table, "message_bytes"), _transfer_ns(table)
+    factor = reals(table, "bus_factor")
     link = np.nan_to_num(reals(table, "link_bytes_per_s")) / 1e9
     for code, name in enumerate(kinds):
         rows, run_ns, many = {}, {}, []
         for one in np.unique(rank[kind == code]).tolist():
             known = (rank == one) & ~np.isnan(size)
-            reached = np.append(size[known] / np.maximum(took[known], 1), link[known])
+            bus = np.where(known, size * np.nan_to_num(factor, nan=1.0), 0.0)
             dur = ints(run.joined[one].device_event, "dur_ns")
             merged, lengths = [], []
             for at in _in_steps(run, one, np.flatnonzero(known & (kind == code))):
                 buckets = math.ceil(size[at].sum() / _BUCKET_BYTES) or 1
                 quickest = at[took[at].argmin()]
-                latency_ns = took[quickest] - size[quickest] / (reached.max() or np.inf)
+                rate = _rate(bus[known], took[known], link[known], bus[quickest])
+                latency_ns = took[quickest] - bus[quickest] / rate if rate else 0.0
                 fits = len(at) >= _FEWEST and buckets <= len(at) / 2
                 if not fits or latency_ns * len(at) <= took[at].sum() / 2:
                     continue
@@ -74,6 +79,14 @@ def small_collectives(run: Attributed) -> Iterator[Sighting]:
                     "latency_ns": round(latency_ns / calls),
                 },
             )
+
+
+def _rate(sizes: np.ndarray, took_ns: np.ndarray, link: np.ndarray, size: float) -> float:
+    """Return the bytes per nanosecond that are surely not slower by latency; 0 for unknown."""
+    largest = (sizes >= sizes.max()) & (took_ns > 0)
+    if sizes.max() >= _FACTOR * size and largest.any():
+        return float(np.median(sizes[largest] / took_ns[largest]))
+    return float(link.max()) / _FACTOR if size <= _SMALL_BYTES else 0.0
 
 
 def _in_steps(run: Attributed, rank: int, at: np.ndarray) -> list[np.ndarray]:

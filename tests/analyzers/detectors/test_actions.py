@@ -234,7 +234,11 @@ def test_what_to_try_names_the_precision_that_is_predicted(
         # Nothing tells latency from transfer.
         ([3_000_000] * 10, [250 * MS] * 10, None, None),
         ([3_000_000] * 10, [250 * MS] * 10, 12e6, None),
-        ([2_000] * 10, [100_000] * 10, 1e9, 98_000),
+        # The peak of a device's link is not that of a slow network.
+        ([3_000_000] * 10, [250 * MS] * 10, 450e9, None),
+        ([2_000] * 10, [100_000] * 10, 1e9, 80_000),
+        # One that others left early took no time: it tells no rate.
+        ([3_000_000] * 10 + [3_000_000], [250 * MS] * 10 + [0], None, None),
         # The largest tells the rate: 100 MB in 10 ms.
         ([2_000] * 10 + [100_000_000], [100_000] * 10 + [10 * MS], None, 99_800),
     ],
@@ -254,6 +258,7 @@ def test_the_latency_of_a_collective_is_what_its_bytes_do_not_take(
             "arrival_ns": pa.array([0] * count, pa.int64()),
             "left_ns": pa.array(dur_ns, pa.int64()),
             "ready_ns": pa.array([None] * count, pa.int64()),
+            "bus_factor": pa.array([1.0] * count, pa.float64()),
             "link_bytes_per_s": pa.array([peak] * count, pa.float64()),
         }
     )
