@@ -111,6 +111,16 @@ def test_arguments_are_completed(
     assert completion.complete().split() == offered
 
 
+@pytest.mark.parametrize("typed", ["chopper analize ", "chopper estimate memmory "])
+def test_behind_a_name_that_there_is_not_completion_says_nothing(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    completion = BashComplete(cli, {}, "chopper", "_CHOPPER_COMPLETE")
+    completion.complete()  # an error would come out of it
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_scripts_are_accepted_by_their_shells(shell: str) -> None:
     script = invoke("completion", shell)

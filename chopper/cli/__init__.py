@@ -50,7 +50,7 @@ class _Group(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in _LOADING_TORCH:
+        if args[0].strip().lower() in _LOADING_TORCH:
             _check_current_directory()
         return super().resolve_command(ctx, args)
 

@@ -25,7 +25,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; a name that there is not is one line with those that are near."""
-        if not args[0].startswith("-"):
+        if not args[0].startswith("-") and not ctx.resilient_parsing:  # as completion parses
             args = [one_of(self.noun, args[0], self.summaries), *args[1:]]
         return super().resolve_command(ctx, args)
 

@@ -133,6 +133,11 @@ def test_current_directory_that_was_removed(name: str, sources: Path, tmp_path: 
     checked(run(*words(command, "source", tmp_path / "out")))
 
 
+@pytest.mark.usefixtures("nowhere")
+def test_a_removed_directory_is_refused_however_the_command_is_written() -> None:
+    assert "the current directory cannot be used" in run("Doctor").line
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
 def test_terminals_that_lack_characters(
     encoding: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

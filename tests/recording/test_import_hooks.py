@@ -124,6 +124,20 @@ def test_a_finder_of_the_program_that_loads_from_elsewhere(seen: list[str]) -> N
     assert seen == ["told"]
 
 
+def test_a_loader_that_importlib_refuses_is_refused_as_without_us(seen: list[str]) -> None:
+    class Half:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+            return importlib.util.spec_from_loader(name, self) if name == NAME else None  # type: ignore[arg-type]
+
+        def exec_module(self, module: Any) -> None:
+            module.value = 9
+
+    sys.meta_path.insert(0, Half())
+    watch(seen)
+    with pytest.raises(ImportError, match="create_module"):
+        importlib.import_module(NAME)
+
+
 def test_a_lazy_module_is_imported_at_its_first_use(seen: list[str]) -> None:
     class Lazy:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

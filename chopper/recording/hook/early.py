@@ -89,7 +89,8 @@ class ImportWatch:
             ask = getattr(finder, "find_spec", None)
             spec = None if ask is None else ask(name, path, target)
             if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
+                # Others importlib refuses, or loads in its own way: the program sees it do so.
+                if hasattr(spec.loader, "exec_module") and hasattr(spec.loader, "create_module"):
                     spec.loader = _Watched(spec.loader, self)
                 return spec
         return None
