@@ -1,7 +1,7 @@
 """Every kind of file that can be imported: how it is recognised, and which module reads it.
 
 What a file is, is read from its first bytes, not from its name; only whether it is a CSV is not.
-Modules are loaded when the first file of their kind comes.
+A database's module is loaded when the first file of its kind comes.
 """
 
 from __future__ import annotations
