@@ -247,8 +247,8 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         )
         if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
             notes.append(
-                "More than a cause's own time is recoverable where the host loses it ahead of the "
-                "device: without it, work is queued earlier, and other idle time goes too."
+                "It may exceed a cause's own time: it is of the slowest rank's step, times are "
+                "means over ranks; and work that is queued earlier takes other idle time with it."
             )
     else:
         reason = next((one.reason for one in saving.values() if one.reason), "")
