@@ -32,6 +32,8 @@ def unneeded_recomputation(run: Attributed, events: Events) -> Iterator[Sighting
     if "recompute" not in phases:
         return
     again = codes == phases.index("recompute")
+    if not again.any():
+        return
     peaks = {
         row["rank"]: row["peak_reserved_bytes"]
         for row in memory(run).to_pylist()
