@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.steps import step_numbers
+from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
-from chopper.analyzers.trace.columns import ints, nullable, run_starts
+from chopper.analyzers.trace.columns import ints, nullable, pick, run_starts
 from chopper.tables import TABLES
 
 WAIT = "communication.wait"
@@ -71,14 +71,22 @@ def members_of(run: Attributed) -> Members:
 
 
 def details_of(run: Attributed, rank: np.ndarray, row: np.ndarray) -> pa.Table:
-    """Phase, layer, operator and step number of events. -> phase, layer, op, step."""
-    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op", "step_index"])]
+    """Phase, layer, operator and number of the step in which events began.
+
+    -> phase, layer, op, step. Where the host runs ahead, that may be the step before their launch.
+    """
+    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op"])]
     places = [np.zeros(0, dtype=np.int64)]
-    for one in np.unique(rank):
+    step = np.full(len(rank), -1, dtype=np.int64)
+    for one in np.unique(rank).tolist():
         at = np.flatnonzero(rank == one)
-        parts.append(run.links[int(one)].select(parts[0].column_names).take(row[at]))
+        parts.append(run.links[one].select(parts[0].column_names).take(row[at]))
         places.append(at)
+        windows = windows_of(run, one)
+        begun_ns = ints(run.joined[one].device_event, "start_ns")[row[at]]
+        window = np.searchsorted(ints(windows, "start_ns"), begun_ns, side="right") - 1
+        inside = begun_ns < pick(ints(windows, "end_ns"), window)
+        step[at] = pick(ints(windows, "number"), np.where(inside, window, -1))
     order = np.argsort(np.concatenate(places))
     found = pa.concat_tables(parts).unify_dictionaries().take(order).combine_chunks()
-    step = step_numbers(run, rank, ints(found, "step_index"))
-    return found.drop(["step_index"]).append_column("step", nullable(step))
+    return found.append_column("step", nullable(step))

@@ -269,6 +269,26 @@ def test_lead_is_the_latest_start_less_ones_own() -> None:
     }
 
 
+def test_a_collective_is_of_the_step_in_which_it_begins() -> None:
+    """The host launches step 1's all-reduce while the device still runs step 0, which hides it."""
+    host = spans(
+        *(span(1000 * s, 1000 * s + 1000, f"ProfilerStep#{s}", "annotation") for s in range(2)),
+        span(10, 14, "cudaLaunchKernel", "runtime", correlation_id=1),
+        span(1010, 1014, "cudaLaunchKernel", "runtime", correlation_id=2),
+        span(1020, 1024, "cudaLaunchKernel", "runtime", correlation_id=3),
+    )
+    device = kernels(
+        kernel(20, 1500, GEMM, correlation_id=1),
+        kernel(1100, 1400, ALL_REDUCE, stream=20, correlation_id=2),
+        kernel(1500, 1900, GEMM, correlation_id=3),
+    )
+    rank = tables(host, device, steps((0, 1000), (1000, 2000)), [recorded(1, sequence=0)])
+    attribution = attributed([rank, rank])
+    assert [r["step"] for r in view(attribution, "collectives").to_pylist()] == [0]
+    lead = view(attribution, "lead").to_pylist()
+    assert {r["step"] for r in lead if r["kind"] == "collective"} == {0}
+
+
 def test_a_single_rank_has_no_such_views() -> None:
     attribution = attributed([loading_rank(0)])
     for name in ("collectives", "stragglers", "lead"):
