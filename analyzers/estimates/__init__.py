@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-_ASSUMPTIONS = tomllib.loads(files("chopper").joinpath("data", "assumptions.toml").read_text())
+_ASSUMPTIONS = tomllib.loads(
+    files("chopper").joinpath("data", "assumptions.toml").read_text(encoding="utf-8")
+)
 
 
 def assumed(*names: str) -> tuple[str, ...]:

@@ -61,7 +61,9 @@ class NameSearch:
         return found
 
 
-_NAMES = tomllib.loads(files("chopper").joinpath("data", "kernel_names.toml").read_text())
+_NAMES = tomllib.loads(
+    files("chopper").joinpath("data", "kernel_names.toml").read_text(encoding="utf-8")
+)
 _PATTERNS = tuple((row["dtype"], re.compile(row["pattern"])) for row in _NAMES["arithmetic"])
 _FP8 = dict(_PATTERNS)["fp8"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -230,6 +231,13 @@ def test_a_whole_process_with_names_and_a_terminal_of_old(sources: Path, tmp_pat
     )
     assert outcome.code == 0, outcome
     assert outcome.err.isascii()
+
+
+def test_texts_beside_the_code_are_read_in_a_locale_of_old() -> None:
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    outcome = process("estimate", "limits", "--json", env=os.environ | old)
+    assert outcome.code == 0, outcome
+    assert "72 h² FLOP per token" in json.loads(outcome.out)["assumptions"][0]
 
 
 @pytest.mark.parametrize(
