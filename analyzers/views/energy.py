@@ -32,7 +32,7 @@ from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View, column, optional
 from chopper.tables import TABLES
-from chopper.wording import ranges
+from chopper.wording import ranges, some
 
 Row = dict[str, Any]
 
@@ -390,8 +390,16 @@ def _together(rows: list[Row]) -> Row:
     row: Row = {name: rows[0].get(name) for name in ("scope", "window", "ranks")}
     row |= {"source": "all devices", "step_count": min(r["step_count"] for r in rows)}
     known = all("energy_j" in r for r in rows)
-    reasons = (r["reason"] for r in rows if "reason" in r and (known or "energy_j" not in r))
-    row["reason"] = "; ".join(dict.fromkeys(reasons)) or None
+    refused: dict[str, dict[str, None]] = {}
+    for one in rows:
+        if "reason" in one and (known or "energy_j" not in one):
+            refused.setdefault(one["reason"], {})[one["source"]] = None
+    # What holds of all devices needs no names.
+    told = (
+        reason if len(names) == len(rows) else f"{some(list(names))}: {reason}"
+        for reason, names in refused.items()
+    )
+    row["reason"] = "; ".join(told) or None
     if not known:
         return row
     names = ("energy_j", "power_mean_w", "energy_error_j", "energy_per_step_j", "tokens_count")

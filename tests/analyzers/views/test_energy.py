@@ -315,6 +315,16 @@ def test_devices_add_up_and_hosts_stand_apart() -> None:
     assert rows["package-0/dram"]["power_mean_w"] == pytest.approx(12)
 
 
+@pytest.mark.parametrize(("dead", "said"), [((1,), "device 1: "), ((0, 1), "")])
+def test_of_all_devices_those_without_energy_are_named(dead: tuple[int, ...], said: str) -> None:
+    run = a_run(ranks=2)
+    for rank in range(2):
+        put_table(run, rank, "device_counter", counter(rank, power_w=0 if rank in dead else 400))
+    whole = next(r for r in energy_of(run) if r["source"] == "all devices")
+    assert whole["energy_j"] is None
+    assert whole["reason"].startswith(f"{said}neither an energy counter that moved")
+
+
 def test_ranks_on_parts_of_one_socket_share_its_energy() -> None:
     run = a_run(ranks=2)
     limits = [
