@@ -119,8 +119,8 @@ def _whole(limits: pa.Table, part: RankManifest) -> set[str]:
     device = _device_of(part)
     wanted = _slot((device and device.pci_address) or "")
     rows = limits.select(["device_uuid", "pci_address"]).to_pylist() if wanted else []
-    uuids = {r["device_uuid"] for r in rows if _slot(r["pci_address"] or "") == wanted} - {None}
-    return {canonical_uuid(uuid) for uuid in uuids} if len(uuids) == 1 else set()
+    uuids = {r["device_uuid"] for r in rows if _slot(r["pci_address"] or "") == wanted}
+    return {canonical_uuid(uuid) for uuid in uuids if uuid} if len(uuids) == 1 else set()
 
 
 def _slot(pci_address: str) -> tuple[int, ...] | None:

@@ -154,6 +154,11 @@ def test_a_part_of_a_device_has_the_samples_of_the_whole() -> None:
     for unknown in (None, "0000:1d:00.0", "?"):
         put_table(run, 0, "device_limit", limits(unknown))
         assert of_rank(run, 0, "device_clock").num_rows == 0
+    # Another device of that address, whose name is not known: which one is it?
+    nameless = {**limit, "device_id": 6, "device_uuid": None, "pci_address": "0000:1b:00.1"}
+    both = [{**limit, "pci_address": "0000:1b:00.0"}, nameless]
+    put_table(run, 0, "device_limit", pa.Table.from_pylist(both, TABLES["device_limit"].arrow))
+    assert of_rank(run, 0, "device_clock").num_rows == 0
 
 
 def test_uuids_are_the_same_however_they_are_written() -> None:
