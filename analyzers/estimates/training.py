@@ -104,7 +104,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
                 raise UsageError(f"{what}: found {value}, expected 1 or more")
         for name, choices in _choices().items():
             value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
+            for each in value if name == "offload" else (value,):
                 what = name.replace("_", " ")
                 if one_of(what, each, choices) != each:
                     raise UsageError(f"{what} {each!r}: expected one of {', '.join(choices)}")

@@ -428,6 +428,7 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
         ({"ranks_count": 8}, "strategy single has 1 rank"),
         ({"ranks_count": 10**8, "strategy": "ddp"}, "at most 10000000"),
         ({"offload": ("none", "optimizer")}, "none contradicts optimizer"),
+        ({"offload": "optimizer"}, "no offload is called 'o'"),
         ({"offload": ("parameters",)}, "needs a strategy that shards"),
         ({"offload": ("disk",)}, "offload"),
         ({"tensor_parallel_count": 3}, "does not divide"),
