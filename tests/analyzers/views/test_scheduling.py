@@ -115,6 +115,26 @@ def test_throttling_steal_pressure_and_events_of_a_rank() -> None:
     assert row["waiting_ratio"] is None
 
 
+def test_the_finding_names_the_working_thread_that_waited_most() -> None:
+    part = m.RankManifest(rank=0, hostname="node", device_id=0, devices=[m.Device(device_id=0)])
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
+    threads = [
+        *thread(40, "python", (-0.5, 10, 0), (4.0, 210, 400)),
+        *thread(41, "pt_autograd_0", (-0.5, 0, 0), (2.0, 1000, 300), (4.0, 2000, 600)),
+        # It waits more and runs no operator; what comes after the steps does not count.
+        *thread(99, "pin_memory", (-0.5, 0, 0), (4.0, 0, 4000)),
+        *thread(41, "pt_autograd_0", (9.0, 2000, 5000)),
+    ]
+    for seconds, said in ((4, "its thread pt_autograd_0 waited for a core in 15% of"), (0.9, None)):
+        end = BASE + round(seconds * S)
+        put_table(run, 0, "host_span", spans(span(BASE, BASE + 5, "aten::mm", tid=41)))
+        put_table(run, 0, "device_event", kernels(kernel(BASE, end)))
+        put_table(run, 0, "step", steps((BASE, end)))
+        put_table(run, 0, "process_thread", table("process_thread", threads))
+        findings = [f for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
+        assert [f.message.startswith(said or "?") for f in findings] == [True] * bool(said)
+
+
 def test_less_than_a_second_is_refused() -> None:
     part = thread(40, "python", (0.0, 0, 0), (0.5, 200, 40))
     run = m.RankManifest(rank=0, hostname="node")
