@@ -6,8 +6,9 @@ import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from chopper.analyzers import detectors
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events, events_of
+from chopper.analyzers.events.steps import spans_in_steps
+from chopper.analyzers.events.waiting import Waiting, waiting_calls
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
@@ -58,20 +61,48 @@ class Action:
     """
 
     detector: str
-    saved_ns: float
-    ci95_ns: tuple[float, float] | None
+    saved_ns: int
+    ci95_ns: tuple[int, int] | None
     saved_ratio: float
     where: Where
     evidence: dict[str, Any]
     events_count: int
 
 
-class Actions(list[Action]):
-    """Actions in order, and by detector why it could not be asked (``failed``)."""
+@dataclass(frozen=True)
+class Actions:
+    """What is worth trying, the most recoverable time first.
 
-    def __init__(self, ranked: Iterable[Action], failed: Mapping[str, str]) -> None:
-        super().__init__(ranked)
-        self.failed = failed
+    Attributes:
+        ranked: all actions.
+        failed: detector → why it could not be asked.
+    """
+
+    ranked: list[Action]
+    failed: dict[str, str]
+
+
+class Material:
+    """What detectors look at, by the names of their parameters; each is made once."""
+
+    def __init__(self, run: Attributed, replay: Replay) -> None:
+        self.run = run
+        self.links = {node.rank: node.links for node in replay.base.graph.ranks}
+        """Rank → its joined events, of the ranks that the replay has."""
+
+    @cached_property
+    def events(self) -> Events:
+        """Device events of all ranks in the steps."""
+        return events_of(self.run)
+
+    @cached_property
+    def waiting(self) -> dict[int, Waiting]:
+        """Rank with a device → calls in its steps that waited for that."""
+        return {
+            rank: waiting_calls(links, spans_in_steps(self.run, rank)[0])
+            for rank, links in self.links.items()
+            if len(links.host) and not self.run.joined[rank].host_only
+        }
 
 
 def names() -> list[str]:
@@ -86,26 +117,24 @@ def detector(name: str) -> Detector:
     return declared
 
 
-def sightings(run: Attributed, events: Events, only: str | None = None) -> Iterator[Sighting]:
-    """Yield every pattern seen in a run; those of one detector where ``only`` names it."""
-    values = {"run": run, "events": events}
-    for name in names() if only is None else [only]:
-        find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
-        yield from find(**{p: values[p] for p in inspect.signature(find).parameters})
+def sightings(name: str, material: Material) -> Iterator[Sighting]:
+    """Yield the places at which one detector sees its pattern."""
+    find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
+    yield from find(**{p: getattr(material, p) for p in inspect.signature(find).parameters})
 
 
 def actions(run: Attributed, replay: Replay) -> Actions:
-    """Return what is worth trying, the most recoverable time first.
+    """Rank what is worth trying.
 
     A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
     error, or its interval reaches zero. A detector that fails takes nothing else with it.
     """
-    events = events_of(run)
+    material = Material(run, replay)
     found: list[Action] = []
     failed: dict[str, str] = {}
     for name in names():
         try:
-            seen = (_action(run, replay, events, s) for s in sightings(run, events, name))
+            seen = (_action(material, replay, s) for s in sightings(name, material))
             found += [action for action in seen if action is not None]
         except ChopperError as exc:
             failed[name] = str(exc)
@@ -114,7 +143,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     return Actions(sorted(found, key=lambda a: -a.saved_ns), failed)
 
 
-def _action(run: Attributed, replay: Replay, events: Events, seen: Sighting) -> Action | None:
+def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None:
     """Return what mending a pattern gives back; None where that cannot be told from nothing."""
     observed, predicted, _, ci95 = summary(_steps(replay, seen))
     saved = observed - predicted
@@ -122,10 +151,10 @@ def _action(run: Attributed, replay: Replay, events: Events, seen: Sighting) -> 
         return None
     return Action(
         detector=seen.detector,
-        saved_ns=saved,
-        ci95_ns=ci95,
+        saved_ns=round(saved),
+        ci95_ns=None if ci95 is None else (round(ci95[0]), round(ci95[1])),
         saved_ratio=saved / observed,
-        where=where(run, events, seen),
+        where=where(material, seen),
         evidence={**seen.evidence},
         events_count=sum(map(len, seen.events.values())),
     )
@@ -160,11 +189,12 @@ def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
     return replay.compared(scenario.solve())
 
 
-def where(run: Attributed, events: Events, sighting: Sighting) -> Where:
+def where(material: Material, sighting: Sighting) -> Where:
     """Return the place of a pattern.
 
     Events that would run for a shorter time count by their time, others by their number.
     """
+    events = material.events
     chosen = np.zeros(len(events), dtype=bool)
     for rank, rows in sighting.events.items():
         mine = np.flatnonzero(events.rank == rank)
@@ -172,13 +202,13 @@ def where(run: Attributed, events: Events, sighting: Sighting) -> Where:
     weight = events.dur_ns if sighting.gone or sighting.run_ns else np.ones_like(events.dur_ns)
     layer = None
     for rank, rows in [*sighting.events.items()][:1]:
-        codes, values = run.joined[rank].links().layers
+        codes, values = material.links[rank].layers
         layer = _most((codes[rows], values), np.ones(len(rows)))
     return Where(
         phase=_most((events.phase[0][chosen], events.phase[1]), weight[chosen]),
         layer=layer,
         op=_most((events.op[0][chosen], events.op[1]), weight[chosen]),
-        line=_line(run, sighting),
+        line=_line(material, sighting),
     )
 
 
@@ -192,15 +222,15 @@ def _most(texts: tuple[np.ndarray, list[str]], weight: np.ndarray) -> str | None
     return values[best] if held[best + 1] > 0.5 * held.sum() else None
 
 
-def _line(run: Attributed, sighting: Sighting) -> str | None:
+def _line(material: Material, sighting: Sighting) -> str | None:
     """Return the program's frame around most of the calls; libraries are passed over."""
     seen: Counter[str] = Counter()
     for rank, calls in sighting.calls.items():
-        host = run.joined[rank].links().host
+        host = material.links[rank].host
         frame = host.nesting.nearest(host.where(_is_program))[calls]
         codes, values = host.names
         seen.update(values[code] for code in codes[frame[frame >= 0]].tolist())
-    return max(seen, key=seen.__getitem__) if seen else None
+    return max(seen, key=seen.__getitem__, default=None)
 
 
 def _is_program(category: str, name: str) -> bool:

@@ -99,8 +99,8 @@ class Recoverable:
         ci95_ns: its 95 % interval over steps; None with fewer than three.
     """
 
-    step_ns: float | None
-    ci95_ns: tuple[float, float] | None = None
+    step_ns: int | None
+    ci95_ns: tuple[int, int] | None = None
     reason: str | None = None
 
 

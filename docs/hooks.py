@@ -278,12 +278,11 @@ def detector_pages() -> dict[str, str]:
         module = sys.modules[f"chopper.analyzers.detectors.{name}"]
         summary = str(module.__doc__).strip()
         rows.append((f"[`{name}`]({name}.md)", summary))
-        replayed = inspect.cleandoc(str(getattr(module, name).__doc__)).partition("Without")
         parts = [
             f"# `{name}`",
             summary,
             f"**Seen when.** {markup(known.condition)}",
-            f"**What is predicted.** Without {' '.join(replayed[2].split())}",
+            f"**What is predicted.** Without it, {markup(known.without)}.",
             f"**How to try it.** {markup(known.remedy)}" if "{" not in known.remedy else "",
             f"**Its rows.** `chopper analyze RUN --view {known.view}` shows the "
             f"[`{known.view}`](../reference/tables.md#{known.view}) table.",

@@ -82,13 +82,13 @@ def document(attribution: Attributed) -> dict[str, Any]:
     from chopper.views import view
 
     replay = replay_or_reason(attribution)
-    ranked = None if isinstance(replay, str) else actions(attribution, replay)
+    tried = None if isinstance(replay, str) else actions(attribution, replay)
     path = attribution.recording.path
     return attribution_json(
         attribution,
         recoverable(attribution, replay),
-        None if ranked is None else to_json(ranked),
+        None if tried is None else to_json(tried.ranked),
         view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
         processes.described(path) if path else (),
-        None if ranked is None else ranked.failed,
+        None if tried is None else tried.failed,
     )

@@ -30,6 +30,8 @@ class _Sentence(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec in _SHOWS:
             return _SHOWS[format_spec](value)
+        if value is None:
+            return "what was not recorded"
         if value in CAUSES:
             return CAUSES[value].label.lower()
         return fmt.count(value) if isinstance(value, int | float) else str(value)
@@ -64,9 +66,9 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, s
         replay: of it.
         unit: ``step`` or ``window``.
     """
-    ranked = actions(run, replay)
+    tried = actions(run, replay)
     found = []
-    for action in ranked[:SHOWN]:
+    for action in tried.ranked[:SHOWN]:
         declared, say = detector(action.detector), _Sentence().format
         interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
         evidence = say(declared.evidence, **action.evidence)
@@ -81,9 +83,9 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, s
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
             )
         )
-    reasons = "; ".join(f"{name} ({why})" for name, why in ranked.failed.items())
+    reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
     failed = f"Not looked for, by a failure in Chopper: {reasons}." if reasons else ""
-    return found, len(ranked) - len(found), failed
+    return found, len(tried.ranked) - len(found), failed
 
 
 def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
@@ -127,8 +129,8 @@ def to_json(ranked: Sequence[Action]) -> list[dict[str, Any]]:
         {
             "detector": a.detector,
             "title": _Sentence().format(detector(a.detector).title, **a.evidence),
-            "recoverable_step_ns": round(a.saved_ns),
-            "recoverable_step_ci95_ns": a.ci95_ns and [round(v) for v in a.ci95_ns],
+            "recoverable_step_ns": a.saved_ns,
+            "recoverable_step_ci95_ns": a.ci95_ns,
             "share_ratio": a.saved_ratio,
             **asdict(a.where),
             "evidence": a.evidence,

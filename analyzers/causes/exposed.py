@@ -28,7 +28,7 @@ from chopper.wording import ranges
 _DIRECTIONS = {
     "copy.device_to_device": NameSearch("DtoD|PtoP|DeviceToDevice"),
     "copy.device_to_host": NameSearch("DtoH|DeviceToHost"),
-    "copy.host_to_device": NameSearch("HtoD|HostToDevice"),
+    "copy.host_to_device": names.is_copy_to_device,
     "copy.memset": names.is_fill,
 }
 """Names of copies; the last one that fits counts."""

@@ -1,10 +1,9 @@
 """Patterns in a run that its author can mend: one file for each, which declares itself.
 
 The file's name is the detector's name, ``DETECTOR`` says what it looks for and what to try, and a
-function of the same name finds the places: it takes the attributed ``run``, its ``events``, or
-both. What mending a place would give back is predicted by a
-replay (:mod:`chopper.analyzers.actions`), never by adding up times. Modules that begin with an
-underscore are shared by several detectors.
+function of the same name finds the places: it takes what it needs of
+:class:`chopper.analyzers.actions.Material` by name. What mending a place would give back is
+predicted by a replay, never by adding up times.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.whatif_options import Changes
+from chopper.analyzers.trace.columns import ints, strings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Detector:
     Attributes:
         title: what is seen, in a few words; a format string of the evidence.
         condition: when it is said to be seen, exactly.
+        without: what a run without it is taken to be, which the replay predicts.
         evidence: the sentence of numbers; a format string of the evidence.
         remedy: how to try it.
         view: the detailed table that shows the rows.
@@ -32,6 +34,7 @@ class Detector:
 
     title: str
     condition: str
+    without: str
     evidence: str
     remedy: str
     view: str
@@ -62,3 +65,12 @@ class Sighting:
     host_gone: Mapping[int, np.ndarray] = field(default_factory=dict)
     calm: Mapping[int, np.ndarray] = field(default_factory=dict)
     changes: Changes | None = None
+
+
+def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, np.ndarray]]:
+    """Return the time in some leaf causes, and by rank the device events that it belongs to."""
+    code, names = strings(run.pieces, "cause")
+    pieces = run.pieces.filter(np.isin(code, [names.index(c) for c in causes if c in names]))
+    rank, row = ints(pieces, "rank"), ints(pieces, "event_row")
+    rows = {int(r): np.unique(row[(rank == r) & (row >= 0)]) for r in np.unique(rank)}
+    return int(ints(pieces, "time_ns").sum()), rows

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.steps import spans_in_steps
+from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
     title="The allocator goes to the driver within steps",
     condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching "
     "allocator had no block that fits, or gave its cache back to find one.",
+    without="those calls take no time",
     evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host",
     remedy="Keep sizes alike from step to step and leave memory free; on NVIDIA devices, set "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
@@ -23,19 +25,19 @@ DETECTOR = Detector(
 _CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")
 
 
-def allocator_retries(run: Attributed) -> Iterator[Sighting]:
-    """HOST_SPAN -> at most one sighting. Without the pattern those calls take no time."""
+def allocator_retries(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+    """HOST_SPAN -> at most one sighting."""
     calls, gone, about = {}, {}, {}
     counts = {"Malloc": 0, "Free": 0}
     host_ns = 0
-    for rank, joined in run.joined.items():
-        links = joined.links()
-        host, bounds = links.host, joined.windows.bounds_ns
-        if not len(host) or len(bounds) < 2:
+    for rank, link in links.items():
+        host, windows = link.host, run.joined[rank].windows
+        if not len(host):
             continue
         named = host.where(lambda c, name: c in ("runtime", "driver") and _CALLS.match(name))
         inside = named & spans_in_steps(run, rank)[0]
-        if joined.windows.numbers[0] < 0:
+        if windows.numbers[0] < 0:
+            bounds = windows.bounds_ns
             inside &= (host.start_ns >= bounds[0]) & (host.end_ns <= bounds[-1])
         rows = np.flatnonzero(inside)
         if not len(rows):

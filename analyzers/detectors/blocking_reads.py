@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
-from chopper.analyzers.detectors._waiting import waiting_calls
 from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.waiting import Waiting
+from chopper.analyzers.trace.join import Links
 
 _MOST = 3
 DETECTOR = Detector(
@@ -17,6 +17,7 @@ DETECTOR = Detector(
     condition="An operator that copies nothing to the device (item, nonzero, a copy to the host) "
     "holds a call that returned only when the device had done what came before it. The three "
     "operators with the most waiting are tried.",
+    without="the host goes on without waiting at those calls",
     evidence="{calls} calls waited {waited_ns:ns} in all",
     remedy="Read values every so many steps, or after the step; keep them on the device "
     "(tensor operations in place of Python's), copy with non_blocking=True into pinned memory.",
@@ -24,28 +25,24 @@ DETECTOR = Detector(
 )
 
 
-def blocking_reads(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """HOST_SPAN, DEVICE_EVENT -> a sighting for each reading operator, most waiting first.
-
-    Without the pattern, the host goes on without waiting at those calls.
-    """
+def blocking_reads(
+    events: Events, links: Mapping[int, Links], waiting: Mapping[int, Waiting]
+) -> Iterator[Sighting]:
+    """HOST_SPAN, DEVICE_EVENT -> a sighting for each reading operator, most waiting first."""
     calls: dict[str, dict[int, np.ndarray]] = {}
     copies: dict[str, dict[int, np.ndarray]] = {}
     waited: dict[str, int] = {}
-    for rank, joined in run.joined.items():
-        links = joined.links()
-        if joined.host_only or not len(links.host):
-            continue
-        waiting = waiting_calls(run, rank)
-        codes, values = links.host.names
-        code = np.where(waiting.to_device, -1, codes[waiting.operator])
+    for rank, calls_of in waiting.items():
+        link = links[rank]
+        codes, values = link.host.names
+        code = np.where(calls_of.to_device, -1, codes[calls_of.operator])
         mine = np.sort(events.row[events.rank == rank])
         for one in np.unique(code[code >= 0]).tolist():
             op, chosen = values[one], code == one
-            rows = waiting.rows[chosen]
+            rows = calls_of.rows[chosen]
             calls.setdefault(op, {})[rank] = rows
-            copies.setdefault(op, {})[rank] = mine[np.isin(links.launch_row[mine], rows)]
-            waited[op] = waited.get(op, 0) + int(links.host.dur_ns[rows].sum())
+            copies.setdefault(op, {})[rank] = mine[np.isin(link.launch_row[mine], rows)]
+            waited[op] = waited.get(op, 0) + int(link.host.dur_ns[rows].sum())
     for op in sorted(calls, key=lambda op: -waited[op])[:_MOST]:
         evidence = {"op": op, "calls": sum(map(len, calls[op].values())), "waited_ns": waited[op]}
         yield Sighting(

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.whatif_options import Changes
-from chopper.analyzers.trace.columns import strings
+from chopper.analyzers.trace.join import Links
 
 CAUSE = "idle.preparation.data"
 DETECTOR = Detector(
     title="The loader does not keep up",
     condition="The device was idle while the host waited for a batch or made one.",
-    evidence="{stall_ns:ns} of waiting, most of it in {function}",
+    without="batches are there when they are asked for",
+    evidence="{stall_ns:ns} of waiting, longest in {function}",
     remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; where one "
     "function takes the time, make it cheaper or do it ahead of training.",
     view="steps",
 )
 
 
-def data_loading(run: Attributed) -> Iterator[Sighting]:
-    """PIECE, HOST_SPAN -> at most one sighting. Without it, batches are there when asked for."""
-    cause, causes = strings(run.pieces, "cause")
-    if CAUSE not in causes:
+def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+    """PIECE, HOST_SPAN -> at most one sighting."""
+    stall_ns, rows = spent_in(run, (CAUSE,))
+    if not stall_ns:
         return
-    mine = run.pieces.filter(cause == causes.index(CAUSE))
-    if not mine.num_rows:
-        return
-    stall_ns = int(mine["time_ns"].to_numpy().sum())
     calls: dict[int, np.ndarray] = {}
     spent: dict[str, float] = {}
-    for rank, joined in run.joined.items():
-        host = joined.links().host
+    for rank, link in links.items():
+        host = link.host
         if not len(host):
             continue
         loading = host.named(lambda name: name.startswith("enumerate(DataLoader)"))
@@ -53,15 +50,13 @@ def data_loading(run: Attributed) -> Iterator[Sighting]:
         own = np.where(inside, host.dur_ns - nested, 0)
         for code, time in enumerate(np.bincount(codes, weights=own, minlength=len(values))):
             spent[values[code]] = spent.get(values[code], 0) + time
-    rows = mine["event_row"].to_numpy()
-    ranks = mine["rank"].to_numpy()
     yield Sighting(
         detector="data_loading",
-        events={int(r): np.unique(rows[(ranks == r) & (rows >= 0)]) for r in np.unique(ranks)},
+        events=rows,
         calls=calls,
         changes=Changes(fix=(CAUSE,)),
         evidence={
             "stall_ns": stall_ns,
-            "function": max(spent, key=spent.__getitem__) if spent else "the loader",
+            "function": max(spent, key=spent.__getitem__, default=None),
         },
     )

@@ -16,6 +16,7 @@ DETECTOR = Detector(
     condition="Of the collectives that all ranks of the group were seen in and some waited at, one "
     "rank came last in more than halfway from its share by chance to all of them: in more than "
     "three quarters with two ranks, in more than nine of sixteen with eight.",
+    without="no rank waits for another, and each takes as long as the middle one",
     evidence="it came last in {late_ratio:ratio} of the collectives and caused "
     "{share_ratio:ratio} of the waiting; more time than the others' goes to {cause}",
     remedy="Look at that rank's causes beside another's (`--by rank`): its data, its clock, its "
@@ -25,7 +26,7 @@ DETECTOR = Detector(
 
 
 def late_rank(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """COMMUNICATION, PIECE -> at most one sighting. Without it, no rank waits for another."""
+    """COMMUNICATION, PIECE -> at most one sighting."""
     if len(run.joined) < 2:
         return
     members = members_of(run)

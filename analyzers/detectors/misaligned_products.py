@@ -18,6 +18,7 @@ DETECTOR = Detector(
     "two elements, "
     f"beside at least {_FEWEST} better aligned products of the same data type that came nearer to "
     "their ideal time.",
+    without="they come as near to their ideal time as the aligned ones in the middle",
     evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
     "{other_ratio:ratio}",
     remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "
@@ -27,10 +28,7 @@ DETECTOR = Detector(
 
 
 def misaligned_products(events: Events) -> Iterator[Sighting]:
-    """DEVICE_EVENT -> a sighting for each data type.
-
-    Without the pattern, they come as near to their ideal time as the aligned ones in the middle.
-    """
+    """DEVICE_EVENT -> a sighting for each data type."""
     codes, names = events.kernel
     small = np.array([is_misaligned(name) for name in names] + [False])[codes]
     known = events.math & (events.ideal_ns > 0) & (events.dur_ns > 0)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events
+from chopper.analyzers.trace.join import Links
 
 _FEWEST = 50
 DETECTOR = Detector(
     title="{optimizer} steps parameter by parameter",
     condition=f"More than {_FEWEST} kernels of an optimizer step, in the mean, are launched by "
     "PyTorch's operators on single tensors, and they are more than half of its kernels.",
+    without="the host's own work in the step takes no time, and the kernels, which take as long "
+    "as now, follow one another: what launching many tensors at once gives back at least",
     evidence="{kernels} kernels in {steps} optimizer steps, {tensors} of them for single tensors",
     remedy="Pass fused=True to the optimizer, or foreach=True where it has no fused form.",
     view="launches",
@@ -22,38 +25,35 @@ DETECTOR = Detector(
 _PREFIX = "Optimizer.step#"
 
 
-def optimizer_loops(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer.
-
-    Without the pattern, the host's own work in the step takes no time and the kernels, which take
-    as long as now, follow one another: what launching many tensors at once gives back at least.
-    """
+def optimizer_loops(
+    run: Attributed, events: Events, links: Mapping[int, Links]
+) -> Iterator[Sighting]:
+    """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer."""
     found: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     counts: dict[str, np.ndarray] = {}
-    for rank, joined in run.joined.items():
-        links = joined.links()
-        host = links.host
-        if joined.host_only or not len(host):
+    for rank, link in links.items():
+        host = link.host
+        if run.joined[rank].host_only or not len(host):
             continue
         stepping = host.named(lambda name: name.startswith(_PREFIX)) & host.of("annotation")
         outer = host.nesting.topmost(stepping)
         rows = np.sort(events.row[events.rank == rank])
-        rows = rows[links.has_launch[rows]]
-        inside = outer[links.launch_row[rows]]
+        rows = rows[link.has_launch[rows]]
+        inside = outer[link.launch_row[rows]]
         codes, values = host.names
-        ops, op_values = links.op_names
+        ops, op_values = link.op_names
         one = np.array([_on_one(v) for v in op_values] + [False])[ops]
         for code in np.unique(codes[outer[stepping]]).tolist():
             name = values[code].removeprefix(_PREFIX).partition(".")[0]
             mine = rows[(inside >= 0) & (codes[np.maximum(inside, 0)] == code)]
             single = mine[one[mine]]
-            steps = len(np.unique(outer[links.launch_row[mine]]))
+            steps = len(np.unique(outer[link.launch_row[mine]]))
             if len(single) <= max(_FEWEST * steps, len(mine) / 2):
                 continue
             parts = found.setdefault(name, {"events": {}, "host": {}, "calls": {}})
             parts["events"][rank] = mine
             parts["host"][rank] = (outer >= 0) & (codes[np.maximum(outer, 0)] == code)
-            parts["calls"][rank] = np.unique(outer[links.launch_row[mine]])
+            parts["calls"][rank] = np.unique(outer[link.launch_row[mine]])
             counts[name] = counts.get(name, 0) + np.array([len(mine), steps, len(single)])
     for name, parts in found.items():
         evidence = dict(zip(("kernels", "steps", "tensors"), counts[name].tolist(), strict=True))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
-from chopper.analyzers.detectors._waiting import TO_DEVICE, waiting_calls
 from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.waiting import Waiting
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
     title="The host waits while it copies to the device",
     condition="A copy to the device was made from pageable memory, or by a call that returned only "
     "when it was done.",
+    without="the host does not wait at those copies",
     evidence="{copies} copies, {pageable} of them recorded as pageable; the host waited "
     "{waited_ns:ns}",
     remedy="Set pin_memory=True on the DataLoader (or tensor.pin_memory()), and copy with "
@@ -23,25 +25,24 @@ DETECTOR = Detector(
 )
 
 
-def pageable_copies(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """DEVICE_EVENT, HOST_SPAN -> at most one sighting. Without it, the host does not wait there."""
+def pageable_copies(
+    events: Events, links: Mapping[int, Links], waiting: Mapping[int, Waiting]
+) -> Iterator[Sighting]:
+    """DEVICE_EVENT, HOST_SPAN -> at most one sighting."""
     copies, calls = {}, {}
     pageable = waited_ns = 0
-    for rank, joined in run.joined.items():
-        links = joined.links()
-        if joined.host_only or not len(links.host):
-            continue
-        waiting = waiting_calls(run, rank)
-        rows = waiting.rows[waiting.to_device]
+    for rank, calls_of in waiting.items():
+        link = links[rank]
+        rows = calls_of.rows[calls_of.to_device]
         mine = np.sort(events.row[events.rank == rank])
-        mine = mine[links.events.named(TO_DEVICE.search)[mine] & links.has_launch[mine]]
-        from_pageable = links.events.named(lambda name: "Pageable" in name)[mine]
-        chosen = mine[from_pageable | np.isin(links.launch_row[mine], rows)]
+        mine = mine[link.events.named(names.is_copy_to_device)[mine] & link.has_launch[mine]]
+        from_pageable = link.events.named(lambda name: "Pageable" in name)[mine]
+        chosen = mine[from_pageable | np.isin(link.launch_row[mine], rows)]
         if not len(chosen):
             continue
         copies[rank], calls[rank] = chosen, rows
         pageable += int(from_pageable.sum())
-        waited_ns += int(links.host.dur_ns[rows].sum())
+        waited_ns += int(link.host.dur_ns[rows].sum())
     if copies:
         yield Sighting(
             detector="pageable_copies",

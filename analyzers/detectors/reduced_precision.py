@@ -14,6 +14,8 @@ DETECTOR = Detector(
     title="Products run in {now}",
     condition="Matrix products and convolutions ran in fp32 (or TF32) on a device whose peak in "
     "TF32 is higher, or, where it has none, in bf16 or else fp16.",
+    without="a product gets faster by the ratio of the peaks, but not faster than its bytes take "
+    "at the memory's bandwidth, where they are known",
     evidence="{kernels} kernels took {time_ns:ns}; the peak in {other} is {factor:factor} as high",
     remedy="{how}",
     view="operations",
@@ -22,19 +24,15 @@ _HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
 _NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
 _HOW = {
     "tf32": "Call torch.set_float32_matmul_precision('high') for products, and set "
-    "torch.backends.cudnn.allow_tf32 = True for convolutions; on ROCm, with "
-    "HIPBLASLT_ALLOW_TF32=1 in the environment.",
+    "torch.backends.cudnn.allow_tf32 = True for convolutions. Some "
+    "builds for ROCm want HIPBLASLT_ALLOW_TF32=1 in the environment, too (pytorch/pytorch#139869).",
     "bf16": _HALF.format("bfloat16", ""),
     "fp16": _HALF.format("float16", ", and train with torch.amp.GradScaler"),
 }
 
 
 def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """DEVICE_EVENT, CEILINGS -> a sighting for each data type.
-
-    Without the pattern, a product gets faster by the ratio of the peaks, but not than its bytes
-    take at the memory's bandwidth, where they are known.
-    """
+    """DEVICE_EVENT, CEILINGS -> a sighting for each data type."""
     codes, names = events.dtype
     for now, wanted in _NEXT.items():
         rows, run_ns, time_ns, kernels = {}, {}, 0, 0

@@ -24,6 +24,7 @@ DETECTOR = Detector(
     "latency is more than half of their time: what the quickest takes longer than its bytes "
     "at the rate of the largest collectives of the rank, where those are ten times as large; or "
     "at a tenth of the link's peak, where it moves at most 250 kB.",
+    without="all but one call for each bucket lose their latency",
     evidence="{count} {collective} calls a step of {bytes:bytes} on average, with a latency of "
     "{latency_ns:ns} each",
     remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",
@@ -32,10 +33,7 @@ DETECTOR = Detector(
 
 
 def small_collectives(run: Attributed) -> Iterator[Sighting]:
-    """COMMUNICATION -> a sighting for each kind of collective.
-
-    Without the pattern, all but one call for each bucket lose their latency.
-    """
+    """COMMUNICATION -> a sighting for each kind of collective."""
     table = run.communication
     if not table.num_rows:
         return

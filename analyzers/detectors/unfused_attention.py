@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.trace.join import Links
@@ -18,6 +17,8 @@ DETECTOR = Detector(
     condition="A softmax over the last dimension stands on one stream between two batched "
     "products, the first of which writes as many elements as the softmax reads, with nothing "
     "between them but kernels of operators on as many elements.",
+    without="what lies between the products does not run: a fused kernel keeps the scores on the "
+    'chip (Dao et al. 2022, "FlashAttention"); its products take as long as now',
     evidence="{calls} calls write and read scores of up to {dims} in {kernels} kernels between "
     "their products",
     remedy="Call torch.nn.functional.scaled_dot_product_attention, or a fused attention kernel, "
@@ -30,17 +31,12 @@ _BETWEEN = 8
 """Kernels between a product and the softmax, at most."""
 
 
-def unfused_attention(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """DEVICE_EVENT, HOST_SPAN -> at most one sighting: all forward calls of the run.
-
-    Without the pattern, what lies between the products would not run: a fused kernel keeps the
-    scores on the chip (Dao et al. 2022, "FlashAttention"). Its products take as long as now.
-    """
+def unfused_attention(events: Events, links: Mapping[int, Links]) -> Iterator[Sighting]:
+    """DEVICE_EVENT, HOST_SPAN -> at most one sighting: all forward calls of the run."""
     gone, about, largest, calls = {}, {}, (0, ""), 0
-    for rank, joined in run.joined.items():
-        links = joined.links()
+    for rank, link in links.items():
         rows = np.sort(events.row[events.rank == rank])
-        between, around, most = _attention(links, rows)
+        between, around, most = _attention(link, rows)
         if between:
             gone[rank], about[rank] = np.unique(between), np.unique([*between, *around])
             calls += len(around) // 2

@@ -19,6 +19,7 @@ DETECTOR = Detector(
     condition="Forward work ran again in the backward pass (activation checkpointing), and the "
     "peak of the allocator and all bytes that the recomputed operators read and wrote in one step "
     "leave a tenth of the device's memory free, on every rank.",
+    without="nothing is recomputed",
     evidence="the peak is {peak:bytes} of {capacity:bytes}; what is recomputed is at most "
     "{activations:bytes}",
     remedy="Leave activation checkpointing off, or use it in fewer layers.",
@@ -27,7 +28,7 @@ DETECTOR = Detector(
 
 
 def unneeded_recomputation(run: Attributed, events: Events) -> Iterator[Sighting]:
-    """MEMORY, DEVICE_EVENT -> at most one sighting. Without it, nothing is recomputed."""
+    """MEMORY, DEVICE_EVENT -> at most one sighting."""
     codes, phases = events.phase
     if "recompute" not in phases:
         return

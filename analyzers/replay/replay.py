@@ -187,7 +187,8 @@ class Replay:
         scenario = self.scenario()
         remove_causes(scenario, self.facts, causes)
         observed, predicted, _, saved = summary(self.compared(scenario.solve()))
-        return Recoverable(observed - predicted, saved)
+        low_high = None if saved is None else (round(saved[0]), round(saved[1]))
+        return Recoverable(round(observed - predicted), low_high)
 
     def compared(self, outcome: Outcome) -> list[tuple[int, int]]:
         """Return the observed and the predicted time of each step."""

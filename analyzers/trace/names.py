@@ -22,6 +22,9 @@ is_copy_kernel = NameSearch(r"^__amd_rocclr_(copy|fill)", ignore_case=True)
 is_fill = NameSearch(r"^__amd_rocclr_fill|^Memset", ignore_case=True)
 """A copy-class event that fills memory."""
 
+is_copy_to_device = NameSearch("HtoD|HostToDevice")
+"""A copy from the host to the device."""
+
 # Redispatched views are recorded a second time, without their namespace.
 is_metadata_operator = NameSearch(
     r"^(aten::)?(view|reshape|_reshape_alias|as_strided|as_strided_|expand|expand_as|permute"

@@ -12,6 +12,7 @@ import pytest
 
 import chopper
 from chopper.analyzers import actions, detectors
+from chopper.analyzers.actions import Material
 from chopper.analyzers.detectors import (
     Sighting,
     late_rank,
@@ -19,7 +20,6 @@ from chopper.analyzers.detectors import (
     misaligned_products,
     small_collectives,
 )
-from chopper.analyzers.events.device import events_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.views.stragglers import Worst
 from chopper.errors import UsageError
@@ -39,9 +39,9 @@ def attributed(folder: Path, plan: Plan) -> chopper.Attribution:
 
 
 def found(run: chopper.Attribution) -> list[actions.Action]:
-    ranked = actions.actions(run, Replay(run))
-    assert ranked.failed == {}
-    return ranked
+    tried = actions.actions(run, Replay(run))
+    assert tried.failed == {}
+    return tried.ranked
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
     traces_dir: Path, trace: str, name: str, evidence: dict[str, object]
 ) -> None:
     run = chopper.attribute(traces_dir / trace)
-    seen = [s for s in actions.sightings(run, events_of(run)) if s.detector == name]
+    seen = actions.sightings(name, Material(run, Replay(run)))
     assert any(evidence.items() <= s.evidence.items() for s in seen)
 
 
@@ -150,8 +150,7 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
 )
 def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     run = chopper.attribute(traces_dir / trace)
-    seen = [s.detector for s in actions.sightings(run, events_of(run))]
-    assert "unfused_attention" not in seen
+    assert [*actions.sightings("unfused_attention", Material(run, Replay(run)))] == []
 
 
 def test_the_line_of_the_program_is_named(traces_dir: Path) -> None:
@@ -172,7 +171,9 @@ def test_a_detector_that_fails_takes_nothing_with_it(
         raise error
 
     monkeypatch.setattr(launch_bound, "launch_bound", fails)
-    assert [a.detector for a in actions.actions(run, Replay(run))] == ["data_loading"]
+    tried = actions.actions(run, Replay(run))
+    assert [a.detector for a in tried.ranked] == ["data_loading"]
+    assert [*tried.failed] == ["launch_bound"]
     *_, failures = report.section(*report.tell(run, Replay(run), "step")).blocks
     assert isinstance(failures, Paragraph)
     assert failures.text.startswith("Not looked for, by a failure in Chopper: launch_bound (")
@@ -181,7 +182,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
 
 def test_a_cause_without_time_is_not_seen(tmp_path: Path) -> None:
     run = attributed(tmp_path / "run", Plan())
-    assert [*actions.sightings(run, events_of(run), "reduced_clock")] == []
+    assert [*actions.sightings("reduced_clock", Material(run, Replay(run)))] == []
 
 
 @pytest.mark.parametrize(("late_ratio", "seen"), [(0.7, 0), (0.8, 1)])
@@ -191,7 +192,7 @@ def test_one_of_two_ranks_comes_last_by_chance(
     run = attributed(tmp_path / "run", Plan(slow=Dose(0.5, ranks=(1,))))
     last = Worst(1, late_ratio, 0.9, None, 0)
     monkeypatch.setattr(late_rank, "worst", lambda table: last)
-    assert len([*late_rank.late_rank(run, events_of(run))]) == seen
+    assert len([*actions.sightings("late_rank", Material(run, Replay(run)))]) == seen
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_what_to_try_names_the_precision_that_is_predicted(
     traces_dir: Path, trace: str, other: str, how: str
 ) -> None:
     run = chopper.attribute(traces_dir / trace)
-    seen = actions.sightings(run, events_of(run), "reduced_precision")
+    seen = actions.sightings("reduced_precision", Material(run, Replay(run)))
     [evidence] = [s.evidence for s in seen if s.evidence["now"] == "fp32"]
     assert evidence["other"] == other
     assert how in evidence["how"]
@@ -284,4 +285,5 @@ def test_every_detector_declares_itself() -> None:
         assert isinstance(declared, detectors.Detector)
         assert declared.view in chopper.views.VIEWS
         assert declared.condition.endswith(".")
+        assert not declared.without.endswith(".")
         assert declared.remedy.endswith((".", "}"))
