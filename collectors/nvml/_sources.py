@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -322,9 +323,9 @@ class _AskedSource(DeviceSource[nvml.NvmlDevice, _Asked]):
             self.close()
             raise CollectorUnavailable(reasons)
 
+    @abstractmethod
     def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
         """Return the call that gives each column."""
-        raise NotImplementedError
 
     def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, _now_ns: int) -> None:
         values = list(reader.read().values())
