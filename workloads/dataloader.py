@@ -32,6 +32,7 @@ from chopper.errors import ChopperError
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, not_negative, positive
 from chopper.experiments.results import Experiment, Headline, Row, ratio
+from chopper.workloads.ray_cluster import clear_leftovers, cluster, load_ray, new_token
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +108,8 @@ WORKLOAD = Workload(
         SEED,
         DEVICE,
     ),
-    starter="chopper.workloads.ray_ranks",
+    # A signal that reaches all ends Ray's processes first, and its library then ends the rank.
+    clean_up=clear_leftovers,
     variants=(
         Variant("loader", "DataLoader, every worker opens every source", default=False),
         Variant("tuned", "DataLoader with more workers, which fetch further ahead"),
@@ -220,7 +222,6 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
     import torch.distributed as dist
 
     from chopper.workloads.loading import WITH_ACTORS
-    from chopper.workloads.ray_cluster import cluster, load_ray, new_token
 
     if args.variant not in WITH_ACTORS:
         yield

@@ -42,7 +42,7 @@ WORKLOAD = Workload(
         ),
         CHANNEL,
     ),
-    starter="chopper.workloads.link_ranks",
+    linked=True,
     variants=(
         Variant("unshaped", "as fast as the kernel copies"),
         Variant("1gbit", "each end sends at most 125 MB/s"),

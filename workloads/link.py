@@ -7,6 +7,7 @@ the kernel removes namespaces, link and queue with the last process in them, how
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import platform
@@ -53,6 +54,12 @@ def unavailable() -> str | None:
         said = (tried.stderr or tried.stdout).strip().splitlines() or ["no reason given"]
         return f"no network namespace with a veth pair and a tbf queue here ({said[0]})"
     return None
+
+
+def usable(args: argparse.Namespace, ranks: int) -> bool:
+    """Tell whether a link can join these ranks: what they send over CUDA comes by none."""
+    wanted = ranks == 2 and args.device == "cpu" and getattr(args, "rate", None) != "none"
+    return wanted and unavailable() is None
 
 
 def _bucket(rate_bits_per_s: int) -> str:

@@ -63,7 +63,7 @@ WORKLOAD = Workload(
         DEVICE,
         CHANNEL,
     ),
-    starter="chopper.workloads.link_ranks",
+    linked=True,
     variants=(
         Variant("sequential", "the exchange, then the product, or the reverse"),
         Variant("library", "the collectives of torch.distributed"),

@@ -1,7 +1,8 @@
-"""Start a workload's ranks on this host, each on its own or joined by a shaped link.
+"""Start a workload's ranks on this host, each on its own or two joined by a shaped link.
 
-    python -m chopper.workloads.processes RANKS MODULE [options of the module]
+    python -m chopper.workloads.processes PARENT_PID RANKS MODULE [options of the module]
 
+It ends when its parent does, even by SIGKILL, and all write to stderr, so that stdout is chopper's.
 Torchrun could not reach ranks in network namespaces, and its agent loads torch, which takes longer
 than some of the runs.
 """
@@ -9,6 +10,7 @@ than some of the runs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -18,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from chopper.experiments.declarations import as_program
-from chopper.fresh_python import own_python
+from chopper.fresh_python import end_with_parent, own_python
 from chopper.workloads import link, quiet
 from chopper.workloads.quiet import STORE_VARIABLE
 
@@ -169,5 +171,21 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None
             process.wait(max(0.0, until - time.monotonic()))
 
 
+def main() -> None:
+    """Start the ranks of a workload and wait for all; ends as the first that failed."""
+    parent, ranks, module, *words = sys.argv[1:]
+    # Held back by the parent, so that it is not Python's own start that is hit.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # All ranks are ended then.
+    end_with_parent(int(parent), signal.SIGTERM)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    workload = importlib.import_module(module).WORKLOAD
+    try:
+        linked = workload.linked and link.usable(workload.parse(words), int(ranks))
+        run_ranks(module, int(ranks), linked=linked, words=words)
+    finally:
+        workload.clean_up()
+
+
 if __name__ == "__main__":
-    as_program(lambda: run_ranks(sys.argv[2], int(sys.argv[1]), linked=False, words=sys.argv[3:]))
+    as_program(main)

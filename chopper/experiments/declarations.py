@@ -63,8 +63,11 @@ class Workload:
     ranks: int = 2
     """Started on a machine without GPUs when the user names no number."""
 
-    starter: str = "chopper.workloads.processes"
-    """Starts the ranks, as ``python -m STARTER RANKS MODULE [options]``."""
+    linked: bool = False
+    """Two ranks on the CPU are joined by a link that can be shaped, where there can be one."""
+
+    clean_up: Callable[[], object] = lambda: None
+    """Called when no rank is left, however they ended."""
 
     measures: bool = False
     """It measures numbers itself (``prof.measure``): what it records is an experiment."""

@@ -67,8 +67,8 @@ class Launch:
         if variant is not None:
             own = ["--variant", variant.name] if variant.words is None else variant.words
             words = [*own, *words]  # the user's come last, and win
-        starter = (str(os.getpid()), self.workload.starter, str(self.ranks))
-        return own_python("chopper.experiments.start", *starter, module, *words)
+        started = (str(os.getpid()), str(self.ranks), module, *words)
+        return own_python("chopper.workloads.processes", *started)
 
     @property
     def expected_s(self) -> float | None:

@@ -328,13 +328,16 @@ def test_what_starts_the_ranks_clears_away_what_they_could_not(tmp_path):
     left = tmp_path / f"{ray_cluster.PREFIX}{gone}-x"
     left.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-m", "chopper.workloads.ray_ranks", "1", "no_such_module"],
+        [
+            *(sys.executable, "-m", "chopper.workloads.processes", str(os.getpid())),
+            *("1", "chopper.workloads.dataloader", "--no-such-option"),
+        ],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 1, ran.stderr
+    assert ran.returncode == 2, ran.stderr
     assert not left.exists()
 
 

@@ -20,6 +20,11 @@ here = pathlib.Path(__file__).parent
 def begun():
     (here / f"begun-{os.environ['RANK']}").touch()
 """
+STARTER = """
+from chopper.experiments.declarations import as_program
+from chopper.workloads.processes import run_ranks
+as_program(lambda: run_ranks("interrupted_ranks", 2, linked=False))
+"""
 IMPORTING = SLOW + "begun()\ntime.sleep(600)\n"
 FAILING = """
 def main():
@@ -35,7 +40,7 @@ def main():
 def test_interrupted_ranks_end_without_a_word(tmp_path, body):
     (tmp_path / "interrupted_ranks.py").write_text(body)
     process = subprocess.Popen(
-        [sys.executable, "-m", "chopper.workloads.processes", "2", "interrupted_ranks"],
+        [sys.executable, "-c", STARTER],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

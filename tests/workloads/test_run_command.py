@@ -271,9 +271,8 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
         if victim == "chopper":
             os.kill(process.pid, number)
         else:
-            wanted = (
-                "chopper.experiments.start" if victim == "launcher" else "chopper.workloads.fsdp2"
-            )
+            launcher = "chopper.workloads.processes"
+            wanted = launcher if victim == "launcher" else "chopper.workloads.fsdp2"
             alive = [p for p in processes_of(output) if p.cmdline()[-1:] and wanted in p.cmdline()]
             ranks = [p for p in alive if p.environ().get("RANK") == "1"]
             (ranks if victim == "rank" else alive)[0].send_signal(number)
