@@ -59,11 +59,20 @@ class CauseRow:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One value of a level, with its time by leaf cause."""
+    """One value of a level, with its time by leaf cause.
+
+    Attributes:
+        time_ns: what it is charged with, waiting before it included.
+        own_ns: sum of the durations of its device events, whatever ran beside them; None for steps,
+            ranks and causes.
+        events_count: device events; None as ``own_ns``.
+    """
 
     key: str | int | None
     time_ns: int
     causes: dict[str, int]
+    own_ns: int | None = None
+    events_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

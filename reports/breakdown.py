@@ -6,11 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.trace.columns import ints, strings
 from chopper.attribution import Group
 from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, Level
 from chopper.reports.labels import color, full_label
@@ -27,6 +23,7 @@ LEVELS: tuple[tuple[Level, str], ...] = (
 )
 _MAX_ROWS = 1000
 """Rows of one level in a page; the rest is one row."""
+OWN_TIME = "Own time: how long the device events themselves ran, without the waiting before them."
 
 
 def _label(story: Story, group: Group, level: Level) -> str:
@@ -51,6 +48,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     """Return the first rows of one level as a table; None for all of them."""
     groups, windows = story.by(level), _windows(story, level)
     observed = max(story.run.observed_ns, 1)
+    own = level in ("op", "kernel")
     lines = []
     for group in groups[:rows]:
         cause, time_ns = max(group.causes.items(), key=lambda kv: kv[1], default=("", 0))
@@ -65,6 +63,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
             (
                 Cell(text=label, hint=str(group.key)),
                 fmt.duration(group.time_ns / windows.get(group.key, story.windows)),
+                *([fmt.duration((group.own_ns or 0) / story.windows)] if own else ()),
                 Cell(text=fmt.ratio(share), share_ratio=share, color=cause and color(cause)),
                 Cell(text=mostly, dim=True),
             )
@@ -78,8 +77,14 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
             f"{fmt.ratio(left_ns / observed)} (--top shows more)"
         )
     unit = "Time" if level == "step" else f"Per {story.traced_unit}"
-    columns = (dict(LEVELS)[level], unit, "Share", Column("Mostly", kind="name"))
-    return Table(columns=columns, rows=lines, rest=rest)
+    columns = (
+        dict(LEVELS)[level],
+        unit,
+        *(("Own time",) if own else ()),
+        "Share",
+        Column("Mostly", kind="name"),
+    )
+    return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if own else "")
 
 
 def data(story: Story) -> dict[str, Any]:
@@ -104,19 +109,19 @@ def data(story: Story) -> dict[str, Any]:
 def _level(story: Story, level: Level, label: str, leaves: list[str]) -> dict[str, Any]:
     """Return one level for the scripts.
 
-    Rows are ``[key, shown, time_ns, divisor, calls, busy_ns, [[cause, time_ns]…], order]``: the
-    divisor turns the sum into a mean per step, calls and busy are counted over all windows.
+    Rows are ``[key, shown, time_ns, divisor, runs, own_ns, [[cause, time_ns]…], order]``: the
+    divisor turns the sum into a mean per step, runs and own time are sums over all windows.
     """
     groups, windows = story.by(level), _windows(story, level)
     ordered = level in ("step", "rank")
-    counted = {} if ordered else calls(story.run, level)
     rows = [
         (
             None if group.key is None else str(group.key),
             _label(story, group, level),
             group.time_ns,
             windows.get(group.key, story.windows),
-            *counted.get(group.key, (None, None)),
+            group.events_count,
+            group.own_ns,
             sorted((leaves.index(c), t) for c, t in group.causes.items() if t > 0),
             i if ordered else None,
         )
@@ -134,28 +139,7 @@ def _level(story: Story, level: Level, label: str, leaves: list[str]) -> dict[st
         "label": label,
         "ordered": ordered,
         "calls": not ordered,
+        "own_time": OWN_TIME,
         "rows": rows,
         "cut": cut if rest else None,
     }
-
-
-def calls(run: Attributed, level: str) -> dict[str | int | None, tuple[int, int]]:
-    """Return, for each value of a level, its device events in the windows and how long they ran.
-
-    Durations count overlapped time too, so they can exceed the attributed time.
-    """
-    counted: dict[str | int | None, tuple[int, int]] = {}
-    for rank, trace in run.joined.items():
-        links, events = run.links[rank], trace.device_event
-        inside = ints(links, "step_index") >= 0
-        of = (events, "name") if level == "kernel" else (links, level)
-        codes, names = strings(*of, narrow=True)
-        places, dur_ns = codes[inside], ints(events, "dur_ns")[inside]
-        # The first place is that of what has no value.
-        count = np.bincount(places + 1, minlength=len(names) + 1).tolist()
-        busy_ns = np.bincount(places + 1, dur_ns, minlength=len(names) + 1).tolist()
-        for name, calls_count, time_ns in zip((None, *names), count, busy_ns, strict=True):
-            if calls_count:
-                before = counted.get(name, (0, 0))
-                counted[name] = before[0] + calls_count, before[1] + int(time_ns)
-    return counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,8 +74,10 @@ def command(
     same run make one.
 
     With --by, --json adds "level" and "groups": one object per value with its "key" (null for
-    what has none), "time_ns" and "causes" (leaf cause to nanoseconds). All times are summed over
-    ranks and steps; text shows them per step. Where steps of several kinds were traced, all is of
+    what has none), "time_ns", "causes" (leaf cause to nanoseconds), "own_ns" (how long its device
+    events themselves ran, without the waiting before them) and "events_count"; both are null for
+    causes, steps and ranks. All times are summed over ranks and steps; text shows them per step.
+    Where steps of several kinds were traced, all is of
     those that the step time is of, and "all_kinds" in --json of all of them.
 
     \b
@@ -127,9 +130,7 @@ def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[
     if by is not None:
         out["level"] = by
         for into, part in ((out, attribution), (out["all_kinds"], attribution.whole)):
-            into["groups"] = [
-                {"key": g.key, "time_ns": g.time_ns, "causes": g.causes} for g in part.by(by)[:top]
-            ]
+            into["groups"] = [asdict(group) for group in part.by(by)[:top]]
     return out
 
 
@@ -152,10 +153,18 @@ def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
     groups = attribution.by(by)[:top]
     shares = [g.time_ns / observed if observed else None for g in groups]
     rows = [
-        (g.key, g.time_ns, share, *(g.causes.get(leaf, 0) for leaf in leaves))
+        (
+            g.key,
+            g.time_ns,
+            g.own_ns,
+            g.events_count,
+            share,
+            *(g.causes.get(leaf, 0) for leaf in leaves),
+        )
         for g, share in zip(groups, shares, strict=True)
     ]
-    return _csv([(by, "time_ns", "share_ratio", *leaves), *rows])
+    columns = (by, "time_ns", "own_ns", "events_count", "share_ratio")
+    return _csv([(*columns, *leaves), *rows])
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> str:

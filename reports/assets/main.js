@@ -2,9 +2,9 @@ const data = JSON.parse($("data").textContent);
 data.cause_colors = Object.fromEntries(data.causes.map((c) => [c.id, c.color]));
 data.cause_labels = Object.fromEntries(data.causes.map((c) => [c.id, c.label]));
 for (const level of data.levels) {
-  level.rows = level.rows.map(([full, shown, time, per, calls, busy, causes, order]) => {
+  level.rows = level.rows.map(([full, shown, time, per, calls, own, causes, order]) => {
     const none = full === null;
-    return { full: full ?? shown, shown, none, time, per, calls, busy, causes, order, search: `${full ?? ""} ${shown}`.toLowerCase() };
+    return { full: full ?? shown, shown, none, time, per, calls, own, causes, order, search: `${full ?? ""} ${shown}`.toLowerCase() };
   });
 }
 

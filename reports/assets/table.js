@@ -43,13 +43,14 @@ class Breakdown {
   columns() {
     const unit = this.data.unit, level = this.level;
     const all = [
-      { id: "key", label: level.label, width: level.ordered ? "14%" : "34%", value: (r) => r.order ?? r.shown.toLowerCase() },
+      { id: "key", label: level.label, width: level.ordered ? "14%" : "30%", value: (r) => r.order ?? r.shown.toLowerCase() },
       { id: "time", label: level.id === "step" ? "Time" : `Per ${unit}`, num: true, width: "9%", value: (r) => r.time / r.per },
       { id: "share", label: "Share", num: true, width: "8%", value: (r) => r.time },
     ];
     if (level.calls) {
+      all.push({ id: "own", label: "Own time", hint: level.own_time, num: true, width: "9%", value: (r) => r.own });
       all.push({ id: "calls", label: `Runs / ${unit}`, num: true, width: "10%", value: (r) => r.calls ?? -1 });
-      all.push({ id: "mean", label: "Mean run", num: true, width: "9%", value: (r) => (r.calls ? r.busy / r.calls : -1) });
+      all.push({ id: "mean", label: "Mean run", num: true, width: "9%", value: (r) => (r.calls ? r.own / r.calls : -1) });
     }
     all.push({ id: "stack", label: "By cause", value: (r) => r.time });
     return all;
@@ -69,7 +70,7 @@ class Breakdown {
     const columns = this.columns(), rows = this.rows(), shown = rows.slice(0, this.limit);
     const head = columns.map((c) => {
       const sorted = this.sort.column === c.id;
-      return el("th", { scope: "col", class: c.num ? "num" : "", style: c.width ? { width: c.width } : {},
+      return el("th", { scope: "col", title: c.hint ?? null, class: c.num ? "num" : "", style: c.width ? { width: c.width } : {},
         "aria-sort": sorted ? (this.sort.sign > 0 ? "ascending" : "descending") : null },
       el("button", { type: "button", "data-column": c.id, onclick: () => this.order(c) }, c.label));
     });
@@ -111,8 +112,9 @@ class Breakdown {
           "data-row": this.level.rows.indexOf(row), onclick: (e) => { e.stopPropagation(); toggle(); } }, row.shown)),
       time: () => el("td", { class: "num" }, duration(row.time / row.per)),
       share: () => el("td", { class: "num" }, percent(row.time / this.data.observed_ns)),
+      own: () => el("td", { class: "num" }, duration(row.own / this.data.windows)),
       calls: () => el("td", { class: "num" }, row.calls === null ? DASH : this.calls(row.calls / this.data.windows)),
-      mean: () => el("td", { class: "num" }, row.calls ? duration(row.busy / row.calls) : DASH),
+      mean: () => el("td", { class: "num" }, row.calls ? duration(row.own / row.calls) : DASH),
       stack: () => el("td", {}, this.stack(row, longest)),
     };
     const out = [el("tr", { class: "row", onclick: toggle }, columns.map((c) => cells[c.id]()))];
