@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from chopper.workloads.llama import FeedForward, Llama, LlamaConfig
+from benchmarks._memory_shapes import architecture
+from chopper.models.architectures import Architecture
+from chopper.workloads.llama import FeedForward, Llama
 
 
 class Grouped(nn.Module):
@@ -36,16 +39,16 @@ class Grouped(nn.Module):
 class Mixture(nn.Module):
     """Router, experts, and what all tokens go through."""
 
-    def __init__(self, config: LlamaConfig, of: dict[str, Any]) -> None:
+    def __init__(self, config: Architecture, of: dict[str, Any]) -> None:
         super().__init__()
         self.chosen = of["chosen"]
         self.ranks = of.get("ep", 1)
-        self.router = nn.Linear(config.dim, of["count"], bias=False)
-        self.experts = Grouped(config.dim, of["count"] // self.ranks, of["width"])
+        self.router = nn.Linear(config.width, of["count"], bias=False)
+        self.experts = Grouped(config.width, of["count"] // self.ranks, of["width"])
         self.shared = None
         if of["shared"]:
-            shapes = {name: getattr(config, name) for name in ("dim", "layer_count", "head_count")}
-            self.shared = FeedForward(LlamaConfig(**shapes, kv_head_count=1, ffn_dim=of["shared"]))
+            shape = msgspec.structs.replace(config, ffn_width=of["shared"])
+            self.shared = FeedForward(shape)
 
     def sent(self, rows: Tensor) -> Tensor:
         """To the ranks that have the experts, or back; as many to each."""
@@ -75,7 +78,7 @@ class Mixture(nn.Module):
 
 def made(case: dict[str, Any]) -> Llama:
     """The case's model, with experts where it has some."""
-    config = LlamaConfig(**case["model"])
+    config = architecture(case["model"])
     of = case.get("experts")
     module = Llama(config)
     if of:

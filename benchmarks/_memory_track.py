@@ -65,7 +65,7 @@ def attend(self: Attention, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     b, s, _ = x.shape
     q, k, v = (w(x) for w in (self.wq, self.wk, self.wv))
     s = q.shape[1]
-    q, k, v = (t.view(b, s, -1, self.head_dim).transpose(1, 2) for t in (q, k, v))
+    q, k, v = (t.view(b, s, -1, self.head_width).transpose(1, 2) for t in (q, k, v))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     projected: Tensor = self.wo(out.transpose(1, 2).reshape(b, s, -1))

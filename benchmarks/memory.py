@@ -27,10 +27,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks._memory_shapes import architecture
 from benchmarks.headlines import filled
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.training import Training
-from chopper.models.architectures import Architecture, Experts
 
 LIMIT = 0.05
 RANKS = 2
@@ -79,30 +79,6 @@ def experts(rng: random.Random, layers: int, *, small: bool) -> dict[str, int]:
         "shared": rng.choice((0, 256)),
         "first": rng.choice((0, 0, 1)) if layers > 2 else 0,
     }
-
-
-def architecture(of: dict[str, int], mixture: dict[str, int] | None = None) -> Architecture:
-    """The same shapes for the estimate."""
-    found = None
-    if mixture:
-        found = Experts(
-            count=mixture["count"],
-            chosen_count=mixture["chosen"],
-            width=mixture["width"],
-            shared_width=mixture["shared"],
-            dense_layers=tuple(range(mixture["first"])),
-        )
-    return Architecture(
-        experts=found,
-        name="random",
-        layers_count=of["layer_count"],
-        width=of["dim"],
-        heads_count=of["head_count"],
-        kv_heads_count=of["kv_head_count"],
-        head_width=of["dim"] // of["head_count"],
-        ffn_width=of["ffn_dim"],
-        vocabulary_count=of["vocabulary"],
-    )
 
 
 def tracked_cases(count: int, rng: random.Random) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ def worker(rounds: int, steps: int, output: str) -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = torch.randint(config.vocabulary, (2, 128))
+    tokens = torch.randint(config.vocabulary_count, (2, 128))
 
     def one() -> None:
         logits = model(tokens)

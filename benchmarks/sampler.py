@@ -394,7 +394,7 @@ def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = torch.randint(config.vocabulary, (2, 128))
+    tokens = torch.randint(config.vocabulary_count, (2, 128))
 
     def timed(count: int) -> list[float]:
         durations = []

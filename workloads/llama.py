@@ -15,112 +15,74 @@ from __future__ import annotations
 import argparse
 import math
 import zlib
-from dataclasses import dataclass
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from chopper.models.architectures import Architecture
+from chopper.models.architectures import Architecture, named
 
+ROPE_THETA = 500000.0
+"""Base of the rotary embedding's wavelengths (Llama 3's, for long contexts)."""
+NORM_EPS = 1e-5
+"""Added to the mean square in RMSNorm."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
-    """The shapes of one model; the defaults are what all Llama 3 models share."""
-
-    dim: int
-    """Width of the residual stream."""
-
-    layer_count: int
-    """Number of transformer blocks."""
-
-    head_count: int
-    """Query heads; each is ``dim // head_count`` wide."""
-
-    kv_head_count: int
-    """Key and value heads, each shared by ``head_count // kv_head_count`` query heads."""
-
-    ffn_dim: int
-    """Width between the SwiGLU's two up projections and its down projection."""
-
-    vocabulary: int = 128256
-    """Number of token ids."""
-
-    rope_theta: float = 500000.0
-    """Base of the rotary embedding's wavelengths (Llama 3 value, for long contexts)."""
-
-    norm_eps: float = 1e-5
-    """Added to the mean square in RMSNorm."""
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.dim // self.head_count
-
-    @property
-    def architecture(self) -> Architecture:
-        """The model as estimates know it."""
-        return Architecture(
-            name="llama",
-            layers_count=self.layer_count,
-            width=self.dim,
-            heads_count=self.head_count,
-            kv_heads_count=self.kv_head_count,
-            head_width=self.head_dim,
-            ffn_width=self.ffn_dim,
-            vocabulary_count=self.vocabulary,
-        )
-
-
-SIZES: dict[str, LlamaConfig] = {
+SIZES: dict[str, Architecture] = {
     # For CPUs: matrices large enough that computing them, not dispatching them, takes the time.
-    "debug": LlamaConfig(
-        dim=256, layer_count=4, head_count=8, kv_head_count=2, ffn_dim=768, vocabulary=2048
+    "debug": Architecture(
+        name="debug",
+        layers_count=4,
+        width=256,
+        heads_count=8,
+        kv_heads_count=2,
+        head_width=32,
+        ffn_width=768,
+        vocabulary_count=2048,
     ),
-    # Llama 3.2 1B, except that its head is untied here: 1.50 B parameters instead of 1.24 B.
-    "1b": LlamaConfig(dim=2048, layer_count=16, head_count=32, kv_head_count=8, ffn_dim=8192),
-    # Llama 3 8B: 8.03 B parameters.
-    "8b": LlamaConfig(dim=4096, layer_count=32, head_count=32, kv_head_count=8, ffn_dim=14336),
+    # Its head is untied here: 1.50 B parameters instead of 1.24 B.
+    "1b": msgspec.structs.replace(named("llama3.2-1b"), tied=False),
+    "8b": named("llama3-8b"),
 }
 
 
 class Attention(nn.Module):
     """Causal self-attention with fewer key and value heads than query heads."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
-        kv_dim = config.kv_head_count * config.head_dim
-        self.wq = nn.Linear(config.dim, config.dim, bias=False)
-        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+        self.head_width = config.head_width
+        self.wq = nn.Linear(config.width, config.q_width, bias=False)
+        self.wk = nn.Linear(config.width, config.kv_width, bias=False)
+        self.wv = nn.Linear(config.width, config.kv_width, bias=False)
+        self.wo = nn.Linear(config.q_width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Mix along the sequence: [batch, sequence, dim] -> the same."""
-        batch, sequence, dim = x.shape
-        # [batch, heads, sequence, head_dim]: the layout that the fused kernels expect.
-        q = self.wq(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
-        k = self.wk(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
-        v = self.wv(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
+        """Mix along the sequence: [batch, sequence, width] -> the same."""
+        batch, sequence, _ = x.shape
+        # [batch, heads, sequence, head_width]: the layout that the fused kernels expect.
+        q, k, v = (
+            linear(x).view(batch, sequence, -1, self.head_width).transpose(1, 2)
+            for linear in (self.wq, self.wk, self.wv)
+        )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        projected: Tensor = self.wo(out.transpose(1, 2).reshape(batch, sequence, dim))
+        projected: Tensor = self.wo(out.transpose(1, 2).reshape(batch, sequence, -1))
         return projected
 
 
 class FeedForward(nn.Module):
     """SwiGLU: a SiLU gate multiplies a linear projection (arXiv 2002.05202)."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
-        self.w1 = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=False)
-        self.w3 = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.w1 = nn.Linear(config.width, config.ffn_width, bias=False)
+        self.w2 = nn.Linear(config.ffn_width, config.width, bias=False)
+        self.w3 = nn.Linear(config.width, config.ffn_width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position alone: [batch, sequence, dim] -> the same."""
+        """Transform each position alone: [batch, sequence, width] -> the same."""
         down: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return down
 
@@ -128,15 +90,15 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention, then feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.width, eps=NORM_EPS)
         self.attention = Attention(config)
-        self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.width, eps=NORM_EPS)
         self.ffn = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map [batch, sequence, dim] -> the same."""
+        """Map [batch, sequence, width] -> the same."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
@@ -145,13 +107,13 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Token ids to logits over the vocabulary."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layer_count))
-        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.embedding = nn.Embedding(config.vocabulary_count, config.width)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers_count))
+        self.norm = nn.RMSNorm(config.width, eps=NORM_EPS)
+        self.head = nn.Linear(config.width, config.vocabulary_count, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predict the next token at each place: [batch, sequence] -> [.., vocabulary]."""
@@ -166,11 +128,11 @@ class Llama(nn.Module):
 
 
 def rotary_table(
-    config: LlamaConfig, sequence: int, *, device: torch.device, dtype: torch.dtype
+    config: Architecture, sequence: int, *, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles (arXiv 2104.09864), each [sequence, head_dim]."""
-    exponent = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32)
-    frequency = config.rope_theta ** -(exponent / config.head_dim)
+    """Cosine and sine of each position's angles (arXiv 2104.09864), each [sequence, head_width]."""
+    exponent = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32)
+    frequency = ROPE_THETA ** -(exponent / config.head_width)
     position = torch.arange(sequence, device=device, dtype=torch.float32)
     # In float32 until here: bfloat16 cannot tell position 257 from 256.
     angle = torch.outer(position, frequency).repeat(1, 2)
@@ -178,13 +140,13 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_dim/2) of the last axis by its position's angle."""
+    """Turn each pair (i, i + head_width/2) of the last axis by its position's angle."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 def initial_value(
-    name: str, shape: torch.Size, config: LlamaConfig, *, seed: int, device: torch.device
+    name: str, shape: torch.Size, config: Architecture, *, seed: int, device: torch.device
 ) -> Tensor:
     """Give the initial value of the weight called ``name``, whole, in float32.
 
@@ -198,7 +160,7 @@ def initial_value(
         return torch.ones(shape, device=device)
     std = 0.02
     if name.endswith(("wo.weight", "w2.weight")):
-        std /= math.sqrt(2 * config.layer_count)
+        std /= math.sqrt(2 * config.layers_count)
     generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(name.encode()))
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 

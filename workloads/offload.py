@@ -144,7 +144,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         memory = estimated(args, PLACEMENTS[variant], ranks, device)
         offloaded_bytes = memory.host_bytes if device == "cpu" else 0
         sizes_bytes[variant] = memory.peak_bytes + offloaded_bytes
-    parameters = SIZES[args.size].architecture.parameters_count
+    parameters = SIZES[args.size].parameters_count
     most = max(sizes_bytes, key=lambda v: sizes_bytes[v], default="ddp")
     return Needs(
         memory_bytes=sizes_bytes.get(most, 0),
@@ -245,7 +245,7 @@ def train(
     prof.measure("median_step_ns", period_ns)
     if len(timed_ns) > 1:
         prof.measure("step_cv_ratio", statistics.stdev(timed_ns) / statistics.fmean(timed_ns))
-    prof.measure("parameters_count", SIZES[args.size].architecture.parameters_count)
+    prof.measure("parameters_count", SIZES[args.size].parameters_count)
     prof.measure("update_ns", updated_ns)
     bound_ns = trainer.updated_count() * BYTES_PER_ADAM_UPDATE / triad_bytes_per_s * 1e9
     prof.measure("update_bound_ns", bound_ns)

@@ -19,8 +19,9 @@ import chopper
 from chopper.analyzers.estimates.memory import Memory
 from chopper.analyzers.estimates.memory import memory as estimated_memory
 from chopper.hardware.measure import wait
+from chopper.models.architectures import Architecture
 from chopper.workloads import placement as formulas
-from chopper.workloads.llama import SIZES, Llama, LlamaConfig
+from chopper.workloads.llama import SIZES, Llama
 from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.placement import PLACEMENTS, Placement
@@ -182,7 +183,7 @@ def keep_predictions(
 ) -> None:
     """Measure what formulas and estimators say of this variant."""
     config = SIZES[args.size]
-    count = config.architecture.parameters_count
+    count = config.parameters_count
     predicted: dict[tuple[str, str], float] = {
         (category, placement.of(category)): per_weight * count
         for category, per_weight in formulas.states_bytes(placement, ranks).items()
@@ -212,12 +213,12 @@ def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.dev
     """
     alone = Placement(strategy="ddp", checkpoint=placement.checkpoint)
     said = estimated(args, alone, 1, device.type)
-    logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary
+    logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary_count
     kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
     return kept
 
 
-def weights_of(config: LlamaConfig) -> formulas.Weights:
+def weights_of(config: Architecture) -> formulas.Weights:
     """Sizes of a model's tensors, without its memory."""
     with torch.device("meta"):
         counts = [weight.numel() for weight in Llama(config).parameters()]
@@ -233,7 +234,7 @@ def estimated(args: argparse.Namespace, placement: Placement, ranks: int, device
     return estimated_memory(
         formulas.training(
             placement,
-            SIZES[args.size].architecture,
+            SIZES[args.size],
             ranks=ranks,
             batch=args.batch,
             sequence=args.sequence,

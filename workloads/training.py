@@ -54,7 +54,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
     found = memory(
         Training(
-            architecture=SIZES[args.size].architecture,
+            architecture=SIZES[args.size],
             batch_count=args.batch,
             sequence_count=args.sequence,
             strategy="fsdp2" if ranks > 1 else "single",
@@ -102,7 +102,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> DataLoader[tuple[
         steps=args.steps,
         batch=args.batch,
         sequence=args.sequence,
-        vocabulary=SIZES[args.size].vocabulary,
+        vocabulary=SIZES[args.size].vocabulary_count,
         seed=args.seed,
         rank=dist.get_rank(),
         ranks=dist.get_world_size(),

@@ -4,21 +4,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from chopper.models.architectures import Architecture  # noqa: E402
 from chopper.workloads import training  # noqa: E402
 from chopper.workloads.llama import (  # noqa: E402
     SIZES,
     Attention,
     Llama,
-    LlamaConfig,
     initial_value,
     rotary_table,
     rotate,
 )
 
-TINY = LlamaConfig(dim=32, layer_count=2, head_count=4, kv_head_count=2, ffn_dim=64, vocabulary=101)
+TINY = Architecture(
+    name="tiny",
+    layers_count=2,
+    width=32,
+    heads_count=4,
+    kv_heads_count=2,
+    head_width=8,
+    ffn_width=64,
+    vocabulary_count=101,
+)
 
 
-def built(config: LlamaConfig = TINY, seed: int = 0) -> Llama:
+def built(config: Architecture = TINY, seed: int = 0) -> Llama:
     model = Llama(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -30,11 +39,11 @@ def built(config: LlamaConfig = TINY, seed: int = 0) -> Llama:
 def test_counts_the_parameters_of_the_model_that_is_built(size):
     with torch.device("meta"):
         model = Llama(SIZES[size])
-    assert sum(p.numel() for p in model.parameters()) == SIZES[size].architecture.parameters_count
+    assert sum(p.numel() for p in model.parameters()) == SIZES[size].parameters_count
 
 
 def test_8b_is_the_published_llama_3_8b():
-    assert SIZES["8b"].architecture.parameters_count == 8_030_261_248
+    assert SIZES["8b"].parameters_count == 8_030_261_248
 
 
 def test_every_size_can_be_asked_for():
@@ -60,24 +69,24 @@ def test_logits_do_not_depend_on_later_tokens():
 def test_attention_equals_one_written_out_by_hand():
     attention = built().get_submodule("layers.0.attention")
     assert isinstance(attention, Attention)
-    x = torch.randn(2, 9, TINY.dim, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, 9, TINY.width, generator=torch.Generator().manual_seed(1))
     cos, sin = rotary_table(TINY, 9, device=x.device, dtype=x.dtype)
 
     def heads(projected):
-        return projected.view(2, 9, -1, TINY.head_dim).transpose(1, 2)
+        return projected.view(2, 9, -1, TINY.head_width).transpose(1, 2)
 
     q, k, v = heads(attention.wq(x)), heads(attention.wk(x)), heads(attention.wv(x))
     # Each key head serves two query heads next to each other.
     k, v = rotate(k, cos, sin).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    scores = rotate(q, cos, sin) @ k.transpose(-1, -2) / TINY.head_dim**0.5
+    scores = rotate(q, cos, sin) @ k.transpose(-1, -2) / TINY.head_width**0.5
     scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
-    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, TINY.dim)
+    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, TINY.width)
     torch.testing.assert_close(attention(x, cos, sin), attention.wo(mixed))
 
 
 def test_rotation_keeps_lengths_and_sees_only_distances():
     cos, sin = rotary_table(TINY, 20, device=torch.device("cpu"), dtype=torch.float32)
-    q, k = torch.randn(2, TINY.head_dim, generator=torch.Generator().manual_seed(2))
+    q, k = torch.randn(2, TINY.head_width, generator=torch.Generator().manual_seed(2))
     turned_q, turned_k = rotate(q.expand(20, -1), cos, sin), rotate(k.expand(20, -1), cos, sin)
     torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(20))
     torch.testing.assert_close(turned_q[3] @ turned_k[1], turned_q[15] @ turned_k[13])

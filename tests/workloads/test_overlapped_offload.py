@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from chopper.models.architectures import Architecture  # noqa: E402
 from chopper.workloads import overlapped_offload  # noqa: E402
-from chopper.workloads.llama import Llama, LlamaConfig  # noqa: E402
+from chopper.workloads.llama import Llama  # noqa: E402
 from chopper.workloads.overlapped_offload import AHEAD, OverlappedOffload  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -129,7 +130,16 @@ def weights_of(shapes):
 def test_gradients_of_a_model_are_the_same(cuda):
     torch.manual_seed(0)
     model = Llama(
-        LlamaConfig(dim=32, layer_count=3, head_count=4, kv_head_count=2, ffn_dim=48, vocabulary=64)
+        Architecture(
+            name="tiny",
+            layers_count=3,
+            width=32,
+            heads_count=4,
+            kv_heads_count=2,
+            head_width=8,
+            ffn_width=48,
+            vocabulary_count=64,
+        )
     )
     tokens = torch.randint(0, 64, (2, 16))
 

@@ -62,7 +62,7 @@ def reference():
             steps=STEPS,
             batch=BATCH,
             sequence=SEQUENCE,
-            vocabulary=config.vocabulary,
+            vocabulary=config.vocabulary_count,
             seed=0,
             rank=rank,
             ranks=2,

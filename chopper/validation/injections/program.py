@@ -94,17 +94,20 @@ def train(injector: Injector, output: Path) -> None:
     from torch.utils.data import DataLoader
 
     import chopper
-    from chopper.workloads.llama import Llama, LlamaConfig
+    from chopper.models.architectures import Architecture
+    from chopper.workloads.llama import Llama
 
     torch.manual_seed(0)
     model = Llama(
-        LlamaConfig(
-            dim=injector.dim,
-            layer_count=injector.layers,
-            head_count=4,
-            kv_head_count=4,
-            ffn_dim=2 * injector.dim,
-            vocabulary=VOCABULARY,
+        Architecture(
+            name="validation",
+            layers_count=injector.layers,
+            width=injector.dim,
+            heads_count=4,
+            kv_heads_count=4,
+            head_width=injector.dim // 4,
+            ffn_width=2 * injector.dim,
+            vocabulary_count=VOCABULARY,
         )
     )
     if injector.wraps_feed_forward:

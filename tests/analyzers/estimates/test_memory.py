@@ -451,11 +451,13 @@ def test_positions_bound_the_sequence() -> None:
 
 MODULE = """
 import torch
-from chopper.workloads.llama import Llama, LlamaConfig
+from chopper.models.architectures import Architecture
+from chopper.workloads.llama import Llama
 
 def make():
-    return Llama(LlamaConfig(
-        dim=1024, layer_count=1, head_count=16, kv_head_count=4, ffn_dim=3584, vocabulary=64))
+    return Llama(Architecture(
+        name="tiny", width=1024, layers_count=1, heads_count=16, kv_heads_count=4, head_width=64,
+        ffn_width=3584, vocabulary_count=64))
 
 def broken():
     raise ValueError("not today")

@@ -410,11 +410,13 @@ def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
 
 
 MODULE = """
-from chopper.workloads.llama import Llama, LlamaConfig
+from chopper.models.architectures import Architecture
+from chopper.workloads.llama import Llama
 
 def make():
-    return Llama(LlamaConfig(
-        dim=512, layer_count=2, head_count=8, kv_head_count=8, ffn_dim=1024, vocabulary=64))
+    return Llama(Architecture(
+        name="tiny", width=512, layers_count=2, heads_count=8, kv_heads_count=8, head_width=64,
+        ffn_width=1024, vocabulary_count=64))
 """
 
 
