@@ -1,7 +1,9 @@
 """Operators by shapes, types and phase: time, rates, roofline.
 
 Calls of operators with the same arguments in the same phase, over all ranks and steps. A call's
-time is that in which device events that it launched itself ran.
+time is that in which device events that it launched itself ran. Collectives are told apart by
+their phase alone: sequence number and group are among their arguments, so no two calls are alike;
+`collectives` has their sizes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
 from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.events.groups import Groups, Texts, text_rows
+from chopper.analyzers.trace import names
 from chopper.analyzers.views import View, column, optional
 
 _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
@@ -51,7 +54,12 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     Events without an operator are one row per phase, each event a call.
     """
     first = calls.groups.first
-    recorded = {name: _compact(arguments(run, events, first, name)) for name in _ARGUMENTS}
+    codes, values = events.op
+    collective = np.array([*map(names.is_host_communication, values), False], dtype=bool)
+    recorded = {}
+    for name in _ARGUMENTS:
+        of_call, texts = _compact(arguments(run, events, first, name))
+        recorded[name] = np.where(collective[codes[first]], -1, of_call), texts
     groups = Groups(
         [events.op[0][first], events.phase[0][first], *(codes for codes, _ in recorded.values())]
     )

@@ -115,6 +115,18 @@ def test_operations_are_grouped_by_what_they_were_given() -> None:
     assert (lonely["op"], lonely["time_ns"], lonely["math_flop"]) == (None, 7, None)
 
 
+def test_collectives_are_one_row_although_their_sequence_numbers_differ() -> None:
+    rows = []
+    for number in range(5):
+        name, dims = "record_param_comms", f"[[{number + 1}],[]]"
+        operator, call = called(number * 200, name, dims, number + 1)
+        rows += [operator | {"concrete_inputs": f'["","{number}"]'}, call]
+    device = kernels(*(kernel(n * 200 + 50, n * 200 + 80, correlation_id=n + 1) for n in range(5)))
+    (row,) = rows_of(attributed(spans(*rows), device), "operations")
+    assert (row["op"], row["call_count"], row["time_ns"]) == ("record_param_comms", 5, 150)
+    assert row["input_dims"] is row["concrete_inputs"] is None
+
+
 def test_operators_and_kernels_hold_the_same_events() -> None:
     run = products()
     operators, found = rows_of(run, "operators"), rows_of(run, "kernels")
