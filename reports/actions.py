@@ -18,8 +18,8 @@ from chopper.reports.page import Items, Paragraph, Section
 SHOWN = 3
 """Actions at the top of a page."""
 RANKED = (
-    "Ranked by the time that a replay of the run predicts each would give back by itself. Savings "
-    "overlap, so they do not add up."
+    "Ranked by recoverable time, as a replay of the run without each pattern predicts it. "
+    "Savings overlap, so they do not add up."
 )
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
 
@@ -84,7 +84,7 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, s
             )
         )
     reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
-    failed = f"Not looked for, by a failure in Chopper: {reasons}." if reasons else ""
+    failed = f"Not checked, because of an error in Chopper: {reasons}." if reasons else ""
     return found, len(tried.ranked) - len(found), failed
 
 
@@ -99,8 +99,8 @@ def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
     failures = (Paragraph(failed),) if failed else ()
     if not told:
         text = (
-            "No known pattern costs time here that can be told from noise. The causes below say "
-            "where the time went; `chopper whatif` predicts what a change would give back."
+            "No known pattern costs a significant amount of time here. The causes below show "
+            "where the time went; `chopper whatif` predicts what a change would save."
         )
         return Section(title="What to try first", blocks=(Paragraph(text), *failures))
     items = [

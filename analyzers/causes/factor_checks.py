@@ -92,10 +92,7 @@ def _sparse(factors: Factors) -> str:
     if not gaps:
         return "samples are too far apart"
     bound = min(bounds)
-    reason = (
-        "whatever they say" if bound >= MAX_GAP_NS else "as fast as the clock changes between them"
-    )
+    limit = "can be bridged" if bound >= MAX_GAP_NS else "would resolve how the clock changes"
     return (
-        f"samples are {max(gaps) / 1e6:.0f} ms apart in the median, at most {bound / 1e6:.0f} ms "
-        f"would do, {reason}"
+        f"samples are {max(gaps) / 1e6:.0f} ms apart (median); at most {bound / 1e6:.0f} ms {limit}"
     )

@@ -202,7 +202,7 @@ def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
         )
     overlapped = contention.overlapped_count > 0
     if overlapped.any() and np.isnan(contention.baseline_ns[overlapped]).all():
-        return f"fewer than {MIN_ALONE} instances of any work that ran beside something ran alone"
+        return f"fewer than {MIN_ALONE} instances of any work with overlap also ran alone"
     return None
 
 
@@ -292,7 +292,7 @@ def _waves(
     events = links.events
     wave_ln = np.zeros(len(events))
     if ceiling is None or ceiling.units_count is None:
-        return wave_ln, "the device's number of units is not known"
+        return wave_ln, "the number of SMs or CUs of the device is unknown"
     codes, grids = strings(events.table, "grid")
     # ROCm's grid counts blocks or threads, by the call that launched: only CUDA's traces, which
     # also record registers, mean blocks.

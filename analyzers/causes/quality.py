@@ -95,9 +95,9 @@ def _of_peaks(joined: JoinedRank, too_fast: int, of_peak_ratio: float) -> Iterat
         yield finding("device.no_peak", remedy=joined.inputs.no_peak_remedy)
     if of_peak_ratio > MOST_OF_A_PEAK:
         message = (
-            f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
-            f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes "
-            "or the times are wrong, and how fast a step could be is not known"
+            f"the products ran at {of_peak_ratio:.3g} times the peak "
+            f"({ceiling.source if ceiling else 'unknown'}): the peak, data types, shapes or "
+            "times are wrong, so the ideal time is unknown"
         )
         yield finding("compute.above_peak", count=too_fast, message=message)
     elif too_fast:
@@ -113,7 +113,7 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
         message = (
             f"{before_ms:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
-            "recording traces them so that the ranks settle"
+            "the recorder traces them so that the ranks settle"
         )
         late = f"; nor are {after_ms:.3f} ms after the last step" if after_ms else ""
         yield finding("trace.outside_steps", message=message + late)

@@ -13,13 +13,13 @@ from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
-    title="The allocator goes to the driver within steps",
-    condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching "
-    "allocator had no block that fits, or gave its cache back to find one.",
+    title="The caching allocator calls the driver within steps",
+    condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching allocator "
+    "had no block large enough, or released its cache to find one.",
     without="those calls take no time",
     evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host",
-    remedy="Keep sizes alike from step to step and leave memory free; on NVIDIA devices, set "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    remedy="Keep tensor sizes constant from step to step and leave some memory free; on NVIDIA "
+    "devices, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     view="memory_steps",
 )
 _CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")

@@ -13,14 +13,14 @@ from chopper.analyzers.trace.join import Links
 
 _MOST = 3
 DETECTOR = Detector(
-    title="{op} waits for the device",
+    title="{op} synchronizes with the device",
     condition="An operator that copies nothing to the device (item, nonzero, a copy to the host) "
-    "holds a call that returned only when the device had done what came before it. The three "
-    "operators with the most waiting are tried.",
+    "makes a call that returns only when the device has finished all earlier work. The "
+    "three operators that wait longest are replayed.",
     without="the host goes on without waiting at those calls",
-    evidence="{calls} calls waited {waited_ns:ns} in all",
-    remedy="Read values every so many steps, or after the step; keep them on the device "
-    "(tensor operations in place of Python's), copy with non_blocking=True into pinned memory.",
+    evidence="{calls} calls waited {waited_ns:ns} in total",
+    remedy="Read values every N steps, or after the step; keep them on the device (tensor "
+    "operations instead of Python's), or copy with non_blocking=True into pinned memory.",
     view="operations",
 )
 

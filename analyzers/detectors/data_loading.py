@@ -14,12 +14,12 @@ from chopper.analyzers.trace.join import Links
 
 CAUSE = "idle.preparation.data"
 DETECTOR = Detector(
-    title="The loader does not keep up",
-    condition="The device was idle while the host waited for a batch or made one.",
+    title="The data loader is the bottleneck",
+    condition="The device was idle while the host waited for a batch or prepared one.",
     without="batches are there when they are asked for",
-    evidence="{stall_ns:ns} of waiting, longest in {function}",
-    remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; where one "
-    "function takes the time, make it cheaper or do it ahead of training.",
+    evidence="{stall_ns:ns} waiting for data, most of it in {function}",
+    remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; if one function "
+    "dominates, make it cheaper or precompute its result.",
     view="steps",
 )
 

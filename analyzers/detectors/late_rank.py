@@ -12,15 +12,17 @@ from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import stragglers, worst
 
 DETECTOR = Detector(
-    title="Rank {rank} comes last",
-    condition="Of the collectives that all ranks of the group were seen in and some waited at, one "
-    "rank came last in more than halfway from its share by chance to all of them: in more than "
-    "three quarters with two ranks, in more than nine of sixteen with eight.",
+    title="Rank {rank} is a straggler",
+    condition="Only collectives that were matched on all ranks of the group and that some rank "
+    "waited at count. One rank arrived last in more of them than halfway between its "
+    "share by chance and all: more than three quarters with two ranks, more than nine "
+    "sixteenths with eight.",
     without="no rank waits for another, and each takes as long as the middle one",
-    evidence="it came last in {late_ratio:ratio} of the collectives and caused "
-    "{share_ratio:ratio} of the waiting; more time than the others' goes to {cause}",
-    remedy="Look at that rank's causes beside another's (`--by rank`): its data, its clock, its "
-    "host's cores, or more work than the others have.",
+    evidence="it arrived last in {late_ratio:ratio} of the collectives and caused "
+    "{share_ratio:ratio} of the waiting; compared with other ranks, it spends more time "
+    "on {cause}",
+    remedy="Compare the causes of that rank with another's (`--by rank`): its input data, clock, "
+    "host cores, or a larger share of the work.",
     view="stragglers",
 )
 

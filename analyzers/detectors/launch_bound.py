@@ -21,15 +21,16 @@ _CAUSES = (
     "idle.preparation.python",
 )
 DETECTOR = Detector(
-    title="The host cannot launch kernels as fast as the device runs them",
-    condition=f"Steps hold at least {_FEWEST} kernels in the mean, and the device was idle for "
-    "more than a tenth of the time while the host called operators, launched kernels or ran Python "
-    "between them.",
+    title="Launch-bound: the host launches kernels more slowly than the device runs them",
+    condition=f"Steps have at least {_FEWEST} kernels on average, and the device was idle for more "
+    "than a tenth of the time while the host called operators, launched kernels or ran "
+    "Python in between.",
     without="each step is launched as one graph",
-    evidence="{kernels} kernels of {median_ns:ns} in the middle; the device waited for the host "
+    evidence="{kernels} kernels with a median of {median_ns:ns}; the device waited for the host "
     "{idle_ratio:ratio} of the time",
     remedy="Wrap the model in torch.compile(mode='reduce-overhead') or a CUDA graph "
-    "(torch.cuda.make_graphed_callables), or give each kernel more work: a larger batch.",
+    "(torch.cuda.make_graphed_callables), or increase the work per kernel with a larger "
+    "batch.",
     view="launches",
 )
 

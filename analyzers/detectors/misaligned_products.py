@@ -13,16 +13,15 @@ from chopper.analyzers.events.device import Events
 _FEWEST = 3
 _MISALIGNED = re.compile(r"align[12](?!\d)")
 DETECTOR = Detector(
-    title="Products of sizes that matrix units do not like",
-    condition="Kernels of matrix units whose name says that their operands are aligned to one or "
-    "two elements, "
-    f"beside at least {_FEWEST} better aligned products of the same data type that came nearer to "
-    "their ideal time.",
+    title="Matrix products with misaligned dimensions",
+    condition="Tensor-core kernels whose name gives an operand alignment of one or two elements, "
+    f"while at least {_FEWEST} better aligned products of the same data type came closer "
+    "to their ideal time.",
     without="they come as near to their ideal time as the aligned ones in the middle",
     evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
     "{other_ratio:ratio}",
     remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "
-    "better 64.",
+    "preferably 64.",
     view="operations",
 )
 

@@ -13,13 +13,13 @@ from chopper.analyzers.trace.join import Links
 
 _FEWEST = 50
 DETECTOR = Detector(
-    title="{optimizer} steps parameter by parameter",
-    condition=f"More than {_FEWEST} kernels of an optimizer step, in the mean, are launched by "
-    "PyTorch's operators on single tensors, and they are more than half of its kernels.",
-    without="the host's own work in the step takes no time, and the kernels, which take as long "
-    "as now, follow one another: what launching many tensors at once gives back at least",
+    title="{optimizer} updates parameters one by one",
+    condition=f"Optimizer steps have more than {_FEWEST} kernels on average that operators on "
+    "single tensors launch, and these are more than half of all their kernels.",
+    without="host time in the optimizer step is removed and its kernels, at their recorded "
+    "durations, run back to back: a lower bound of what batched launches save",
     evidence="{kernels} kernels in {steps} optimizer steps, {tensors} of them for single tensors",
-    remedy="Pass fused=True to the optimizer, or foreach=True where it has no fused form.",
+    remedy="Pass fused=True to the optimizer, or foreach=True if it has no fused implementation.",
     view="launches",
 )
 _PREFIX = "Optimizer.step#"

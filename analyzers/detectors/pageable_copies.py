@@ -13,11 +13,11 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
-    title="The host waits while it copies to the device",
-    condition="A copy to the device was made from pageable memory, or by a call that returned only "
-    "when it was done.",
+    title="Blocking copies to the device",
+    condition="A copy to the device came from pageable memory, or its call returned only when the "
+    "copy was done.",
     without="the host does not wait at those copies",
-    evidence="{copies} copies, {pageable} of them recorded as pageable; the host waited "
+    evidence="{copies} copies, {pageable} of them from pageable memory; the host waited "
     "{waited_ns:ns}",
     remedy="Set pin_memory=True on the DataLoader (or tensor.pin_memory()), and copy with "
     "non_blocking=True.",

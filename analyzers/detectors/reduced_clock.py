@@ -11,17 +11,17 @@ from chopper.causes import CAUSES
 
 _WHY = {
     "compute.clock.power_cap": "Raise the power limit (nvidia-smi -pl, amd-smi set --power-cap) "
-    "where it may be raised; lower precision and fewer bytes draw less power.",
-    "compute.clock.thermal": "See to the cooling of the device: its fans, its place in the rack, "
-    "the temperature of the room.",
+    "if permitted; lower precision and less memory traffic draw less power.",
+    "compute.clock.thermal": "Check the cooling of the device: its fans, its position in the "
+    "rack, the room temperature.",
 }
 DETECTOR = Detector(
-    title="{cause} holds the clock down",
-    condition="Clock samples below the reference clock carry the reason of a power limit, or of "
-    "heat, while kernels ran whose time follows the clock.",
+    title="{cause} reduces the clock",
+    condition="Clock samples below the reference clock report a power limit or heat as the "
+    "throttle reason, while kernels ran whose duration depends on the clock.",
     without="kernels run at the reference clock",
-    evidence="{kernels} kernels ran below the reference clock for that reason, {time_ns:ns} longer "
-    "than at it",
+    evidence="{kernels} kernels ran below the reference clock for this reason and lost "
+    "{time_ns:ns}",
     remedy="{how}",
     view="clock_by_phase",
 )

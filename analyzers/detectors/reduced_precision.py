@@ -11,11 +11,11 @@ from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events
 
 DETECTOR = Detector(
-    title="Products run in {now}",
-    condition="Matrix products and convolutions ran in fp32 (or TF32) on a device whose peak in "
-    "TF32 is higher, or, where it has none, in bf16 or else fp16.",
-    without="a product gets faster by the ratio of the peaks, but not faster than its bytes take "
-    "at the memory's bandwidth, where they are known",
+    title="Matrix products run in {now}",
+    condition="Matrix products and convolutions ran in fp32 (or TF32) on a device with a higher "
+    "peak in TF32 or, if it has no TF32, in bf16 or fp16.",
+    without="a product speeds up by the ratio of the peaks, but takes at least as long as its "
+    "bytes at the memory bandwidth, where these are known",
     evidence="{kernels} kernels took {time_ns:ns}; the peak in {other} is {factor:factor} as high",
     remedy="{how}",
     view="operations",
@@ -24,8 +24,8 @@ _HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
 _NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
 _HOW = {
     "tf32": "Call torch.set_float32_matmul_precision('high') for products, and set "
-    "torch.backends.cudnn.allow_tf32 = True for convolutions. Some "
-    "builds for ROCm want HIPBLASLT_ALLOW_TF32=1 in the environment, too (pytorch/pytorch#139869).",
+    "torch.backends.cudnn.allow_tf32 = True for convolutions. Some ROCm builds also need "
+    "HIPBLASLT_ALLOW_TF32=1 in the environment (pytorch/pytorch#139869).",
     "bf16": _HALF.format("bfloat16", ""),
     "fp16": _HALF.format("float16", ", and train with torch.amp.GradScaler"),
 }

@@ -19,14 +19,15 @@ _BUCKET_BYTES = 25_000_000
 _SMALL_BYTES = 250_000
 DETECTOR = Detector(
     title="Many small collectives",
-    condition=f"At least {_FEWEST} collectives of one kind and group in a step, all of whose bytes "
-    "would fit into half as many buckets of 25 MB (DistributedDataParallel's default), and whose "
-    "latency is more than half of their time: what the quickest takes longer than its bytes "
-    "at the rate of the largest collectives of the rank, where those are ten times as large; or "
-    "at a tenth of the link's peak, where it moves at most 250 kB.",
+    condition=f"A step has at least {_FEWEST} collectives of one kind and group whose total size "
+    "fits into half as many buckets of 25 MB (DistributedDataParallel's default), and "
+    "latency is more than half of their time. Latency is the time of the fastest call "
+    "beyond its bytes at the bandwidth of the rank's largest collectives, if those are "
+    "ten times as large; otherwise, for calls of at most 250 kB, at a tenth of the link's "
+    "peak.",
     without="all but one call for each bucket lose their latency",
-    evidence="{count} {collective} calls a step of {bytes:bytes} on average, with a latency of "
-    "{latency_ns:ns} each",
+    evidence="{count} {collective} calls per step of {bytes:bytes} on average, each with a latency "
+    "of {latency_ns:ns}",
     remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",
     view="collectives",
 )

@@ -13,16 +13,16 @@ from chopper.analyzers.events.device import Events
 from chopper.analyzers.trace.join import Links
 
 DETECTOR = Detector(
-    title="Attention is not fused",
-    condition="A softmax over the last dimension stands on one stream between two batched "
-    "products, the first of which writes as many elements as the softmax reads, with nothing "
-    "between them but kernels of operators on as many elements.",
-    without="what lies between the products does not run: a fused kernel keeps the scores on the "
-    'chip (Dao et al. 2022, "FlashAttention"); its products take as long as now',
-    evidence="{calls} calls write and read scores of up to {dims} in {kernels} kernels between "
+    title="Unfused attention",
+    condition="A softmax over the last dimension runs on one stream between two batched matrix "
+    "products. The first product writes as many elements as the softmax reads, and only "
+    "kernels on as many elements run in between.",
+    without="the kernels between the products are removed: a fused kernel keeps the scores on "
+    'chip (Dao et al. 2022, "FlashAttention"); the products take as long as recorded',
+    evidence="{calls} calls materialize scores of up to {dims}, using {kernels} kernels between "
     "their products",
-    remedy="Call torch.nn.functional.scaled_dot_product_attention, or a fused attention kernel, "
-    "in place of matmul, softmax and matmul.",
+    remedy="Call torch.nn.functional.scaled_dot_product_attention, or another fused attention "
+    "kernel, instead of matmul, softmax and matmul.",
     view="operations",
 )
 _PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})

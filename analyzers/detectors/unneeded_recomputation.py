@@ -15,14 +15,14 @@ from chopper.hardware.ceilings import device_of
 
 _LEAST_FREE_RATIO = 0.1
 DETECTOR = Detector(
-    title="Activations are recomputed, and would fit into memory",
-    condition="Forward work ran again in the backward pass (activation checkpointing), and the "
-    "peak of the allocator and all bytes that the recomputed operators read and wrote in one step "
-    "leave a tenth of the device's memory free, on every rank.",
+    title="Recomputed activations would fit into memory",
+    condition="The backward pass repeats forward work (activation checkpointing), although the "
+    "allocator's peak plus all bytes that the recomputed operators read and wrote in one "
+    "step leaves a tenth of the device's memory free on every rank.",
     without="nothing is recomputed",
-    evidence="the peak is {peak:bytes} of {capacity:bytes}; what is recomputed is at most "
+    evidence="the peak is {peak:bytes} of {capacity:bytes}; recomputed activations take at most "
     "{activations:bytes}",
-    remedy="Leave activation checkpointing off, or use it in fewer layers.",
+    remedy="Disable activation checkpointing, or apply it to fewer layers.",
     view="memory",
 )
 

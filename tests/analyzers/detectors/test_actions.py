@@ -176,7 +176,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
     assert [*tried.failed] == ["launch_bound"]
     *_, failures = report.section(*report.tell(run, Replay(run), "step")).blocks
     assert isinstance(failures, Paragraph)
-    assert failures.text.startswith("Not looked for, by a failure in Chopper: launch_bound (")
+    assert failures.text.startswith("Not checked, because of an error in Chopper: launch_bound (")
     assert str(error) in failures.text
 
 
