@@ -65,9 +65,8 @@ def calibrate(
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda`` (ROCm too).
-        ranks: processes that measure at the same time, each on its own accelerator or all on the
-            host's cores.
-        threads: threads of each; None divides the cores among the ranks.
+        ranks: processes that measure at the same time, on an accelerator each or on the host.
+        threads: of each; None divides the cores among the ranks.
         quick: fewer shapes and repeats.
         progress: told in a few words what is being measured.
 
@@ -157,12 +156,7 @@ print(found.type if found is not None else "cpu", torch.accelerator.device_count
 
 
 def find_device(asked: str) -> tuple[str, int]:
-    """Find the kind and number of devices, in a process of its own.
-
-    Raises:
-        UsageError: the asked one is not there.
-        CollectorUnavailable: torch cannot be loaded.
-    """
+    """Find the kind and number of devices, in a process of its own."""
     if asked == "cpu" or (asked == "auto" and _torch_is_for_cpus()):
         return "cpu", 0
     done = subprocess.run(
@@ -189,11 +183,7 @@ def _torch_is_for_cpus() -> bool:
 
 
 def _run_workers(jobs: list[Job], say: Callable[[str], None]) -> list[Result]:
-    """Start a worker for each job, pass on what the first says, collect what all measured.
-
-    Raises:
-        CollectorUnavailable: one of them failed or hung.
-    """
+    """Start a worker for each job, pass on what the first says, collect what all measured."""
     # This is not one of a program's ranks, and nothing to be recorded.
     environment = {
         name: value

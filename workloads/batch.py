@@ -21,7 +21,6 @@ class Batch:
     documents: list[list[int]]
     """Per row, the lengths of the documents that it holds, one after the other from its start."""
     samples: list[Sample]
-    """Source and index of each document, in the order of the rows."""
     step: int
     step_tokens: int
     """Tokens of all ranks together."""

@@ -107,7 +107,6 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def _keep(prof: chopper.Profile, name: str, factor: float, times_s: dict[int, list[float]]) -> None:
-    """Measure a collective's times by size, its bandwidths, and the fit through them."""
     medians_s = [(size_bytes, statistics.median(found)) for size_bytes, found in times_s.items()]
     for size_bytes, time_s in medians_s:
         best_s = min(times_s[size_bytes])
@@ -136,9 +135,8 @@ def _lacking(call: Call) -> str | None:
 def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
     """Latency α in seconds and bandwidth 1/β in bytes per second of t = α + β·size.
 
-    Least squares of relative errors: else the largest size alone would decide, and the latency
-    would be what its noise leaves. Of a line on which one of the two would be below zero, the best
-    on which it is zero.
+    Least squares of relative errors, or the largest size alone would decide; where α or β would be
+    below zero, the best line on which it is zero.
     """
     import torch
 
@@ -210,7 +208,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 
 def _latency(experiment: Experiment, where: str) -> Iterator[Headline]:
-    """The latency of an all-reduce, beside NCCL's own by its model of a ring."""
     from chopper.analyzers.estimates.network import Topology, ring_steps
 
     ranks = experiment.plan.ranks

@@ -263,7 +263,7 @@ _STATED = {_SURVEY: ("≤3.63× iteration time", 4.5), "13.5×": ("≤13.5×", 1
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Hold loading by actors against DataLoaders, and measure each of its parts alone."""
+    """Hold loading by actors against DataLoaders, and each of its parts alone."""
     if "balanced" not in experiment.variants:
         return
     options = experiment.plan.options
@@ -293,7 +293,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 
 def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
-    """Draw what balancing gains by itself, and what asking actors costs."""
     options = experiment.plan.options
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
     readers = [
@@ -325,10 +324,7 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
 
 
 def _ratio_of_pairs(over: Row | None, under: Row | None) -> Estimate | None:
-    """Divide values that were measured of the same batches.
-
-    Between pairs: what makes one batch slower than the next is in neither.
-    """
+    """Divide values of the same batches, pair by pair: what slows one batch down is in neither."""
     if over is None or under is None or len(over.values) != len(under.values):
         return None
     ratios = [o / u for o, u in zip(over.values, under.values, strict=True)]

@@ -50,18 +50,12 @@ class Decoder(nn.Module):
 
 
 def cost_of(width: int, vocabulary: int) -> Cost:
-    """FLOP to train on a document: 6 per weight and token, and causal attention's 6·width·length².
-
-    Two FLOP per multiplication and addition, once forward and twice backward; of attention's
-    square, half is causal.
-    """
+    """FLOP to train on a document: 6 per weight and token, causal attention's 6·width·length²."""
     return Cost(alpha=6 * (12 * width * width + width * vocabulary), beta=6 * width)
 
 
 def loss_of(model: nn.Module, batch: Batch, ranks: int, device: torch.device) -> Tensor:
-    """Loss per token of the step, whichever rank has how many of them: the sum over a rank's
-    tokens, so scaled that the mean over ranks is the mean over tokens.
-    """
+    """Loss per token of the step: a rank's sum, so scaled that the mean over ranks is right."""
     shape = batch.tokens.shape
     places, targets = np.zeros(shape, np.int64), np.full(shape, -100, np.int64)
     for row, lengths in enumerate(batch.documents):

@@ -33,7 +33,6 @@ from chopper.workloads.planning import Autoscaler, Draw, Limits, Load, Plan, Pla
 from chopper.workloads.ray_cluster import LoaderError
 
 _RESTARTS = 3
-"""Times that a dead actor is started again."""
 _OBSERVED_STEPS = 8
 """Between two looks at how busy the loaders are."""
 _UNDER_WAY = 3
@@ -48,12 +47,9 @@ class Setup:
     """Tells the actors of one mixture from those of another on the same cluster."""
     draw: Draw
     width: int
-    """Tokens of a row."""
     loaders: int
-    """To start with."""
     limits: Limits
     prefetch: int
-    """Steps that are loaded ahead."""
 
 
 class SourceLoader:
@@ -79,12 +75,9 @@ class SourceLoader:
 
 @dataclass(slots=True)
 class _Loader:
-    """A running loader and the sources that are asked of it."""
-
     handle: Any
     sources: list[int]
     opened: Any
-    """Comes true when they are open."""
 
 
 class PlannerActor:
@@ -118,15 +111,10 @@ class PlannerActor:
         cpu_s: NDArray[np.float64],
         starving: bool,
     ) -> None:
-        """Take in what loading took, and start or end loaders where it asks for that.
+        """Take in what loading took since the last time, and start or end loaders.
 
-        Args:
-            step: the first that is not loaded yet.
-            elapsed_s: since the last time.
-            counts: samples per source.
-            wait_s: that reads of each source waited for storage.
-            cpu_s: of a core, for each source.
-            starving: whether less than half of what was asked for ahead is there.
+        ``step`` is the first that is not loaded yet, ``counts`` are samples per source, and the
+        seconds are sums by source; ``starving`` where less than half of the stock is there.
         """
         for latest, handle, sources in self._leaving:
             if step > latest:
@@ -145,7 +133,7 @@ class PlannerActor:
         return self._fleets
 
     def _place(self, count: int, running: list[_Loader]) -> list[_Loader]:
-        """``count`` loaders, those that run among them, opening what they will be asked for."""
+        """Open sources on ``count`` loaders, those that run among them."""
         setup, fleet = self._setup, []
         actor = self._ray.remote(SourceLoader).options(
             max_restarts=_RESTARTS,
@@ -245,7 +233,6 @@ class DataConstructor:
                     ) from exc
 
     async def _load(self, plan: Plan, where: list[tuple[Any, list[int]]]) -> list[Tokens]:
-        """The documents of a plan, in its order."""
         documents: list[Tokens] = [np.empty(0, dtype=np.uint16)] * len(plan.source)
 
         async def ask(handle: Any, sources: list[int]) -> None:
@@ -317,10 +304,6 @@ def batches(
 
     ``prefetch`` steps are loaded ahead, also of the last, so that loaders are as busy then as
     before; with 0 each is begun when it is asked for.
-
-    Raises:
-        SourceError: a source failed.
-        LoaderError: an actor died and did not come back.
     """
     import ray
 

@@ -21,7 +21,6 @@ Order = list[tuple[int, int | None]]
 
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Largest relative error against float64 that is not a mistake."""
 
 
 def require_exact(what: str, error: float, dtype: str) -> None:
@@ -107,8 +106,8 @@ class Exchange:
     def ahead(self) -> bool:
         """True where all receives are begun before the first send.
 
-        Over gloo, whose requests then never wait behind data. NCCL runs what is posted in order:
-        a receive that was posted before the send that the other rank waits for would never end.
+        NCCL runs what is posted in order: a receive before the send that the other rank waits for
+        would never end. Gloo's requests never wait behind data.
         """
         return self.device.type == "cpu"
 

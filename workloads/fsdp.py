@@ -126,7 +126,6 @@ def _clock(experiment: Experiment, where: str) -> Headline:
 
 
 def _losses_apart(experiment: Experiment) -> tuple[float | None, str]:
-    """Largest difference between the variants' losses at a step; or why there is none."""
     losses: dict[str, dict[Labels, float]] = {v: {} for v in experiment.variants}
     for row in experiment.rows:
         if row.measure == "loss":
@@ -140,10 +139,7 @@ def _losses_apart(experiment: Experiment) -> tuple[float | None, str]:
 
 
 def _means(experiment: Experiment, view: str, column: str, variant: str) -> list[float]:
-    """Mean of a view's column over ranks, of each repetition that measured it.
-
-    The column ``peak`` is the deviation of the peak over its mean.
-    """
+    """Mean of a view's column over ranks, per repetition; ``peak``: deviation over its mean."""
     means = []
     for rows in experiment.view(view, variant):
         if column == "peak":

@@ -40,10 +40,7 @@ def main() -> None:
 def sharded_model(
     args: argparse.Namespace, device: torch.device, *, offload: bool = False
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build the model of ``args.size``, sharded over all ranks, and its optimizer.
-
-    With ``offload`` the shards, their gradients and the optimizer live in host memory.
-    """
+    """Shard the model of ``args.size`` over all ranks; with ``offload``, in host memory."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

@@ -50,7 +50,6 @@ DTYPES = {
 }
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _ROUNDS = 3
-"""In which each product is timed, of its seconds."""
 
 
 def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
@@ -65,11 +64,7 @@ def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
 
 
 def chosen_shapes(args: argparse.Namespace, device: str) -> list[tuple[int, int, int]]:
-    """Shapes as (M, N, K): [M, K] times [K, N].
-
-    Raises:
-        UsageError: a shape is not three whole numbers.
-    """
+    """Shapes as (M, N, K): [M, K] times [K, N]."""
     words = SWEEP[device] if args.shapes == "sweep" else args.shapes.split(",")
     shapes = []
     for word in words:
@@ -82,12 +77,7 @@ def chosen_shapes(args: argparse.Namespace, device: str) -> list[tuple[int, int,
 
 
 def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
-    """Data types by torch's names.
-
-    Raises:
-        UsageError: one is not known.
-        ValueError: the device lacks one.
-    """
+    """Data types by torch's names; ValueError where the device lacks one."""
     import torch
 
     if args.dtypes != "all":
@@ -147,10 +137,7 @@ def main() -> None:
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Hold zeros against random numbers, in the shape that is quickest on both.
-
-    The one that is quickest on zeros would be chosen for what it gains there, by luck too.
-    """
+    """Hold zeros against random numbers, in the shape that is quickest on both."""
     rates: dict[str, dict[Labels, float]] = {}
     for row in experiment.rows:
         if row.measure == "median_flop_per_s":

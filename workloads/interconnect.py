@@ -110,9 +110,8 @@ def sent_bytes() -> int:
 def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
     """Bytes that each rank of a ring sends per step of this sharding.
 
-    Each weight is gathered for forward and its gradient reduced and scattered; those of the blocks,
-    which are dropped after forward, are gathered again for backward. Each of the three sends
-    (n − 1) / n of the whole. An all-reduce in place of the reduce-scatter sends that twice.
+    Weights are gathered for forward, those of the blocks again for backward, gradients reduced and
+    scattered: (n − 1) / n of the whole each, twice that by an all-reduce.
     """
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
     dropped = sum(

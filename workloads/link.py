@@ -68,11 +68,7 @@ def _bucket(rate_bits_per_s: int) -> str:
 
 
 def join(channel: socket.socket, rank: int) -> None:
-    """In a rank, single-threaded still: enter a namespace, get the link, give it an address.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """In a rank, single-threaded still: enter a namespace, get the link, give it an address."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         code = ctypes.get_errno()
@@ -93,11 +89,7 @@ def join(channel: socket.socket, rank: int) -> None:
 
 
 def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]) -> None:
-    """In the process that started the ranks: make the link when both are in their namespaces.
-
-    Raises:
-        OSError: a rank ended before, or the link cannot be made.
-    """
+    """In the process that started the ranks: make the link when both are in their namespaces."""
     _meet(channels, b"1")
     made = subprocess.run(
         [
@@ -127,10 +119,7 @@ def _tell(channels: tuple[socket.socket, socket.socket], what: bytes) -> None:
 
 
 class Shaper:
-    """Sets the rate of this namespace's end of the link, through a process made beforehand.
-
-    A rank that is being traced must not fork.
-    """
+    """Sets the rate of this namespace's end by a process of its own: traced ranks must not fork."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -145,11 +134,7 @@ class Shaper:
         )
 
     def set(self, rate_bits_per_s: int | None) -> None:
-        """Shape what this end sends; None for as fast as it goes.
-
-        Raises:
-            OSError: it cannot be set.
-        """
+        """Shape what this end sends; None for as fast as it goes."""
         queue = (
             "pfifo limit 10000" if rate_bits_per_s is None else f"tbf {_bucket(rate_bits_per_s)}"
         )

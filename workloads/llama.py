@@ -27,7 +27,6 @@ from chopper.models.architectures import Architecture, named
 ROPE_THETA = 500000.0
 """Base of the rotary embedding's wavelengths (Llama 3's, for long contexts)."""
 NORM_EPS = 1e-5
-"""Added to the mean square in RMSNorm."""
 
 SIZES: dict[str, Architecture] = {
     # For CPUs: matrices large enough that computing them, not dispatching them, takes the time.
@@ -150,10 +149,9 @@ def initial_value(
 ) -> Tensor:
     """Give the initial value of the weight called ``name``, whole, in float32.
 
-    It depends on the name, the shape and the seed alone, so that each rank, and each way of
-    sharding, starts from the same model. Norms start at one, all else from a normal
-    distribution; projections back into the residual stream are scaled down by the number of
-    additions to it, so that its variance does not grow with depth (as in GPT-2).
+    It depends on the name, the shape and the seed alone, so that each way of sharding starts from
+    the same model. Norms start at one, all else from a normal distribution; projections back
+    into the residual stream are scaled down by the number of additions to it (as in GPT-2).
     """
     name = name.replace("_checkpoint_wrapped_module.", "")
     if name.endswith("norm.weight"):
@@ -166,10 +164,7 @@ def initial_value(
 
 
 def unbuilt(args: argparse.Namespace) -> Llama:
-    """The model of ``args.size`` on the meta device.
-
-    There weights have a shape but no storage: nowhere does the whole model exist.
-    """
+    """The model of ``args.size`` on the meta device: nowhere does the whole of it exist."""
     with torch.device("meta"):
         model = Llama(SIZES[args.size])
     # Checkpointing goes inside sharding: recomputing a block must not gather its weights again.

@@ -80,9 +80,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
 
 
 def training_bytes(width: int, longest: int, rows: int) -> int:
-    """About what a step of training takes: weights, gradients, a bucket of them and two moments;
-    activations and logits of full rows.
-    """
+    """Bytes of weights, gradients, a bucket of them, two moments, and activations of full rows."""
     weights = 12 * width * width + 2 * VOCABULARY * width + longest * width
     return 4 * (5 * weights + rows * longest * (60 * width + 4 * VOCABULARY))
 
@@ -125,12 +123,11 @@ class Span(NamedTuple):
 
 
 def span_of(args: argparse.Namespace) -> Span:
-    """Count the steps of what loads.
+    """Count the steps of what loads; what is measured is whole rounds.
 
-    Neither the first batch of each worker nor the stock that actors begin with says how fast the
-    rest comes. A DataLoader hands batches out in order and asks a worker for another one when it
-    does: workers come to read in step, and a round of batches comes at once. So what is measured is
-    whole rounds.
+    A DataLoader hands batches out in order and asks a worker for another one when it does, so a
+    round of batches comes at once. The first batch of each worker, and the stock that actors begin
+    with, do not say how fast the rest comes.
     """
     workers = workers_of(args.variant, args)
     if not workers:
@@ -153,7 +150,7 @@ class Turn:
     steps: int
 
     def labels(self, args: argparse.Namespace) -> dict[str, int]:
-        """Labels of what is measured in it."""
+        """Labels of its measures."""
         swept = {"latency_ms": self.latency_ms} if args.sweep != "none" else {}
         return {**swept, "repetition": self.repetition}
 

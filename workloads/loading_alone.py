@@ -22,13 +22,10 @@ from chopper.workloads.mixture import VOCABULARY, Mixture
 from chopper.workloads.planning import METHODS, Draw, Planner, balance, imbalance, loads
 
 WARMING = 3
-"""Batches that are asked for one by one before those that are timed."""
 
 
 def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.Profile) -> None:
-    """Time from asking for a step to having it, nothing loaded ahead: in this process and by
-    actors, the same samples. The difference is what disaggregation costs by itself.
-    """
+    """Measure what disaggregation costs: the same batches by actors and in this process."""
     if dist.get_rank() == 0:
         draw = draw_of(args, dist.get_world_size(), latency_ms)
         setup = replace(setup_of(args, draw, f"probe {latency_ms}"), prefetch=1)
@@ -73,9 +70,8 @@ def balancing_alone(
 ) -> None:
     """Measure the slowest of many ranks per step, by how samples were given to ranks.
 
-    Each document's forward and backward pass really runs, by itself; a virtual rank takes as long
-    as its documents together. So the methods differ in nothing but who gets which document. The
-    real ranks take turns in the steps.
+    Each document's forward and backward pass really runs, by itself, and a virtual rank takes as
+    long as its documents together. The real ranks take turns in the steps.
     """
     rank, real_ranks = dist.get_rank(), dist.get_world_size()
     clock = time.thread_time if device.type == "cpu" else synchronized

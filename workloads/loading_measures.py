@@ -31,10 +31,8 @@ class Window:
     """Samples that were loaded, of this rank's or, in the first one's window, of all."""
     wait_s: float = 0.0
     compute_s: list[float] = field(default_factory=list)
-    """Per step."""
     tokens: int = 0
     cells: int = 0
-    """With padding."""
 
     @classmethod
     def now(cls, loaded: int) -> Window:
@@ -69,15 +67,8 @@ def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, fl
     """Calculate the rates of a stretch from all ranks' windows of it.
 
     Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
-    that its workers read a short stretch ends behind is luck. A long run is a little slower than
-    that: workers that are ahead of a slow one wait for it in the end.
-
-    Args:
-        windows: of each rank.
-        batch: samples per rank and step.
-        ahead: whether what was loaded counts also where that is more than what was trained on, up
-            to what trainers that never wait would have taken. Without it the rate is never above
-            that of the training.
+    that its workers read a short stretch ends behind is luck. With ``ahead`` it counts up to what
+    trainers that never wait would have taken, else up to what they took.
     """
     elapsed_s = max(w.elapsed_s for w in windows)
     compute_s = np.array([w.compute_s for w in windows])
@@ -115,10 +106,7 @@ def role_of(process: psutil.Process) -> str:
 
 
 def memory_bytes(pids: Sequence[int]) -> int:
-    """Proportional set size of processes, summed: a page that n of them share counts 1/n in each.
-
-    Linux only (/proc/PID/smaps_rollup); a process that is gone counts nothing.
-    """
+    """Proportional set size of processes, summed; 0 of one that is gone (Linux only)."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

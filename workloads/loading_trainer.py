@@ -35,7 +35,6 @@ from chopper.workloads.progress import Progress
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 SECTION_STEPS = 32
-"""Steps whose samples make one digest in what is printed, counted from step 0."""
 Marked = tuple[int, int, int]
 """A sample and the mark of what came."""
 
@@ -137,14 +136,7 @@ class Trainer:
     def run(
         self, feed: Feed, span: Span, began: float, labels: dict[str, int]
     ) -> list[list[Marked]]:
-        """Train on all batches; returns the samples of each step.
-
-        Args:
-            feed: the batches of this rank.
-            span: which of the steps are measured.
-            began: when the loader was asked for, as time.perf_counter() tells it.
-            labels: of what is measured.
-        """
+        """Train on all batches of a loader asked for at ``began``; returns each step's samples."""
         seen: list[list[Marked]] = []
         losses: list[float] = []
         window: Window | None = None
@@ -242,10 +234,7 @@ def kill_a_loader() -> None:
 
 
 class Checked:
-    """Checks that the ranks together saw each planned sample once, by what it holds.
-
-    Digests compare runs. A sample of which something else came is lost.
-    """
+    """Checks that the ranks together saw each planned sample once, by the marks of what came."""
 
     def __init__(self, args: argparse.Namespace, prof: chopper.Profile) -> None:
         self._args, self._prof = args, prof

@@ -10,12 +10,8 @@ import torch
 def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
     """Choose the kind of device for ``local_ranks`` ranks on this host, and say why.
 
-    Args:
-        asked: ``auto``, ``cpu`` or ``cuda``.
-        local_ranks: ranks on this host; NCCL and RCCL want one GPU for each.
-
     Raises:
-        ValueError: GPUs were asked for and there are too few.
+        ValueError: GPUs were asked for, and there is not one for each.
     """
     gpus = torch.cuda.device_count()
     found = f"{gpus} GPU{'' if gpus == 1 else 's'} visible to torch {torch.__version__}"

@@ -62,11 +62,7 @@ def compiler() -> str | None:
 
 
 def build(into: Path) -> Path:
-    """Compile the allocator into a directory; no header or library of CUDA is needed.
-
-    Raises:
-        Unavailable: there is no compiler, or it fails.
-    """
+    """Compile the allocator into a directory; no header or library of CUDA is needed."""
     found = compiler()
     if found is None:
         raise Unavailable("no C compiler: install cc, or set CC")
@@ -93,10 +89,7 @@ def load(library: Path, runtime: ctypes.CDLL, kind: str = "cuda") -> ctypes.CDLL
 
 
 def loaded_runtime(maps: str, kind: str) -> str | None:
-    """File of the runtime that a process has loaded, from its ``/proc/self/maps``.
-
-    Another copy would have a context of its own to set up.
-    """
+    """File of the runtime that a process has loaded: another copy would have another context."""
     name = _RUNTIMES[kind][0]
     for line in maps.splitlines():
         path = line.rpartition(" ")[2]
@@ -124,11 +117,7 @@ class Managed:
 
 @contextlib.contextmanager
 def pool(device: torch.device) -> Iterator[Managed]:
-    """Make what this thread allocates on the device inside managed memory, in backward too.
-
-    Raises:
-        Unavailable: the machine lacks what it takes.
-    """
+    """Make what this thread allocates on the device inside managed memory, in backward too."""
     lacking = problem()
     if lacking is not None:
         raise Unavailable(lacking)
@@ -155,8 +144,7 @@ def migration_bytes_per_s(
     """Rate at which managed memory that the host wrote comes to the device, by access pattern.
 
     ``in order`` and ``scattered`` read each page once through the device's page faults; ``copied``
-    is the explicit copy from pinned memory that they stand against; ``resident`` is a second read.
-    To be called inside `pool`.
+    is the explicit copy that they stand against, ``resident`` a second read. Called in a `pool`.
     """
     count = size_bytes // 4
     shared = torch.zeros(count, device=device)
@@ -187,6 +175,5 @@ def migration_bytes_per_s(
 
 
 def _host_view(shared: Tensor) -> Tensor:
-    """The same memory as a tensor of the host."""
     words = (ctypes.c_float * shared.numel()).from_address(shared.data_ptr())
     return torch.frombuffer(words, dtype=torch.float32)

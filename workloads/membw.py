@@ -95,7 +95,6 @@ _RATIOS = (
         "is read before it is written (3/4 of its traffic is counted, 2/3 of copy's)",
     ),
 )
-"""Kernels to hold against copy, and the law that their ratio should follow."""
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
@@ -143,7 +142,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 
 def _datasheet(experiment: Experiment) -> tuple[str, float | None]:
-    """Name of the first rank's processor, and the bandwidth of its memory by the device table."""
     from chopper.hardware.devices import peaks_of
 
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
-    """Three arrays of the largest size: of STREAM's kernels, or sent, received and staged.
-
-    Raises:
-        UsageError: the sizes do not grow.
-    """
+    """Three arrays of the largest size: of STREAM's kernels, or sent, received and staged."""
     if args.smallest > args.largest:
         raise UsageError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
     if args.factor < 2:

@@ -51,13 +51,10 @@ class SourceSpec:
     name: str
     number: int
     size: int | None
-    """Documents; None: endless."""
     weight: float
-    """Weight in the mixture, relative to the others."""
     latency_s: float
     """Mean time of its storage per read."""
     state_bytes: int
-    """That it holds while it is open."""
     median_tokens: int
     longest_tokens: int
     seed: int
@@ -79,7 +76,6 @@ class SourceSpec:
 
 @functools.cache
 def _normals() -> NDArray[np.float64]:
-    """Standard normal numbers, in no order."""
     return np.random.default_rng(0).standard_normal(4099)
 
 
@@ -101,15 +97,9 @@ def make_sources(
 ) -> tuple[SourceSpec, ...]:
     """``count`` sources around the given means, skewed.
 
-    Args:
-        count: sources.
-        state_bytes: mean state of an open source; half to one and a half times that.
-        latency_s: mean over what is read; a source's own is a third of it to three times.
-        documents: mean number per source; sizes follow Zipf's law.
-        tokens: median length of a document; from half to twice that, by source.
-        longest: tokens that no document exceeds.
-        seed: of everything.
-        fault: that is injected into the second source, to see what is said.
+    State is half to one and a half times the mean, a source's latency a third to three times that
+    of what is read, documents follow Zipf's law, median lengths are half to twice ``tokens``.
+    ``fault`` is injected into the second source.
     """
     rng = np.random.default_rng((seed, count))
     rank = rng.permutation(count) + 1
@@ -160,11 +150,7 @@ class Source:
         self._starts = np.cumsum([0, *_LENGTHS[drawn].tolist()])
 
     def read(self, index: int) -> Read:
-        """Read one document.
-
-        Raises:
-            SourceError: the source failed.
-        """
+        """Read one document."""
         spec = self.spec
         try:
             began = time.perf_counter()
@@ -180,7 +166,6 @@ class Source:
             ) from exc
 
     def _fetch(self, index: int) -> str:
-        """The document's text, once storage gave it."""
         spec = self.spec
         if spec.fault == "hangs":
             threading.Event().wait()
@@ -202,10 +187,7 @@ _ENDING_IDS = {ending: 1 + len(_STEMS) + i for i, ending in enumerate(_ENDINGS)}
 
 
 def tokenize(text: str) -> Tokens:
-    """Ids of a text: words split by a pattern, each into its longest known stem and the rest.
-
-    Greedy longest match first, as WordPiece does. Raises ValueError on a word it cannot split.
-    """
+    """Split words into their longest known stem and the rest, as WordPiece does."""
     ids: list[int] = []
     for word in _WORD.findall(text):
         for cut in range(min(len(word) - 1, 4), 0, -1):
@@ -249,11 +231,7 @@ class Mixture:
         return self._source(source).read(index)
 
     def read_all(self, samples: Sequence[Sample], pool: Executor) -> list[Read]:
-        """Read documents at once from a pool's threads; returned in the order asked for.
-
-        Raises:
-            SourceError: one failed, or did not answer in time.
-        """
+        """Read documents at once from a pool's threads; returned in the order asked for."""
         reads = [pool.submit(self.read, sample) for sample in samples]
         done, missing = wait(reads, READ_TIMEOUT_S, return_when="FIRST_EXCEPTION")
         for read in done:
@@ -277,8 +255,5 @@ def mark(tokens: Tokens) -> int:
 
 
 def bare(specs: Sequence[SourceSpec]) -> Mixture:
-    """The same documents without storage, its faults and its state.
-
-    What was loaded is held against their marks: labels alone would only repeat the plan.
-    """
+    """The same documents without storage, its faults and its state."""
     return Mixture([replace(spec, latency_s=0.0, state_bytes=0, fault="none") for spec in specs])

@@ -124,11 +124,7 @@ MIGRATED_BYTES = 256 << 20
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
-    """Memory of the most demanding variant; on CPUs, what is offloaded stays here.
-
-    Raises:
-        UsageError: ``--fits`` names no device and no size, or ``--host`` no size.
-    """
+    """Memory of the most demanding variant; on CPUs, what is offloaded stays here."""
     from chopper.workloads import managed
     from chopper.workloads.llama import SIZES
     from chopper.workloads.offload_memory import estimated
@@ -255,7 +251,7 @@ def train(
 
 
 def memory_bytes_per_s(device: torch.device, placement: Placement) -> float:
-    """Measure the bandwidth of the memory that holds the optimizer's states: triad's, or in place.
+    """Bandwidth of the memory that holds the optimizer's states: triad's, or triad's in place.
 
     Triad's stores may read what they only write, which STREAM does not count; an update, as triad
     in place, writes what it has read.
@@ -314,7 +310,6 @@ def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator
 
 
 def _states(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
-    """States against ZeRO's formulas, in the variant that is furthest off."""
     states_bytes = {
         variant: [
             totals(experiment, f"{what}_bytes", variant, STATES)
@@ -338,7 +333,6 @@ def _states(experiment: Experiment, variants: list[str], where: str) -> Iterator
 
 
 def _device_memory(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
-    """Memory on the device over that of the baseline."""
     base = experiment.plan.baseline
     device_bytes = {
         v: totals(experiment, "measured_bytes", v, CATEGORIES, "device") for v in variants
@@ -358,7 +352,6 @@ def _device_memory(experiment: Experiment, variants: list[str], where: str) -> I
 
 
 def _times(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
-    """Steps over those of the baseline, and updates on the host over their bound."""
     base = experiment.plan.baseline
     for variant in variants:
         slower = experiment.ratio("median_step_ns", variant, base) if base else None
@@ -380,7 +373,6 @@ def _times(experiment: Experiment, variants: list[str], where: str) -> Iterator[
 
 
 def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Headline]:
-    """Estimates of the largest model, beside what ZeRO-Offload and ZeRO-Infinity state."""
     options = experiment.plan.options
     for variant, claim in (
         ("zero2-offload", "13 B on one V100 of 32 GB (1.4 B without)"),

@@ -81,10 +81,7 @@ def live(
     states: Iterable[Tensor],
     staging: Iterable[Tensor] = (),
 ) -> dict[str, Counter[str]]:
-    """Category → kind of device → bytes of all storages that live, each counted once.
-
-    What the optimizer updates in place is a weight; what is none of the four is a buffer.
-    """
+    """Category → kind of device → bytes of all storages that live, each once; others: buffers."""
     gc.collect()
     found = {"weights": storages(weights)}
     taken = set(found["weights"])
@@ -207,9 +204,8 @@ def keep_predictions(
 def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.device) -> int:
     """Activations that are kept when backward begins, as ``chopper estimate memory`` counts them.
 
-    Wherever states lie, they are those of one rank with all of its memory on the device: at the
-    loss it has states, activations and the logits beside their softmax, which is what is kept of
-    them.
+    At the loss a rank with all of its memory on the device has states, activations and the logits
+    beside their softmax, which is what is kept of them.
     """
     alone = Placement(strategy="ddp", checkpoint=placement.checkpoint)
     said = estimated(args, alone, 1, device.type)

@@ -52,10 +52,7 @@ def total(
 
 
 def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[str, float] | None:
-    """The variant whose loss is furthest from the baseline's at any step, and how far, relative.
-
-    Infinitely far where it has none: a loss that is no number is not kept.
-    """
+    """The variant whose loss is furthest from the baseline's at any step; inf where it has none."""
     baseline = experiment.plan.baseline
     bases = [r for r in experiment.rows if r.measure == "loss" and r.variant == baseline]
     ran = {row.variant for row in experiment.rows}
@@ -71,10 +68,7 @@ def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[s
 
 
 def sent_bytes(experiment: Experiment, variant: str) -> float | None:
-    """Bytes that a rank sent to others per step, by the sizes of its collectives; None: no trace.
-
-    Collectives outside of the steps (where the profiler warms up) are left out.
-    """
+    """Bytes that a rank sent per step, by the sizes of its collectives in steps; None: no trace."""
     ranks = experiment.plan.ranks
     of_repeats = []
     for rows in experiment.view("collectives", variant):
@@ -278,7 +272,6 @@ def _millions(value: float | None) -> str:
 
 
 def _interval(estimate: Estimate | None) -> str:
-    """A ratio with its interval."""
     if estimate is None:
         return UNKNOWN
     said = f"{estimate.value:.2f}×"

@@ -84,7 +84,6 @@ SHARDS = 4
 """With one rank: as if so many held the rows, of which this one's are the last."""
 WARMUP = 2
 TRACED = 5
-"""Rounds behind those that warm up: where `chopper.profile` traces by default."""
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -116,7 +115,6 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
 
 def _absent(ranks: int) -> dict[str, str]:
-    """Variants that so many GPUs cannot run → the reason."""
     import torch
 
     if ranks == 1:
@@ -286,7 +284,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 
 def _route(experiment: Experiment, variant: str) -> str:
-    """Name what the chunks travelled over."""
     plan = experiment.plan
     if plan.ranks == 1:
         return f"one {plan.device}, shards from pinned host memory"

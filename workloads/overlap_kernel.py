@@ -75,17 +75,14 @@ def _kernel(
 def matmul_on_flags(
     a: Tensor, b: Tensor, flags: Tensor, *, rows_per_chunk: int, first_row: int = 0
 ) -> Tensor:
-    """Multiply a [M, K] by b [K, N] while the rows of a arrive.
+    """Multiply a [M, K] by b [K, N], both contiguous, while the rows of a arrive.
 
     Args:
-        a: contiguous; the rows of chunk i may be written until ``flags[i]`` is raised.
-        b: contiguous.
+        a: rows of chunk i may be written until ``flags[i]`` is raised.
+        b: all here.
         flags: int32 [chunks], 0 until the chunk is here.
-        rows_per_chunk: rows of a chunk; the last one may be shorter.
+        rows_per_chunk: the last chunk may be shorter.
         first_row: where to begin: rows that are here already.
-
-    Returns:
-        [M, N], of a's type.
     """
     m, k = a.shape
     n = b.shape[1]

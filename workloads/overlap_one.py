@@ -59,8 +59,8 @@ class Pull:
     def raise_flag(self, chunk: int) -> None:
         """Say that a chunk is here, in the current stream, behind its copy.
 
-        Written by the stream itself, with a fence before: the kernel that runs cannot see the flag
-        before the rows, and on a GPU that is full of waiting tiles a kernel would find no room.
+        Written by the stream itself, behind a fence: on a GPU full of waiting tiles a kernel would
+        find no room.
         """
         torch.ops.symm_mem.stream_write_value32_(self.flags.view(torch.uint32), chunk, 1)
 

@@ -39,11 +39,8 @@ class _Saved:
     source: Tensor | None
     """Until the computing stream has waited for ``out``."""
     version: int
-    """Version of the source when it was saved."""
     peers: list[weakref.ref[_Saved]]
-    """Tensors that the same forward saved, in order."""
     at: int
-    """Place among its peers."""
     back: Tensor | None = None
     home: torch.cuda.Event | None = None
     """The copy to ``back`` is done; None when the computing stream has waited for it."""
@@ -58,15 +55,8 @@ class _Saved:
 class OverlappedOffload:
     """A context for each forward: what is saved in it lies on the host until backward needs it.
 
-    Make one and enter it for every forward: its stream is one of few that CUDA keeps.
-
-    Weights stay where they are, and views of them.
-
-    Args:
-        device: that computes; tensors elsewhere stay, too.
-
-    Attributes:
-        moved_bytes: copied to the host since it was made; as much comes back.
+    Make one and enter it for every forward: its stream is one of few that CUDA keeps. Weights and
+    their views stay, as do tensors of other devices. ``moved_bytes`` counts what went to the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,13 +70,11 @@ class OverlappedOffload:
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
 
     def __enter__(self) -> None:
-        """Save what forward saves."""
         self._order = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
 
     def __exit__(self, *failure: object) -> None:
-        """Stop; what was saved stays until backward takes it."""
         assert self._hooks is not None
         self._hooks.__exit__(*failure)
         self._hooks = None
@@ -163,7 +151,6 @@ class OverlappedOffload:
         return back
 
     def _fetch(self, saved: _Saved) -> None:
-        """Begin to bring a tensor back, unless it is here."""
         if saved.back is not None:
             return
         saved.back = torch.empty_like(saved.host, device=self._device, pin_memory=False)
@@ -181,7 +168,6 @@ def is_weight(tensor: Tensor) -> bool:
 
 
 def _copy(into: Tensor, source: Tensor) -> None:
-    """In the current stream."""
     into.copy_(source, non_blocking=True)
 
 

@@ -38,15 +38,12 @@ class Placement:
     """Places in which one variant keeps what a step needs."""
 
     strategy: Strategy
-    """Way of partitioning over the ranks."""
     on_host: frozenset[str] = frozenset()
     """Categories in host memory."""
     checkpoint: bool = False
-    """Blocks run again in backward."""
     managed: bool = False
     """All of it in pages that host and device share."""
     overlapped: bool = False
-    """Activations travel beside computing."""
 
     @property
     def deepspeed(self) -> bool:
@@ -90,8 +87,7 @@ PLACEMENTS: dict[str, Placement] = {
 def states_bytes(placement: Placement, ranks: int) -> dict[str, float]:
     """Bytes per weight that each rank keeps, on device or host: ZeRO's formulas (arXiv 1910.02054).
 
-    In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights.
-    With the optimizer on the host a partition of gradients lies there.
+    In float32: 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights.
     """
     k = 12 if placement.deepspeed else 8
     return {
@@ -127,8 +123,7 @@ def beyond_formulas(
 ) -> list[Beyond]:
     """Calculate what DeepSpeed 0.19 holds at the update beside ZeRO's states, in float32.
 
-    Its stage_1_and_2.py and stage3.py (runtime/zero) allocate all of it by these sizes.
-    ``bucket``: elements of ``reduce_bucket_size``.
+    By the sizes in its stage_1_and_2.py and stage3.py; ``bucket``: of ``reduce_bucket_size``.
     """
     beyond: list[Beyond] = []
     if not placement.deepspeed:
@@ -158,10 +153,9 @@ def beyond_formulas(
 
 
 def collective_bytes(placement: Placement, ranks: int) -> float:
-    """Bytes per weight that each rank sends in a step, in float32.
+    """Bytes per weight that each rank sends in a step, in float32 (ZeRO, section 7).
 
-    Reducing gradients and gathering what was updated is one all-reduce: 2 × 4 × (N−1)/N; stage 3
-    gathers weights for forward and for backward: 3 × 4 × (N−1)/N (ZeRO, section 7).
+    An all-reduce of gradients sends 2 × 4 × (N−1)/N; stage 3 gathers weights twice, reduces once.
     """
     return (3 if placement.stage == 3 else 2) * 4 * (ranks - 1) / ranks
 
@@ -223,15 +217,10 @@ class Largest:
 
     parameters_count: int
     host_bytes: int
-    """Host memory of all ranks at that size."""
 
 
 def capacity_bytes(text: str) -> tuple[str, int]:
-    """A device's label and what a process can have of it, from its name or a size like ``24GB``.
-
-    Raises:
-        UsageError: neither.
-    """
+    """A device's label and what a process can have of it, from its name or a size like ``24GB``."""
     from chopper.hardware.devices import named as device_named
     from chopper.quantities import size_bytes
 
@@ -246,14 +235,7 @@ def capacity_bytes(text: str) -> tuple[str, int]:
 
 
 def host_bytes(text: str) -> int:
-    """Read a host's memory from a size like ``1500GB``.
-
-    The default is that of a DGX-2, whose V100 trained ZeRO-Offload's 13 B (arXiv 2101.06840,
-    section 6).
-
-    Raises:
-        UsageError: no size.
-    """
+    """Read a host's memory from a size like ``1500GB``, a DGX-2's (arXiv 2101.06840, section 6)."""
     from chopper.quantities import size_bytes
 
     return size_bytes(text, "host")
@@ -265,13 +247,7 @@ def largest(
     """Find the largest model that fits in mixed precision with batch 1; None: not one layer.
 
     Memory grows by the same for each layer, once layers and not the loss decide the peak.
-
-    Args:
-        placement: of the variant.
-        capacity: bytes of a device.
-        ranks: that train it, one device each.
-        host: bytes of the memory that they share.
-        checkpoint: blocks are run again in backward.
+    ``capacity``: bytes of each rank's device; ``host``: of the memory that the ranks share.
     """
     from chopper.analyzers.estimates.memory import memory as estimated_memory
     from chopper.models.architectures import named

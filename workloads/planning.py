@@ -48,19 +48,13 @@ def loads(costs: Floats, ranks_of: Ints, ranks: int) -> Floats:
 
 
 def imbalance(costs: Floats, ranks_of: Ints, ranks: int) -> float:
-    """Largest load over the mean load: 1 is even; a step takes so many times as long as it could.
-
-    1 when there is nothing to do.
-    """
+    """Largest load over the mean load: 1 is even, or nothing to do."""
     total = float(np.sum(costs))
     return float(loads(costs, ranks_of, ranks).max()) * ranks / total if total else 1.0
 
 
 def balance(costs: Floats, ranks: int, method: str) -> Ints:
-    """The rank of each sample, by one of ``METHODS``.
-
-    ``greedy`` and ``kk`` need not give each rank as many samples.
-    """
+    """The rank of each sample; all but ``random`` may give ranks different numbers of samples."""
     if method == "greedy":
         return _greedy(costs, ranks)
     if method == "kk":
@@ -80,10 +74,7 @@ def _greedy(costs: Floats, ranks: int) -> Ints:
 
 
 def _karmarkar_karp(costs: Floats, ranks: int) -> Ints:
-    """Merge the two partitions of the largest spread until one is left, largest part to smallest.
-
-    Karmarkar and Karp 1982, for more than two parts as in Korf 1998.
-    """
+    """Merge the two partitions of the largest spread until one is left (Korf 1998)."""
     ranks_of = np.zeros(len(costs), dtype=np.int64)
     # (−spread, tie, parts): parts are (sum, samples), smallest sum first.
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
@@ -108,11 +99,7 @@ def _karmarkar_karp(costs: Floats, ranks: int) -> Ints:
 
 
 def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
-    """Rows of documents, none longer than ``capacity`` tokens: first fit, longest first.
-
-    Raises:
-        ValueError: a document does not fit into any row.
-    """
+    """Rows of documents, none longer than ``capacity`` tokens: first fit, longest first."""
     rows: list[list[int]] = []
     free: list[int] = []
     for document in np.argsort(-np.asarray(lengths), kind="stable"):
@@ -135,7 +122,6 @@ class Plan:
     source: Ints
     index: Ints
     length: Ints
-    """In tokens."""
     rank: Ints
 
     def of(self, rank: int) -> list[Sample]:
@@ -150,13 +136,11 @@ class Draw:
 
     sources: tuple[SourceSpec, ...]
     batch: int
-    """Samples per rank and step."""
     ranks: int
     seed: int
     """Of the draws and of the order within each source."""
     cost: Cost
     method: str
-    """One of ``METHODS``."""
     ramp: int = 0
     """Steps over which the weights turn around, so that what was drawn most is drawn least; 0: they
     stay."""
@@ -167,9 +151,6 @@ class Planner:
 
     A source that is shorter than its share is read again in another order, as mixtures with a
     weight for small sources want it; in one reading no sample comes twice.
-
-    Raises:
-        SourceError: a source is empty, or a step takes more than there is.
     """
 
     def __init__(self, draw: Draw) -> None:
@@ -267,11 +248,9 @@ class Load:
     share: Floats
     """Share of all samples drawn: a moving average of the mixture."""
     wait_s: Floats
-    """For storage; a thread waits."""
     cpu_s: Floats
     """Time of one core, under Python's lock."""
     state_bytes: int
-    """Of all sources."""
 
     @classmethod
     def of(cls, sources: Sequence[SourceSpec]) -> Load:
@@ -293,11 +272,9 @@ class Limits:
     """Limits of one loader, and of how many there may be."""
 
     threads: int
-    """Reads in flight."""
     memory_bytes: int
     """State that one loader may hold."""
     most: int
-    """Loaders."""
     least: int = 1
     """Loaders that stay, however little they have to do."""
     target: float = 0.75
@@ -305,11 +282,7 @@ class Limits:
 
 
 def loaders_needed(load: Load, samples_per_s: float, limits: Limits) -> int:
-    """Count the loaders that serve ``samples_per_s``.
-
-    By Little's law so many reads are in flight: rate × time per read. One process has one core
-    under Python's lock, and a memory limit.
-    """
+    """Count the loaders that serve ``samples_per_s``: by Little's law, by core and by memory."""
     wanted = max(
         samples_per_s * float(load.busy().sum()) / (limits.threads * limits.target),
         samples_per_s * float((load.share * load.cpu_s).sum()) / limits.target,
@@ -322,11 +295,8 @@ def loaders_needed(load: Load, samples_per_s: float, limits: Limits) -> int:
 def place(busy: Floats, loaders: int, before: Sequence[Sequence[int]] = ()) -> list[list[int]]:
     """Sources of each loader, so that all are as busy; no loader is without one.
 
-    Args:
-        busy: what serving each source takes.
-        loaders: no more than sources.
-        before: where they are now: only what makes a loader busier than the others moves, because
-            a source that moves is opened again.
+    Of those where they were ``before``, only what makes a loader busier than the others moves, for
+    it is opened again.
     """
     # A little for holding the state: sources that are not drawn are spread as well.
     busy = busy + (busy.sum() or 1.0) * 1e-6
@@ -356,7 +326,6 @@ class Autoscaler:
     load: Load
     limits: Limits
     memory: float = 0.8
-    """Weight of the past in the moving averages."""
     patience: int = 30
     """So many observations in a row must agree before loaders are taken away: giving one too many
     costs memory, one too few costs throughput."""
@@ -366,15 +335,7 @@ class Autoscaler:
     def observe(
         self, elapsed_s: float, counts: Ints, wait_s: Floats, cpu_s: Floats, weights: Floats
     ) -> None:
-        """Take in what was served in a period.
-
-        Args:
-            elapsed_s: its length.
-            counts: samples per source.
-            wait_s: time that reads of each source waited, summed.
-            cpu_s: time of a core that each source took, summed.
-            weights: share of each source in the mixture.
-        """
+        """Take in a period: samples and seconds by source, and their weights in the mixture."""
         load, new = self.load, 1 - self.memory
         rate = float(counts.sum()) / elapsed_s
         past = self.samples_per_s or rate
@@ -387,10 +348,7 @@ class Autoscaler:
     def decide(self, current: int, *, starving: bool) -> int:
         """Count the loaders that there should be, now that there are ``current``.
 
-        Args:
-            current: loaders that run.
-            starving: whether less is in stock than was asked for ahead. More loaders help nobody
-                while trainers are what is slow, however busy the loaders are.
+        More help only where it is ``starving``; else trainers are slow, however busy loaders are.
         """
         needed = loaders_needed(self.load, self.samples_per_s, self.limits)
         if needed >= current:

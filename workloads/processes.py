@@ -35,11 +35,8 @@ _GRACE_S = 30.0
 def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = ()) -> None:
     """Run ``ranks`` processes of a module to their end; none is left when this returns.
 
-    Each is given ``words``; with a link also ``--channel``, a socket for ``link.enter``.
-
-    Raises:
-        SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
-            link cannot be made.
+    Each is given ``words``; with a link also ``--channel``, a socket for ``link.enter``. SystemExit
+    has the code of the first rank that failed.
     """
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
@@ -118,10 +115,7 @@ def _listening_on_loopback() -> socket.socket:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Hold signals back, so that none comes between a start and its being known.
-
-    A process that is started meanwhile gets them when it asks for them.
-    """
+    """Hold signals back, so that none comes between a start and its being known."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, quiet.HELD)
     try:
         yield
@@ -164,7 +158,6 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Wait until all have ended, or for so long."""
     until = time.monotonic() + seconds
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,12 +9,7 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Prints a line when five seconds have passed since the last one; nothing in shorter work.
-
-    Args:
-        total: parts of the work.
-        unit: what a part is.
-    """
+    """Prints a line when five seconds have passed since the last one; nothing in shorter work."""
 
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done = total, unit, 0

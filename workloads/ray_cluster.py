@@ -52,16 +52,8 @@ def cluster(
     """Start Ray, or join a cluster, for the length of the block; yields its address.
 
     Nothing outlives it: the processes end with the one that started them, also when that is
-    killed; the directory is removed here, or by the next one that starts.
-
-    Args:
-        address: of a running cluster; None: one is started for this run.
-        namespace: that its actors are named in; one of this process by default.
-        token: that the cluster wants; made here for one that is started, so that nobody else of
-            this machine's users can give it work.
-
-    Raises:
-        LoaderError: Ray is not installed, or does not start.
+    killed; the directory is removed here, or by the next one that starts. Without ``token``, one is
+    made, so that nobody else of this machine's users can give it work.
     """
     if address is None and token is None:
         token = new_token()
@@ -119,9 +111,7 @@ def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
 
 
 def _without_lines_of_raylets() -> None:
-    """Ray prints what its services report of each worker that dies, in colours and whatever it is
-    asked to log (ray 2.60). Who waits for a worker gets an exception, and tells it in one line.
-    """
+    """Keep Ray from printing what its services report of each worker that dies (ray 2.60)."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda *_args, **_named: None
@@ -138,22 +128,15 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def new_token() -> str:
-    """For a cluster that is started here: the same in all of a process's life, for Ray keeps the
-    first that it used. Without one, Ray would put its own into the home.
-    """
+    """Return one for a cluster that is started here: Ray keeps the first that a process used."""
     return os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
 
 
 def load_ray(token: str | None = None, address: str | None = None) -> Any:
     """Import Ray, and tell it the cluster's token before it looks for one.
 
-    Args:
-        token: of the cluster.
-        address: of the cluster; None for one that is started here, which listens on the loopback
-            only unless the ranks are on several hosts.
-
-    Raises:
-        LoaderError: it is not installed, or cannot be imported.
+    A cluster that is started here (no ``address``) listens on the loopback only, unless the ranks
+    are on several hosts.
     """
     if importlib.util.find_spec("ray") is None:
         raise LoaderError(
@@ -186,11 +169,7 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 
 
 def answers(address: str) -> None:
-    """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn.
-
-    Raises:
-        LoaderError: none does, or it is no address.
-    """
+    """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
@@ -219,9 +198,7 @@ def _no_cluster(address: str, found: str) -> LoaderError:
 
 
 def _amdsmi_is_broken() -> bool:
-    """Tell that AMD's package is there and its library is not: it raises KeyError where Ray, which
-    imports it in each of its processes, expects ImportError (ray 2.60, amdsmi 7.0).
-    """
+    """Tell that AMD's package is there without its library: it fails in each of Ray's processes."""
     if importlib.util.find_spec("amdsmi") is None:
         return False
     try:
@@ -236,7 +213,6 @@ def _amdsmi_is_broken() -> bool:
 
 @contextlib.contextmanager
 def _quiet_environment(directory: Path | None) -> Iterator[None]:
-    """Set what Ray's processes inherit while they are started."""
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A process more than there are actors would wait for tasks that never come.
@@ -267,9 +243,7 @@ def _quiet_environment(directory: Path | None) -> Iterator[None]:
 
 
 def _new_directory() -> Path:
-    """Below the directory of temporary files, or below /tmp where that one's path is too long: Ray
-    puts sockets below it, whose paths may have 107 bytes.
-    """
+    """Choose a short path: Ray puts sockets below it, whose paths may have 107 bytes."""
     pid, home = os.getpid(), tempfile.gettempdir()
     longest = f"{home}/{PREFIX}{pid}-{8 * 'x'}/session_2000-01-01_00-00-00_000000_{pid}{_SOCKET}"
     fits = len(os.fsencode(longest)) <= _SOCKET_PATH_BYTES
@@ -277,9 +251,7 @@ def _new_directory() -> Path:
 
 
 def _end_all_of(directory: Path) -> list[int]:
-    """End the processes of Ray that were started for a directory, which they would write into, and
-    remove it. Returns their ids.
-    """
+    """End Ray's processes that were started for a directory, and remove it; returns their ids."""
     import psutil
 
     found = []
@@ -294,7 +266,6 @@ def _end_all_of(directory: Path) -> list[int]:
 
 
 def _await_end(killed: Sequence[psutil.Process]) -> None:
-    """Wait until they are gone, or until whoever adopted them has not yet noticed that they are."""
     import psutil
 
     until = time.monotonic() + _KILLED_S
@@ -315,9 +286,7 @@ def _is_of(directory: Path, process: psutil.Process, cmdline: Sequence[str]) -> 
 
 
 def clear_leftovers() -> list[int]:
-    """End what an earlier run left behind that could not end it: Ray's processes of a directory
-    whose owner is gone. Returns their process ids.
-    """
+    """End Ray's processes of a directory whose owner is gone; returns their process ids."""
     import psutil
 
     ended: list[int] = []

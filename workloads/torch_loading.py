@@ -52,9 +52,7 @@ class Documents(Dataset[Document]):
 
 
 class ConcurrentDocuments(Documents):
-    """Reads the documents of a batch at once (arXiv 2211.04908): torch asks for them together
-    where a dataset has ``__getitems__``.
-    """
+    """Reads the documents of a batch at once (arXiv 2211.04908), as torch asks ``__getitems__``."""
 
     def __getitems__(self, samples: list[Sample]) -> list[Document]:
         with ThreadPoolExecutor(len(samples)) as pool:
@@ -66,8 +64,7 @@ class ConcurrentDocuments(Documents):
 def _end_with_the_rank() -> None:
     """In a worker: end at once and silently when told to, and when the rank is killed.
 
-    Torch's own watch looks only between batches, and a worker that waits to hand one over never
-    comes to it.
+    Torch's own watch looks only between batches, not while a worker waits to hand one over.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
@@ -95,25 +92,10 @@ def torch_batches(
 ) -> Generator[Batch, None, None]:
     """A rank's batches of steps ``first`` to ``first + steps``, in order. Workers read on past the
     last one, so that they are as busy then as before, and are ended with the batches.
-
-    Args:
-        dataset: where from.
-        planner: of what each step takes.
-        rank: whose.
-        first: step to begin with.
-        steps: how many.
-        workers: processes.
-        prefetch: batches per worker that are asked for ahead.
-        width: of a row that documents are packed into; None: a row for each.
-        timeout_s: for a batch.
-
-    Raises:
-        SourceError: a source failed, or a worker did not answer in time or died.
     """
     planned: deque[Plan] = deque()
 
     def asked() -> Iterator[list[Sample]]:
-        """The rank's samples of each step, planned when the loader asks for them."""
         for step in range(first, first + steps + workers * prefetch):
             planned.append(planner.plan(step))
             yield planned[-1].of(rank)

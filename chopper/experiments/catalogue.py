@@ -48,11 +48,7 @@ def _declares(file: Path) -> bool:
 
 
 def find(name: str) -> Workload:
-    """Look a workload up by name.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """Look a workload up by name; UsageError where there is none."""
     found = program(name) or program(one_of("workload", name, workloads()))
     assert found is not None
     return found.workload

@@ -48,10 +48,6 @@ _Rates = list[tuple[dict[str, str | int | float], Measured]]
 def feed(paths: Iterable[Path], store: Path) -> list[Calibration]:
     """Return the stored calibrations that these experiments change, changed; writes nothing.
 
-    Args:
-        paths: directories of experiments of ``gemm``, ``membw`` or ``collectives``.
-        store: the file of calibrations.
-
     Raises:
         InputError: one is no such experiment, or its conditions are not one machine's; or there is
             no calibration that it could complete, and the experiments make none by themselves.
@@ -86,11 +82,7 @@ def _incomplete(part: Calibration) -> str:
 
 
 def read(path: Path) -> Calibration:
-    """Read the rates that one experiment measured, as a calibration that holds nothing else.
-
-    Raises:
-        InputError: it is no experiment of a microbenchmark, or holds nothing that can be used.
-    """
+    """Read the rates that one experiment measured, as a calibration that holds nothing else."""
     from chopper.pipeline import read
 
     plan = read_plan(path)
@@ -136,7 +128,6 @@ def read(path: Path) -> Calibration:
 
 
 def _rates(repetitions: Sequence[RunManifest], best: str, median: str) -> _Rates:
-    """Rates by their labels: the best of the repetitions, and the middle one."""
     values: dict[Labels, dict[str, list[float]]] = {}
     for manifest in repetitions:
         for name, labels, of_repetition in measures_of(manifest):
@@ -224,7 +215,6 @@ def _conditions(rank: RankManifest, device: str) -> _Conditions:
 
 
 def _joined(before: Calibration, part: Calibration) -> Calibration:
-    """``before`` with the sections that ``part`` has measured."""
     changed: dict[str, object] = {
         name: getattr(part, name) for name in ("memory", "link") if getattr(part, name)
     }

@@ -46,10 +46,8 @@ class Workload:
     """Facts about a workload, known without running it."""
 
     name: str
-    """Name of the workload and of its module."""
 
     summary: str
-    """Statement of what it shows, in one line."""
 
     options: tuple[Option, ...]
     """Those of its own; ``--variant`` and ``--output`` are added."""
@@ -58,7 +56,6 @@ class Workload:
     """About what all of it takes at its default size on two quiet CPU cores."""
 
     position: int = 100
-    """Place in the list of workloads, in ascending order."""
 
     ranks: int = 2
     """Started on a machine without GPUs when the user names no number."""
@@ -73,13 +70,10 @@ class Workload:
     """It measures numbers itself (``prof.measure``): what it records is an experiment."""
 
     variants: tuple[Variant, ...] = ()
-    """Run in turn and compared; none: it runs in one way."""
 
     baseline: str | None = None
-    """The variant that the others are compared with."""
 
     shown: tuple[ShownView, ...] = ()
-    """Views whose columns are compared between the variants."""
 
     repeats: int = 1
     """Times that each variant runs unless the user says otherwise."""
@@ -108,10 +102,7 @@ class Workload:
         *,
         parser: type[argparse.ArgumentParser] = argparse.ArgumentParser,
     ) -> argparse.Namespace:
-        """Read the module's command line, that of the process by default.
-
-        ``parser`` decides by its ``error`` what happens to wrong words.
-        """
+        """Read the module's command line, that of the process by default."""
         reader = parser(
             prog=self.name,
             description=self.summary,
@@ -135,13 +126,10 @@ class Needs:
     """Resources that one rank of a workload takes."""
 
     memory_bytes: int
-    """Peak of its memory."""
     what: str
     """The options that decide it, in words; begins a sentence that goes on with "needs"."""
     remedy: str
-    """Advice for a machine that has less."""
     notes: tuple[str, ...] = ()
-    """Facts that the user should know before it starts."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Variants that cannot run here as asked → the reason."""
 

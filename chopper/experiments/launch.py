@@ -37,11 +37,7 @@ class CommandNotFound(ChopperError):
 
 
 def find_command(name: str, env: Mapping[str, str]) -> str:
-    """Path of the program that a command names, as a shell finds it.
-
-    Raises:
-        CommandNotFound: there is none.
-    """
+    """Path of the program that a command names, as a shell finds it."""
     executable = shutil.which(name, path=env.get("PATH"))
     if executable is None:
         raise CommandNotFound(f"{name}: command not found; check the name, or give a path to it")
@@ -68,11 +64,7 @@ class _Job:
         *,
         hold_interrupts: bool,
     ) -> None:
-        """Start the child, and pass on what signals came while it was being started.
-
-        Raises:
-            CommandNotFound: there is no such command, or it cannot be executed.
-        """
+        """Start the child, and pass on what signals came while it was being started."""
         executable = find_command(command[0], env)
         held = {signal.SIGINT} if hold_interrupts else set()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
@@ -100,8 +92,8 @@ class _Job:
     def lend_terminal(self, *_signal: Any) -> bool:
         """Make the child the terminal's foreground job, where chopper is it; returns whether it is.
 
-        Without the terminal, the command could not read from it (SIGTTIN), and Ctrl-C would reach
-        chopper instead of the command. In the background (``bg``), the terminal is the shell's.
+        Otherwise it could not read from the terminal (SIGTTIN), and Ctrl-C would reach chopper.
+        In the background (``bg``), the terminal is the shell's.
         """
         if self._tty is not None and self.group:
             with contextlib.suppress(OSError):
@@ -257,21 +249,15 @@ def launch(
     The command runs in a process group of its own, which holds the terminal; SIGINT, SIGTERM and
     SIGHUP that reach this process are passed on to the whole group (SIGHUP and a second Ctrl-C as
     SIGTERM, a third Ctrl-C as SIGKILL; what is ignored, as SIGHUP under nohup, stays so). Ctrl-Z,
-    ``fg`` and ``bg`` act on both as on one job. When it
-    has ended, so have all of its descendants: those that are left get some seconds, then SIGTERM,
-    then SIGKILL.
-
-    Must be called from the main thread.
+    ``fg`` and ``bg`` act on both as on one job. When it has ended, so have all of its descendants:
+    those that are left get some seconds, then SIGTERM, then SIGKILL. Main thread only.
 
     Args:
         command: program and arguments.
         env: its environment.
-        output: called once with what the command writes, stdout and stderr together, when it is
-            not to go where this process' own output goes; must return at once.
+        output: called once with stdout and stderr together, instead of passing them on; must return
+            at once.
         hold_interrupts: start it with SIGINT blocked, until it unblocks it itself.
-
-    Raises:
-        CommandNotFound: there is no such command, or it cannot be executed.
     """
     with _subreaper():
         job = _Job()

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 def load(path: Path) -> Experiment:
     """Read an experiment and attribute its runs.
 
-    Args:
-        path: its directory.
-
     Raises:
         InputError: there is none, it is damaged, or none of its runs was recorded.
     """

@@ -45,12 +45,9 @@ class Option:
     name: str
     """Without the dashes."""
     help: str
-    """Its effect, in a few words."""
     default: str | int | None
     type: Callable[[str], str | int | Path] = str
-    """Reads the text of the command line."""
     choices: tuple[str, ...] | None = None
-    """All values that it takes, or None."""
     hidden: bool = False
     """Set by ``chopper run``, not by its user."""
 

@@ -39,16 +39,12 @@ class Launch:
     ranks: int
 
     device: str
-    """``cpu`` or ``cuda``."""
 
     words: tuple[str, ...]
-    """The module's options."""
 
     options: dict[str, Any]
-    """The same, read."""
 
     variants: tuple[Variant, ...]
-    """Those that were asked for; none when the workload runs in one way."""
 
     repeats: int
 
@@ -83,11 +79,7 @@ class Launch:
         return workload.seconds * share
 
     def run(self, output: Path, variant: Variant | None = None) -> int:
-        """Run it to its end, recorded into ``output``, and return its exit code.
-
-        All output of the ranks goes to stderr. Signals are passed on, and no process is left
-        behind: see ``chopper.experiments.launch.launch``. Must be called from the main thread.
-        """
+        """Run it to its end, recorded into ``output``, and return its exit code."""
         from chopper.experiments.launch import launch
 
         env = dict(os.environ)
@@ -116,16 +108,15 @@ def prepare(
 
     Args:
         name: of a workload.
-        ranks: processes; by default one per GPU, or the workload's own number without GPUs.
-        steps: optimizer steps; the workload's own number by default.
+        ranks: by default one per GPU, or the workload's own number without GPUs.
+        steps: the workload's own number by default.
         options: the workload's command line.
         variants: names, comma-separated, or ``all``; those that run by default otherwise.
-        repeats: how often each runs; the workload's own number by default.
+        repeats: the workload's own number by default.
 
     Raises:
         UsageError: no such workload, or options that it does not have.
-        WorkloadUnavailable: a package is missing, or the machine has too few GPUs, too little
-            memory, or lacks the data type.
+        WorkloadUnavailable: the machine lacks a package, GPUs, memory or the data type.
     """
     workload = find(name)
     _check_counts(workload, ranks, repeats)
@@ -167,7 +158,6 @@ def _check_counts(workload: Workload, ranks: int | None, repeats: int | None) ->
 
 
 def _words(workload: Workload, steps: int | None, options: Sequence[str]) -> list[str]:
-    """Return the workload's command line, ``--steps`` included."""
     if any(word in ("-o", "--output") or word.startswith("--output=") for word in options):
         raise UsageError("--output: name the run's directory with -o, before the --")
     if steps is None:
@@ -203,7 +193,6 @@ def _asked_variants(
 
 
 def _require_torch(workload: Workload) -> None:
-    """Raise where torch is not installed, or cannot be imported."""
     if importlib.util.find_spec("torch") is None:
         raise WorkloadUnavailable(
             f"{workload.name}: needs PyTorch, which is not installed: pip install torch"
@@ -273,7 +262,6 @@ def _settle(
 
 
 def _require_memory(needs: Needs, ranks: int, device: str) -> None:
-    """Raise where all ranks of a host, or the one of a GPU, take more memory than there is."""
     import torch
 
     needed_bytes = needs.memory_bytes

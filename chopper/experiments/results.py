@@ -42,7 +42,6 @@ NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended befo
 
 Labels = tuple[tuple[str, str | int | float], ...]
 Value = tuple[str, str, Labels, float]
-"""Variant, measure, labels and value of one repetition."""
 
 
 class VariantPlan(msgspec.Struct, kw_only=True):
@@ -51,7 +50,6 @@ class VariantPlan(msgspec.Struct, kw_only=True):
     name: str
     summary: str
     runs: list[str] = []
-    """Directories of its repetitions, relative to the experiment's."""
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -63,7 +61,6 @@ class Plan(msgspec.Struct, kw_only=True):
     summary: str
     command: list[str]
     created_ns: int
-    """Unix time."""
     ranks: int
     device: str
     options: dict[str, str | int | float | None]
@@ -79,7 +76,6 @@ class Row:
     """One measured number of one variant."""
 
     measure: str
-    """With its unit as suffix."""
     labels: Labels
     variant: str
     values: tuple[float, ...]
@@ -96,13 +92,11 @@ class Headline:
 
     system: str
     claim: str
-    """The quantity, in words."""
     survey: str | None = None
     """The survey's own words about it."""
     primary: str | None = None
     """The primary source's own words about it."""
     unit: str = "×"
-    """``s``, ``%`` …"""
     ours: float | None = None
     """None when it was not measured; ``why`` says why."""
     ci95: tuple[float, float] | None = None
@@ -138,7 +132,6 @@ class Exhibit:
     words: int = 1
     """So many leading columns hold names, the rest numbers."""
     note: str = ""
-    """Explanation for its readers."""
     shows: tuple[str, ...] = ()
     """Measures that are in it whole, and need no table of their own."""
 
@@ -153,7 +146,6 @@ class Experiment:
     attributions: dict[str, list[Attributed]] = field(repr=False)
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
-    """Parts that are missing, with the reason."""
     program: Program | None = field(default=None, repr=False)
     """Its workload; None where this version of chopper has none of that name."""
 
@@ -185,11 +177,7 @@ class Experiment:
         return quotient(self.find(measure, of, **labels), self.find(measure, to, **labels))
 
     def view(self, name: str, variant: str) -> list[list[dict[str, Any]]]:
-        """Rows of a view (``chopper analyze --view``) of each repetition of a variant.
-
-        Raises:
-            UsageError: no such view.
-        """
+        """Rows of a view (``chopper analyze --view``) of each repetition of a variant."""
         from chopper.views import view
 
         return [view(a, name).to_pylist() for a in self.attributions.get(variant, [])]
@@ -212,7 +200,6 @@ class Experiment:
         return rows_of(measured, self.plan.baseline)
 
     def _column(self, shown: ShownView, column: str, variant: str) -> list[float]:
-        """A value per repetition that has one."""
         of_repeats = []
         for rows in self.view(shown.view, variant):
             values = [
@@ -252,10 +239,7 @@ class Experiment:
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
-        """Variant → its difference from the baseline, cause by cause.
-
-        Of each side the repetition whose step is the median one.
-        """
+        """Variant → its difference from the baseline, between repetitions of median steps."""
         from chopper.analyzers.compare.runs import compare
 
         baseline = self.plan.baseline
@@ -312,7 +296,6 @@ class Program:
     """The numbers that it exists to show, out of its experiment."""
 
     exhibits: Callable[[Experiment], tuple[Exhibit, ...]] | None = None
-    """Tables of its own, out of its experiment."""
 
     model: Callable[[], Iterable[Headline]] | None = None
     """Headlines that need no measurement, shown where it cannot run."""
@@ -356,11 +339,7 @@ def difference(more: Sequence[float], less: Sequence[float]) -> Estimate | None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read ``experiment.json``.
-
-    Raises:
-        InputError: it is not there, or damaged, or newer than this chopper.
-    """
+    """Read ``experiment.json``."""
     file = path / EXPERIMENT
     plan = decode_json(
         read_bytes(file),
@@ -382,10 +361,7 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:
-    """Join what one run measured to a value for each repetition of its own.
-
-    The value is the median of each rank's values, then the mean over ranks.
-    """
+    """Join what one run measured: of each repetition, ranks' medians, averaged."""
     measures: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
     for rank in manifest.ranks:
         for measure in rank.measures:

@@ -42,7 +42,6 @@ MEMORY_BYTES = 128 << 20
 """Least size of an array whose bandwidth is memory's and no cache's."""
 MIB = 1 << 20
 _LATEST_NS = 4_102_444_800_000_000_000
-"""The year 2100."""
 
 
 def spread_ratio(values: Sequence[float]) -> float:
@@ -66,7 +65,6 @@ class Measured(msgspec.Struct, kw_only=True, frozen=True):
     """Distance between the quartiles of the times over their median; large on a busy machine."""
     repeats_count: int
     size_bytes: int | None = None
-    """Bytes moved per repeat; None for matrix products."""
 
     def __post_init__(self) -> None:
         if not (0 < self.median_per_s < math.inf and 0 < self.best_per_s < math.inf):
@@ -78,17 +76,14 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
 
     kind: Literal["full", "quick"]
     created_ns: int
-    """Unix time."""
     chopper_version: str
     torch_version: str
     hostname: str
     device_type: str
-    """``cpu``, ``cuda`` (ROCm too) …"""
     device_name: str
     ranks: int
     """Processes that measured at the same time."""
     threads: int
-    """Threads of each."""
     cores: int
     """Cores that the processes could use together."""
     gemm: dict[str, list[Measured]] = {}
@@ -96,7 +91,6 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     memory: list[Measured] = []
     """Copy and triad in the device's memory, bytes read and written."""
     transfer: list[Measured] = []
-    """Copies between host and device, and between devices."""
     link: list[Measured] = []
     """Bus bandwidth of collectives between ``link_ranks`` ranks on this machine."""
     link_ranks: int | None = None
@@ -117,11 +111,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
             raise ValueError("ranks, threads and cores are at least 1")
 
     def flop_per_s(self, dtype: str) -> float | None:
-        """Best rate of a matrix product of this type, None when it was not measured.
-
-        Args:
-            dtype: ``bf16`` or ``bfloat16`` or ``torch.bfloat16``.
-        """
+        """Best rate of a product of a type (``bf16``, ``torch.bfloat16``), None: not measured."""
         name = dtype.removeprefix("torch.").lower()
         shapes = self.gemm.get(DTYPE_NAMES.get(name, name), [])
         return max((shape.best_per_s for shape in shapes), default=None)
@@ -207,14 +197,10 @@ def load(
     Args:
         device_name: as torch names the device; None for the host's cores.
         hostname: None for this machine.
-        cpu_name: model of the host's processor: names such as ``localhost`` are of many machines;
-            None for any.
+        cpu_name: model of the host's processor, for names such as ``localhost``; None for any.
         ranks: processes that share the machine; None for any.
-        threads: threads of each; None for any.
+        threads: of each; None for any.
         path: file to read instead of the default one.
-
-    Raises:
-        InputError: the file is damaged, or was written by a newer chopper.
     """
     hostname = hostname if hostname is not None else socket.gethostname()
     for stored in load_all(path):
@@ -236,13 +222,8 @@ def load(
 def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool = False) -> Path:
     """Store a result beside those of other devices and conditions; the same key is replaced.
 
-    Args:
-        result: what was measured.
-        path: file to write instead of the default one.
-        replace_damaged: overwrite a file that cannot be understood.
-
     Raises:
-        InputError: the file that is there cannot be understood.
+        InputError: the file that is there is damaged, and not to be replaced.
         OutputError: it cannot be written.
     """
     path = path or default_path()
@@ -259,11 +240,7 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of a file that is going to be written.
-
-    Raises:
-        OutputError: it cannot be made, or not be written.
-    """
+    """Make the folder of a file that is going to be written, or raise OutputError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

@@ -63,12 +63,7 @@ differ by a few percent, leave room for so much.
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The two ceilings of a rank side by side; None with the reason why it is not known.
-
-    Attributes:
-        theoretical: from the table of devices.
-        achievable: what ``chopper calibrate`` measured on the machine.
-    """
+    """Ceilings of a rank by the table of devices, and as measured; or why one is not known."""
 
     theoretical: Ceiling | None
     achievable: Ceiling | None
@@ -123,13 +118,11 @@ def device_ceiling(
 
 
 def _known(of_dtype: Callable[[str], float | None]) -> dict[str, float]:
-    """Return the values that are known, by data type."""
     values = ((dtype, of_dtype(dtype)) for dtype in DTYPES)
     return {dtype: value for dtype, value in values if value is not None}
 
 
 def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
-    """Limits of one unit, None when one of them is unknown."""
     limits = (
         peaks.threads_per_unit,
         peaks.blocks_per_unit,
@@ -143,10 +136,7 @@ def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
 def _calibration(
     manifest: RunManifest, part: RankManifest, device: Device | None
 ) -> Calibration | None:
-    """Find the calibration of a rank's device, or of its host's cores with None.
-
-    The result kept in the run counts first, else one stored on this machine for as many ranks.
-    """
+    """Find the calibration of a rank's device, or its host's cores: the run's, else one here."""
     from chopper.hardware import calibration
 
     kept = calibration.from_manifest(part.calibration) if part.calibration else None

@@ -151,7 +151,6 @@ def cpu_model() -> str | None:
 
 
 def _allowed_cores() -> set[int] | None:
-    """Cores of this process' affinity mask; None where the system has none."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
@@ -294,8 +293,7 @@ def describe(manifest: RankManifest) -> None:
 def calibration(manifest: RankManifest) -> dict[str, Any] | None:
     """Find the calibration of this rank's device, in these conditions if any.
 
-    What the host's cores achieve depends on how many processes and threads share them: for ranks
-    on the host, only a measurement under the same number of both will do.
+    What the host's cores achieve depends on how many processes and threads share them.
     """
     from chopper.errors import ChopperError
     from chopper.hardware import calibration as stored

@@ -27,8 +27,6 @@ _MOST_CALLS = 10_000
 """Between two readings of the clock."""
 _LEAST_BYTES = {"cpu": 256 << 20}
 _LEAST_FLOP = {"cpu": 10**9}
-"""Moved or calculated between two readings of the clock: some milliseconds of a quiet machine. What
-a busy one takes for a call says too few."""
 _DEVICE_BYTES, _DEVICE_FLOP = 4 << 30, 10**12
 """The same of an accelerator."""
 _SCALAR = 2**0.5 - 1
@@ -58,7 +56,6 @@ def wait(device: torch.device) -> None:
 
 
 def _fitting_count(call_s: float) -> int:
-    """Count the calls that last long enough to be timed together."""
     return min(max(math.ceil(LEAST_S / call_s - 0.1), 1), _MOST_CALLS)
 
 
@@ -67,9 +64,8 @@ class Bench(Generic[Key]):
 
     Args:
         device: they run on.
-        ranks: processes of the default group that make the same calls, each by itself at the same
-            time; 1 needs no group.
-        together: the calls are collectives of the group: a timing is that of its slowest rank.
+        ranks: processes that make the same calls, each by itself at the same time; 1: no group.
+        together: the calls are collectives: a timing is that of the slowest rank.
     """
 
     def __init__(self, device: torch.device, *, ranks: int = 1, together: bool = False) -> None:
@@ -109,13 +105,7 @@ class Bench(Generic[Key]):
     def run(
         self, rounds: int, *, budget_s: float = 0.0, after_round: tuple[Call, ...] = ()
     ) -> dict[Key, list[float]]:
-        """Time all calls; returns the timings of each, in seconds per call.
-
-        Args:
-            rounds: in which each is timed.
-            budget_s: time for each call in a round, filled with timings; at least one is taken.
-            after_round: calls to make after each.
-        """
+        """Time all calls for ``rounds``, each for ``budget_s``, at least once; seconds per call."""
         times_s: dict[Key, list[float]] = {key: [] for key in self._calls}
         for _ in range(rounds):
             for key, (call, count) in self._calls.items():
@@ -169,12 +159,7 @@ def rate(what: str, amount: float, times_s: list[float], size_bytes: int | None 
 
 
 def product(values: Tensor, out: Tensor, m: int, n: int, k: int) -> Call:
-    """A call that multiplies [m, k] by [k, n], the first and the last of ``values``, into ``out``.
-
-    Args:
-        values: one dimension, at least m·k and k·n long.
-        out: one dimension, at least m·n long.
-    """
+    """Return a call that multiplies [m, k] by [k, n], both from ``values``, into ``out``."""
     left, right = values[: m * k].view(m, k), values[-k * n :].view(k, n)
     into = out[: m * n].view(m, n)
     return lambda: torch.mm(left, right, out=into)
@@ -206,10 +191,7 @@ def bus_factors(ranks: int) -> dict[str, float]:
 
 
 class Collectives:
-    """Collectives of the default group, all on the same memory.
-
-    A size is that of the whole array: what all-gather ends with, what reduce-scatter starts from.
-    """
+    """Collectives of the default group on the same memory; a size is that of the whole array."""
 
     def __init__(self, largest_bytes: int, ranks: int, device: torch.device) -> None:
         self.ranks = ranks

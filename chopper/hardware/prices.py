@@ -34,8 +34,7 @@ def load(path: Path | None = None) -> Prices:
     """Read a list of prices from a file; None reads the one that comes with the program.
 
     Raises:
-        InputError: it cannot be read; a field is missing, unknown or wrong; or a price is not
-            positive.
+        InputError: it cannot be read, or a field is missing, unknown or wrong.
     """
     where = "prices.json" if path is None else str(path)
     shipped = files("chopper").joinpath("data", "prices.json")
