@@ -109,12 +109,21 @@ def device_ceiling(
         # Datasheets add up both directions of all links.
         link_bytes_per_s=float(link) / 2 if link and whole and together is not None else None,
         link_group_count=together or 2,
-        source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
+        source=f"{peaks.label}, device table ({_sources(peaks)})",
         reference_clock_hz=_known(peaks.clock_hz),
         units_count=None if peaks.units.value is None else int(peaks.units.value),
         unit_limits=_unit_limits(peaks),
         dies_count=None if peaks.dies.value is None else int(peaks.dies.value),
     )
+
+
+def _sources(peaks: DevicePeaks) -> str:
+    """Return where a device's peaks are from, and its bandwidth where that is from elsewhere."""
+    rates = [v.source for v in peaks.peak_flop_per_s.values() if v.value is not None]
+    bandwidth = peaks.memory_bandwidth_bytes_per_s
+    if not rates or bandwidth.value is None or bandwidth.source in rates:
+        return max(rates, key=rates.count, default=bandwidth.source)
+    return f"FLOP/s: {max(rates, key=rates.count)}; memory: {bandwidth.source}"
 
 
 def _known(of_dtype: Callable[[str], float | None]) -> dict[str, float]:

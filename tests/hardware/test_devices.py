@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chopper.hardware.ceilings import ceilings_of
 from chopper.hardware.devices import (
     DTYPES,
     DevicePeaks,
@@ -17,6 +18,7 @@ from chopper.hardware.devices import (
     lookup,
     why_unknown,
 )
+from chopper.storage.manifest import Device, RankManifest, RunManifest
 
 GIB = 2**30
 
@@ -61,6 +63,27 @@ def test_every_value_has_a_source_and_every_gap_a_reason(device: DevicePeaks) ->
             assert item.note, path
         else:
             assert item.value > 0, path
+
+
+@by_device
+def test_every_peak_rate_is_from_somewhere_that_can_be_looked_up(device: DevicePeaks) -> None:
+    rates = [*device.peak_flop_per_s.values(), device.memory_bandwidth_bytes_per_s]
+    known = [item.source for item in rates if item.value is not None]
+    assert known
+    assert not [s for s in known if "memory, arithmetic" in s or s == "from memory"]
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "AMD Instinct MI300X"])
+def test_a_ceiling_names_the_sources_of_its_rates(name: str) -> None:
+    peaks = lookup(name)
+    assert peaks is not None
+    part = RankManifest(rank=0, device_id=0, devices=[Device(device_id=0, name=name)])
+    run = RunManifest(kind="imported", name="made", ranks=[part])
+    ceiling = ceilings_of(run, part, part.devices[0], on_host=False).theoretical
+    assert ceiling is not None
+    rates = {item.source for item in peaks.peak_flop_per_s.values() if item.value is not None}
+    assert any(source in ceiling.source for source in rates)
+    assert peaks.memory_bandwidth_bytes_per_s.source in ceiling.source
 
 
 @by_device
