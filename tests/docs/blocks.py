@@ -132,10 +132,15 @@ def in_help() -> Iterator[Command]:
                 yield Command(f"{path} --help", text.split("   ", 1)[0])
 
 
-def commands() -> list[Command]:
-    """All of them, each text once, transcripts first."""
+def documented() -> list[Command]:
+    """Every command, as often as it is shown."""
     of_pages = [c for source, text in pages().items() for c in on_page(source, text)]
+    return [*of_pages, *in_help()]
+
+
+def commands() -> list[Command]:
+    """Each text once, as a transcript where there is one."""
     distinct: dict[str, Command] = {}
-    for command in sorted([*of_pages, *in_help()], key=lambda c: c.printed is None):
+    for command in sorted(documented(), key=lambda c: c.printed is None):
         distinct.setdefault(re.sub(r"\s+#\s.*", "", command.text).strip(), command)
     return [*distinct.values()]

@@ -27,6 +27,7 @@ from chopper.cli import cli
 from tests.command import run
 from tests.docs.blocks import ROOT, Command, commands
 from tests.docs.inputs import prepare
+from tests.golden.fetch import HOST, catalogue
 
 READ_ONLY = {
     "run": "trains for seconds to hours; tests/workloads runs each workload, small",
@@ -39,7 +40,6 @@ RECORDED = "chopper record -- python train.py"
 """The one recording that is made. Others start eight ranks, or end with their options."""
 
 ELSEWHERE = {
-    "curl": "needs the network",
     "git": "needs the network",
     "eval": "sets up an interactive shell; tests/cli completes in real ones",
     "source": "sets up an interactive shell",
@@ -126,8 +126,8 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
 
 def resolved(words: list[str]) -> tuple[str, click.Command, list[str]]:
     """The command that words name, and what is left for it."""
-    context, command, rest = click.Context(cli, info_name="chopper"), cli, words
-    name = ""
+    command: click.Command = cli
+    context, rest, name = click.Context(cli, info_name="chopper"), words, ""
     if rest[0] == "--max-input":
         rest = rest[2:]
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
@@ -199,6 +199,13 @@ def check_python(rest: list[str]) -> None:
     assert [w for w in rest if w.startswith("--") and f'"{w}"' not in text] == []
 
 
+def check_curl(rest: list[str]) -> None:
+    """A file of the catalogue, whose bytes tests/golden knows; downloading needs the network."""
+    (url,) = (word for word in rest if word.startswith("https://"))
+    known = {f"{HOST}/{row['repository']}/{row['commit']}/{row['path']}" for row in catalogue()}
+    assert url in known
+
+
 def check_pytest(rest: list[str]) -> None:
     files = [word for word in rest if "/" in word]
     assert files
@@ -207,6 +214,7 @@ def check_pytest(rest: list[str]) -> None:
 
 
 OTHERS: dict[str, Callable[[list[str]], Any]] = {
+    "curl": check_curl,
     "make": check_make,
     "pip": check_pip,
     "python": check_python,

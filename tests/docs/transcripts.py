@@ -1,0 +1,153 @@
+"""What commands print, as the documentation shows it.
+
+    CHOPPER_TRACES=traces python -m tests.docs.transcripts      writes all of it anew
+
+A line ``…`` stands for lines that are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from tests.command import run
+from tests.docs.blocks import ROOT, Command, documented
+
+COLUMNS = "100"
+PUBLIC = {
+    "before.json.gz": ("kineto/v100-resnet50-dataloader0-2021.json.gz",),
+    "after.json.gz": ("kineto/v100-resnet50-dataloader4-2021.json.gz",),
+    "v100-dlrm-8ranks": ("param/v100-dlrm-8ranks",),
+    "v100-ddp-rank1of2.json.gz": ("hta/v100-ddp-rank1of2-memory-events.json.gz",),
+    "snapshot.pickle": ("memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz",),
+    "nsys-export-a100.sqlite.gz": ("pipit-nsys/nsys-export-a100.sqlite.gz",),
+    "runs/with-counters": (
+        "hpctrainingexamples/mi300x-op-replay.json.gz",
+        "rocprofiler-sdk/docs-sample-counter_collection.csv",
+    ),
+    "h100-qwen1.5-0.5b-inference.json.gz": ("tracelens/h100-qwen1.5-0.5b-inference.json.gz",),
+    "mi300x-qwen1.5-0.5b-inference.json.gz": ("tracelens/mi300x-qwen1.5-0.5b-inference.json.gz",),
+}
+"""Name in the documentation → files of tests/golden/catalogue.csv; of several, a folder is made."""
+
+
+def transcripts() -> list[Command]:
+    """Those that chopper alone prints, in the order of the pages."""
+    shown = [c for c in documented() if c.printed is not None]
+    return [c for c in shown if c.text.startswith("chopper ")]
+
+
+def wanted(command: Command) -> list[str]:
+    return [word for word in command.words if word in PUBLIC]
+
+
+def lay_out(command: Command, traces: Path | None, folder: Path) -> str | None:
+    """Link what it reads into a folder; return what is missing for that."""
+    for name in wanted(command):
+        origins = [(traces or Path()) / origin for origin in PUBLIC[name]]
+        if traces is None or not all(origin.exists() for origin in origins):
+            return f"real traces not present: set CHOPPER_TRACES ({name})"
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if len(origins) == 1:
+            target.symlink_to(origins[0].resolve())
+            continue
+        target.mkdir()
+        for origin in origins:
+            (target / origin.name).symlink_to(origin.resolve())
+    return None
+
+
+def printed(command: Command, folder: Path) -> str:
+    """What it prints at the documentation's width: its answer, a gate's verdict, or a refusal."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = COLUMNS
+    try:
+        outcome = run(*command.words[1:], cwd=folder)
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+    aside = [line for line in outcome.lines if not line.startswith("next: ")]
+    return "\n".join((*outcome.out.rstrip("\n").split("\n"), *aside)).strip("\n")
+
+
+def parts(shown: str) -> list[list[str]]:
+    """Lines that stand together, between those that are left out."""
+    found: list[list[str]] = [[]]
+    for line in shown.rstrip("\n").split("\n"):
+        if line == "…":
+            found.append([])
+        else:
+            found[-1].append(line)
+    return found
+
+
+def agrees(shown: str, said: str) -> bool:
+    """Every part stands in what was said, in order; the first and the last at its ends."""
+    lines, at = said.split("\n"), 0
+    *others, last = pieces = parts(shown)
+    for number, part in enumerate(pieces):
+        places: Iterator[int] = iter(range(at, len(lines) - len(part) + 1))
+        if number == 0:
+            places = iter((0,))
+        elif part is last:
+            places = iter((len(lines) - len(part),))
+        found = next((i for i in places if i >= at and lines[i : i + len(part)] == part), None)
+        if found is None:
+            return False
+        at = found + len(part)
+    return bool(others) or at == len(lines)
+
+
+def renewed(shown: str, said: str) -> str:
+    """The same parts of what is said now, each found by the line most like its first."""
+    pieces = parts(shown)
+    lines, at = said.split("\n"), 0
+    if len(pieces) == 1:
+        return said
+    written: list[str] = []
+    for number, part in enumerate(pieces):
+        if number:
+            written.append("…")
+        if not part:
+            continue
+        if number == len(pieces) - 1:
+            at = len(lines) - len(part)
+        elif number:
+            likeness = [SequenceMatcher(None, part[0], line).ratio() for line in lines[at:]]
+            at += likeness.index(max(likeness))
+        written += lines[at : at + len(part)]
+        at += len(part)
+    return "\n".join(written)
+
+
+def main() -> Any:
+    """Write every transcript anew; exit with 1 where traces for one are missing."""
+    given = os.environ.get("CHOPPER_TRACES")
+    missing = 0
+    for command in transcripts():
+        folder = Path(tempfile.mkdtemp())
+        lacking = lay_out(command, Path(given) if given else None, folder)
+        if lacking:
+            print(f"{command.source}: {lacking}", file=sys.stderr)
+            missing = 1
+        elif not agrees(command.printed or "", said := printed(command, folder)):
+            page = ROOT / command.source.rpartition(":")[0]
+            text = page.read_text(encoding="utf-8")
+            old = (command.printed or "").rstrip("\n")
+            assert text.count(old) == 1, command.source
+            page.write_text(text.replace(old, renewed(old, said)), encoding="utf-8")
+            print(f"{command.source}: written anew", file=sys.stderr)
+        shutil.rmtree(folder)
+    return missing
+
+
+if __name__ == "__main__":
+    sys.exit(main())
