@@ -5,20 +5,7 @@
     chopper run offload --variants ddp,zero3,zero3-param-offload -- --sequence 256
     chopper run offload --ranks 8 -- --size 1b               # on GPUs
 
-One model, one corpus, one seed; the losses of all variants agree. Per rank:
-
-    ddp                      everything on every rank
-    zero1, zero2, zero3      DeepSpeed: optimizer states, then gradients, then weights in parts
-    zero1-offload, zero2-offload, zero3-offload
-                             and the optimizer in host memory (ZeRO-Offload, arXiv 2101.06840)
-    zero3-param-offload      and the weights themselves
-    fsdp1-offload            FullyShardedDataParallel with CPUOffload
-    fsdp2-offload            fully_shard with CPUOffloadPolicy
-    checkpoint               ddp, each block's forward run again in backward
-    activation-offload       ddp, saved tensors copied to the host and back, synchronously
-    activation-offload-overlap   the same on a side stream (GPUs only)
-    unified                  ddp, everything in pages that host and device share (GPUs only)
-
+One model, one corpus, one seed; the losses of all variants (PLACEMENTS) agree.
 Stages partition, offload moves: they are independent, but offloading weights needs stage 3. All is
 in float32, so that variants can be compared to the last digits: 4 bytes each for weight and
 gradient, 8 for AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weights it
@@ -90,21 +77,9 @@ WORKLOAD = Workload(
         Option("host", "memory of the host that the largest model may take", "1500GB"),
         Option("dtype", "type of computation", "float32", choices=("float32",)),
     ),
-    variants=(
-        Variant("ddp", "everything on every rank"),
-        Variant("zero1", "DeepSpeed: optimizer states in parts", default=False),
-        Variant("zero2", "and gradients", default=False),
-        Variant("zero3", "and weights", default=False),
-        Variant("zero1-offload", "zero1, the optimizer in host memory", default=False),
-        Variant("zero2-offload", "zero2, the optimizer in host memory"),
-        Variant("zero3-offload", "zero3, the optimizer in host memory", default=False),
-        Variant("zero3-param-offload", "and the weights"),
-        Variant("fsdp1-offload", "FullyShardedDataParallel with CPUOffload", default=False),
-        Variant("fsdp2-offload", "fully_shard with CPUOffloadPolicy", default=False),
-        Variant("checkpoint", "each block's forward run again in backward"),
-        Variant("activation-offload", "saved tensors in host memory, synchronously"),
-        Variant("activation-offload-overlap", "the same on a side stream", needs_gpu=True),
-        Variant("unified", "all of it in pages that host and device share", default=False),
+    variants=tuple(
+        Variant(name, of.summary, needs_gpu=of.overlapped, default=of.default)
+        for name, of in PLACEMENTS.items()
     ),
     baseline="ddp",
     measures=True,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from chopper.experiments.results import Exhibit, Experiment
 from chopper.workloads import placement as formulas
@@ -19,13 +22,58 @@ _TRAVELS = {"allreduce": 2.0}
 """Times (N−1)/N of its size that a rank sends: an all-reduce is two collectives in one."""
 LOSS_TOLERANCE = 1e-3
 """Relative: what the order of float32 sums may do to a loss within a dozen steps."""
+Rows = Iterator[tuple[str, ...]]
+
+
+class _Texts(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    headings: tuple[str, ...]
+    note: str
+    note_on_cpu: str = ""
+    words: int = 1
+    shows: tuple[str, ...] = ()
+
+
+_TEXTS = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, _Texts]
+)
 
 
 def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
     """Draw memory by category and place, its cost, and the largest model that fits."""
+    plan = experiment.plan
     variants = [v for v in experiment.variants if v in PLACEMENTS]
-    drawn = (_memory, _against, _beyond, _times, _moved, _fits)
-    return tuple(found for draw in drawn if (found := draw(experiment, variants)).rows)
+    fits = str(plan.options.get("fits") or "")
+    words = {
+        "base": plan.baseline,
+        "fits": formulas.capacity_bytes(fits)[0] if fits else "",
+        "host": _host(experiment),
+        "sequence": formulas.LARGEST_SEQUENCE,
+    }
+    draw = {
+        "memory": _memory,
+        "against": _against,
+        "beyond": _beyond,
+        "times": _times,
+        "moved": _moved,
+        "fits": _fits,
+    }
+    drawn = []
+    for name, texts in _TEXTS.items():
+        rows = tuple(draw[name](experiment, variants))
+        note = texts.note + (texts.note_on_cpu if plan.device == "cpu" else "")
+        if rows:
+            drawn.append(
+                Exhibit(
+                    title=texts.title.format(**words),
+                    headings=tuple(heading.format(**words) for heading in texts.headings),
+                    rows=rows,
+                    words=texts.words,
+                    note=note.format(**words),
+                    shows=texts.shows,
+                )
+            )
+    return tuple(drawn)
 
 
 def totals(
@@ -87,8 +135,7 @@ def step_time_ns(experiment: Experiment, variant: str, *causes: str) -> float | 
     return sum(row.estimate.value for row in rows if row.measure.startswith(causes))
 
 
-def _memory(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    rows = []
+def _memory(experiment: Experiment, variants: Sequence[str]) -> Rows:
     for variant in variants:
         parts = [total(experiment, "measured_bytes", variant, (c,)) for c in CATEGORIES]
         wholes = [
@@ -96,42 +143,18 @@ def _memory(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             for place in ("device", "host")
         ]
         if any(wholes):
-            rows.append((variant, *map(_millions, (*parts, *wholes))))
-    simulated = (
-        " On a CPU both are the same memory: the place is where the variant means it to be."
-        if experiment.plan.device == "cpu"
-        else ""
-    )
-    return Exhibit(
-        title="The survey's Table II, measured: MB per rank",
-        headings=("", *CATEGORIES, "on the device", "on the host"),
-        rows=tuple(rows),
-        note="Storages that live between backward and update, each once; activations: what forward "
-        "saved; buffers: of libraries. A stage divides states by the ranks; offload moves them to "
-        f"the host and divides nothing, so the two are no alternatives.{simulated}",
-    )
+            yield (variant, *map(_millions, (*parts, *wholes)))
 
 
-def _beyond(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    rows = []
+def _beyond(experiment: Experiment, variants: Sequence[str]) -> Rows:
     for row in experiment.rows:
         labels = dict(row.labels)
         if row.measure == "beyond_formula_bytes" and row.variant in variants:
             named = [str(labels[key]) for key in ("what", "category", "place")]
-            rows.append((row.variant, *named, _millions(row.estimate.value)))
-    return Exhibit(
-        title="What DeepSpeed keeps beyond ZeRO's formulas",
-        headings=("", "what", "category", "on the", "MB"),
-        rows=tuple(rows),
-        words=4,
-        note="By the sizes that DeepSpeed 0.19 allocates; in what is predicted above. Negative: "
-        "less than the formula says.",
-        shows=("beyond_formula_bytes",),
-    )
+            yield (row.variant, *named, _millions(row.estimate.value))
 
 
-def _against(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    rows = []
+def _against(experiment: Experiment, variants: Sequence[str]) -> Rows:
     for variant in variants:
         cells = []
         for categories in (*((c,) for c in STATES), STATES, ("buffers",), ("activations",)):
@@ -144,19 +167,10 @@ def _against(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             else:
                 cells.append(f"{measured / predicted:.3f}×")
         if any(cell != UNKNOWN for cell in cells):
-            rows.append((variant, *cells))
-    return Exhibit(
-        title="Measured over predicted",
-        headings=("", *STATES, "all states", "buffers", "activations"),
-        rows=tuple(rows),
-        note="States by ZeRO's formulas and what DeepSpeed is known to keep beyond them, "
-        "activations by chopper estimate memory, each once: save_on_cpu copies a tensor for each "
-        "operator that saves it, and views of weights.",
-    )
+            yield (variant, *cells)
 
 
-def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    rows = []
+def _times(experiment: Experiment, variants: Sequence[str]) -> Rows:
     base = experiment.plan.baseline
     for variant in variants:
         step = experiment.find("median_step_ns", variant)
@@ -172,37 +186,18 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             ("communication.wait", "idle.preparation.synchronization"),
             ("compute.recompute",),
         )
-        rows.append(
-            (
-                variant,
-                _millions(step.estimate.value)
-                + ("" if spread is None else f" ±{100 * spread:.0f} %"),
-                _interval(slower if variant != base else None),
-                *(_millions(step_time_ns(experiment, variant, *c)) for c in causes),
-                _millions(experiment.value("update_ns", variant)),
-                _millions(experiment.value("update_bound_ns", variant)),
-                _interval(None if bound is None else bound.estimate),
-            )
+        yield (
+            variant,
+            _millions(step.estimate.value) + ("" if spread is None else f" ±{100 * spread:.0f} %"),
+            _interval(slower if variant != base else None),
+            *(_millions(step_time_ns(experiment, variant, *c)) for c in causes),
+            _millions(experiment.value("update_ns", variant)),
+            _millions(experiment.value("update_bound_ns", variant)),
+            _interval(None if bound is None else bound.estimate),
         )
-    return Exhibit(
-        title="What it costs in time, per step and rank",
-        headings=(
-            *("", "step, ms", f"of {base}'s"),
-            *("transfer, ms", "waiting, ms", "recomputed, ms"),
-            *("optimizer, ms", "DRAM bound, ms", "of the bound"),
-        ),
-        rows=tuple(rows),
-        note="Steps (± the coefficient of variation: of repetitions where there are several, else "
-        "of the run's steps) and the optimizer's own updates were timed without tracing; the parts "
-        "of a step come from traced ones. Transfer: exposed. Waiting: for other ranks and on "
-        "synchronization. The bound: 28 bytes per weight that the rank updates over the bandwidth "
-        "that triad has in the same run, on all ranks at once; less than 1× means states that a "
-        "cache holds. In brackets 95 % intervals over repetitions.",
-    )
 
 
-def _moved(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    rows = []
+def _moved(experiment: Experiment, variants: Sequence[str]) -> Rows:
     for variant in variants:
         said = experiment.value("predicted_collective_bytes", variant)
         if said is None:
@@ -212,58 +207,32 @@ def _moved(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             experiment.value("predicted_link_bytes", variant, direction=d)
             for d in ("to host", "to device")
         ]
-        rows.append(
-            (
-                variant,
-                *map(_millions, (sent_bytes(experiment, variant), said)),
-                *(_millions(None if size is None else size + host) for size in link),
-            )
+        yield (
+            variant,
+            *map(_millions, (sent_bytes(experiment, variant), said)),
+            *(_millions(None if size is None else size + host) for size in link),
         )
-    return Exhibit(
-        title="Bytes moved, per step and rank: MB",
-        headings=("", "sent to other ranks", "by ZeRO", "to the host", "to the device"),
-        rows=tuple(rows),
-        note="Sent: sizes of the collectives in the trace × (N−1)/N, all-reduce twice (over gloo, "
-        "DeepSpeed and FSDP2 all-reduce gradients where they would reduce-scatter, and both keep "
-        "some weights gathered). To the host and back: states by formula (4 bytes per weight that "
-        "the rank updates, weights that live there twice), activations as counted.",
-        shows=("predicted_link_bytes",),
-    )
 
 
-def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
-    named = str(experiment.plan.options.get("fits") or "")
-    rows: list[tuple[str, ...]] = []
-    label, host = named, str(experiment.plan.options.get("host") or "1500GB")
-    for variant in variants if named else ():
+def _fits(experiment: Experiment, variants: Sequence[str]) -> Rows:
+    fits = str(experiment.plan.options.get("fits") or "")
+    host = formulas.host_bytes(_host(experiment))
+    for variant in variants if fits else ():
         placement = PLACEMENTS[variant]
         if placement.managed:
             continue  # decided by the host, and by how slow a step may be
-        label, capacity = formulas.capacity_bytes(named)
+        _, capacity = formulas.capacity_bytes(fits)
         cells = []
         for ranks, checkpoint in ((1, False), (1, True), (8, True)):
-            found = formulas.largest(
-                placement, capacity, ranks, host=formulas.host_bytes(host), checkpoint=checkpoint
-            )
+            found = formulas.largest(placement, capacity, ranks, host=host, checkpoint=checkpoint)
             cells.append(f"{found.parameters_count / 1e9:.1f} B" if found else "none")
             if checkpoint:
                 cells.append(f"{found.host_bytes / 1e9:,.0f} GB" if found else UNKNOWN)
-        rows.append((variant, *cells))
-    return Exhibit(
-        title=f"Largest model on {label}, in a host of {host}",
-        headings=(
-            "",
-            "1 rank",
-            "checkpointing too",
-            "on the host",
-            "8 ranks, checkpointing",
-            "on their host",
-        ),
-        rows=tuple(rows),
-        note="Estimated, not measured: layers of llama3-8b, mixed precision with AdamW, batch 1, "
-        f"{formulas.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for "
-        "all of its ranks; --host sets another size.",
-    )
+        yield (variant, *cells)
+
+
+def _host(experiment: Experiment) -> str:
+    return str(experiment.plan.options.get("host") or "1500GB")
 
 
 def _millions(value: float | None) -> str:

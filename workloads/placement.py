@@ -33,17 +33,21 @@ PERSISTENT_ELEMENTS = 100_000
 """DeepSpeed's stage 3 keeps smaller tensors whole (``stage3_param_persistence_threshold``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Places in which one variant keeps what a step needs."""
 
     strategy: Strategy
+    summary: str = ""
     on_host: frozenset[str] = frozenset()
     """Categories in host memory."""
     checkpoint: bool = False
     managed: bool = False
     """All of it in pages that host and device share."""
     overlapped: bool = False
+    """On a side stream of a GPU."""
+    default: bool = False
+    """Runs when no variants are named."""
 
     @property
     def deepspeed(self) -> bool:
@@ -64,23 +68,33 @@ _OPTIMIZER = frozenset(("optimizer", "gradients"))
 """ZeRO-Offload: gradients stream to the host that updates."""
 _EVERYTHING = _OPTIMIZER | {"weights"}
 
+_ACTIVATIONS = frozenset(("activations",))
+
 PLACEMENTS: dict[str, Placement] = {
-    "ddp": Placement(strategy="ddp"),
-    "zero1": Placement(strategy="zero1"),
-    "zero2": Placement(strategy="zero2"),
-    "zero3": Placement(strategy="zero3"),
-    "zero1-offload": Placement(strategy="zero1", on_host=_OPTIMIZER),
-    "zero2-offload": Placement(strategy="zero2", on_host=_OPTIMIZER),
-    "zero3-offload": Placement(strategy="zero3", on_host=_OPTIMIZER),
-    "zero3-param-offload": Placement(strategy="zero3", on_host=_EVERYTHING),
-    "fsdp1-offload": Placement(strategy="fsdp1", on_host=_EVERYTHING),
-    "fsdp2-offload": Placement(strategy="fsdp2", on_host=_EVERYTHING),
-    "checkpoint": Placement(strategy="ddp", checkpoint=True),
-    "activation-offload": Placement(strategy="ddp", on_host=frozenset(("activations",))),
-    "activation-offload-overlap": Placement(
-        strategy="ddp", on_host=frozenset(("activations",)), overlapped=True
+    "ddp": Placement("ddp", "everything on every rank", default=True),
+    "zero1": Placement("zero1", "DeepSpeed: optimizer states in parts"),
+    "zero2": Placement("zero2", "and gradients"),
+    "zero3": Placement("zero3", "and weights"),
+    "zero1-offload": Placement("zero1", "zero1, the optimizer in host memory", on_host=_OPTIMIZER),
+    "zero2-offload": Placement(
+        "zero2", "zero2, the optimizer in host memory", on_host=_OPTIMIZER, default=True
     ),
-    "unified": Placement(strategy="ddp", managed=True),
+    "zero3-offload": Placement("zero3", "zero3, the optimizer in host memory", on_host=_OPTIMIZER),
+    "zero3-param-offload": Placement("zero3", "and the weights", on_host=_EVERYTHING, default=True),
+    "fsdp1-offload": Placement(
+        "fsdp1", "FullyShardedDataParallel with CPUOffload", on_host=_EVERYTHING
+    ),
+    "fsdp2-offload": Placement("fsdp2", "fully_shard with CPUOffloadPolicy", on_host=_EVERYTHING),
+    "checkpoint": Placement(
+        "ddp", "each block's forward run again in backward", checkpoint=True, default=True
+    ),
+    "activation-offload": Placement(
+        "ddp", "saved tensors in host memory, synchronously", on_host=_ACTIVATIONS, default=True
+    ),
+    "activation-offload-overlap": Placement(
+        "ddp", "the same on a side stream", on_host=_ACTIVATIONS, overlapped=True, default=True
+    ),
+    "unified": Placement("ddp", "all of it in pages that host and device share", managed=True),
 }
 
 
