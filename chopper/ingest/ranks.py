@@ -16,7 +16,7 @@ from chopper.wording import device_name, some
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")
 """As ``torch.profiler.tensorboard_trace_handler`` names files: host, process, milliseconds."""
-_APART_NS = 3600 * 10**9
+APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
 
 Numbered = dict[int, "tuple[Path, ParsedTrace]"]
@@ -154,7 +154,7 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         return []
     end, last = spans[0][0][1], spans[0][1]
     for (start, this_end), file in spans[1:]:
-        if start - end > _APART_NS:
+        if start - end > APART_NS:
             hours = (start - end) / 3.6e12
             raise InputError(
                 f"traces of different runs: {file.name} starts {hours:.1f} h after {last.name} "

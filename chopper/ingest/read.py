@@ -167,8 +167,8 @@ def _numbered(
     if refused is not None and not traces:
         raise refused
     traces, left_out = foreign_traces.joined(traces, sources.traces)
-    traces, windows = joined_windows(traces)
-    findings += [*left_out, *check_one_run(traces)]
+    traces, windows, by_pid = joined_windows(traces)
+    findings += [*left_out, *by_pid, *check_one_run(traces)]
     numbered = number_ranks(traces)
     files = {
         first: [f for file in group for f in sources.files(file)]

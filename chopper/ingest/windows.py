@@ -18,7 +18,8 @@ from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.parsed import step_table
 from chopper.errors import InputError
-from chopper.ingest.ranks import host_of, rank_by_name
+from chopper.ingest.ranks import APART_NS, host_of, rank_by_name
+from chopper.storage.manifest import Finding, add_finding
 
 Read = list[tuple[Path, "ParsedTrace"]]
 
@@ -28,48 +29,82 @@ _IDS = {
     "synchronization": ("correlation_id", "event_correlation_id"),
 }
 """Ids that each trace counts from the beginning."""
+_ONE_CLOCK_NS = 100 * 24 * 3600 * 10**9
+"""No process is traced again after so long: times of different bases are decades apart."""
 
 
-def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]]]:
+def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]], list[Finding]]:
     """Join the traces of one process.
 
+    Where neither host nor rank is recorded, its id alone tells a process: traces that overlap in
+    time, or are far apart, are then of several.
+
     Returns:
-        The traces, each with its first file; and all files of those that were joined, by the first.
+        The traces, each with its first file; all files of those that were joined, by the first; and
+        which of them were joined by the id alone.
 
     Raises:
-        InputError: two traces of one process overlap in time.
+        InputError: two traces of one process overlap in time, or their times have different bases.
     """
     groups: dict[Hashable, Read] = {}
     for i, (file, trace) in enumerate(traces):
         groups.setdefault(_process(file, trace) or i, []).append((file, trace))
     out: Read = []
     files: dict[Path, list[Path]] = {}
+    findings: list[Finding] = []
     for group in groups.values():
         spans = [trace.span_ns for _, trace in group]
         if len(group) == 1 or None in spans:
             out += group
             continue
         group.sort(key=lambda item: item[1].span_ns or (0, 0))
-        for (file, trace), (later, after) in pairwise(group):
-            if (after.span_ns or (0, 0))[0] < (trace.span_ns or (0, 0))[1]:
-                raise InputError(
-                    f"{file} and {later}: of one process (pid {trace.host_pid}) and overlapping in "
-                    "time: the same trace twice, or of two profilers; pass one of them"
-                )
-        first = group[0][0]
+        first, trace = group[0]
+        by_id_alone = trace.rank is None and host_of(first, trace) is None
+        refused = _why_not_one(group, APART_NS if by_id_alone else _ONE_CLOCK_NS)
+        if refused and by_id_alone:
+            out += group
+            continue
+        if refused:
+            raise InputError(refused)
+        if by_id_alone:
+            add_finding(
+                findings,
+                "run.windows_by_pid",
+                f"{len(group)} traces are taken for windows of one process (pid {trace.host_pid}): "
+                "they name neither host nor rank; if they are of several, analyze them apart",
+                severity="info",
+            )
         files[first] = [file for file, _ in group]
         out.append((first, join([trace for _, trace in group])))
-    return out, files
+    return out, files, findings
+
+
+def _why_not_one(group: Read, most_apart_ns: int) -> str:
+    """Return why traces of one process, in order of time, are no windows of it; else nothing."""
+    for (file, trace), (later, after) in pairwise(group):
+        apart_ns = (after.span_ns or (0, 0))[0] - (trace.span_ns or (0, 0))[1]
+        what = f"{file} and {later}: of one process (pid {trace.host_pid})"
+        if apart_ns < 0:
+            return (
+                f"{what} and overlapping in time: the same trace twice, or of two profilers; pass "
+                "one of them"
+            )
+        if apart_ns > most_apart_ns:
+            return (
+                f"{what}, but {apart_ns / 8.64e13:.0f} days apart: their times count from "
+                "different bases (baseTimeNanoseconds); analyze them apart"
+            )
+    return ""
 
 
 def _process(file: Path, trace: ParsedTrace) -> Hashable | None:
     """Return what the windows of a process share; None where nothing says which process it was."""
-    host, rank = host_of(file, trace), trace.rank
-    if trace.host_pid is None or (host is None and rank is None):
+    if trace.host_pid is None:
         return None
-    if rank is None:
-        rank = rank_by_name(file)
-    return host, trace.host_pid, rank, trace.world_size, trace.device_id, trace.main, trace.process
+    rank = rank_by_name(file) if trace.rank is None else trace.rank
+    devices = tuple((device.device_id, device.name) for device in trace.devices)
+    of_run = host_of(file, trace), trace.host_pid, rank, trace.world_size
+    return *of_run, trace.device_id, trace.main, trace.process, devices
 
 
 def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,75 @@ def test_the_same_window_twice_is_refused_in_one_line(tmp_path: Path) -> None:
     shown = run("analyze", tmp_path)
     assert shown.code == 1
     assert "of one process (pid 5) and overlapping in time" in shown.line
+
+
+def nameless(path: Path, first: int, after_ns: int, **of: Any) -> Path:
+    """A window that names neither host nor rank, as PyTorch wrote it before 2.7."""
+    document = json.loads(window(path, first, after_ns, rank=None, **of).read_text())
+    del document["host_name"]
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_windows_without_host_and_rank_are_joined_by_process_id(tmp_path: Path) -> None:
+    for i, name in enumerate(("trace_5.json", "trace_10.json", "trace_15.json")):
+        nameless(tmp_path / name, 3 + 5 * i, i * 10**9)
+    found = chopper.attribute(tmp_path)
+    assert [r.steps for r in found.ranks] == [9]
+    assert found.windows["number"].to_pylist() == [3, 4, 5, 8, 9, 10, 13, 14, 15]
+    (said,) = [f for f in found.findings if f.code == "run.windows_by_pid"]
+    assert "3 traces are taken for windows of one process (pid 5)" in said.message
+
+
+@pytest.mark.parametrize(
+    ("names", "after_ns"),
+    [
+        (("a.json", "b.json"), 50_000),  # at the same time: ranks in containers, each process 1
+        (("rank0.json", "rank1.json"), 10**9),  # the files' names say which ranks they are
+    ],
+)
+def test_process_ids_of_several_ranks_may_be_alike(
+    tmp_path: Path, names: tuple[str, str], after_ns: int
+) -> None:
+    for i, name in enumerate(names):
+        nameless(tmp_path / name, 0, i * after_ns, pid=1)
+    assert len(chopper.attribute(tmp_path).ranks) == 2
+
+
+def test_windows_hours_apart_are_of_one_run_only_if_the_process_is_known(tmp_path: Path) -> None:
+    later_ns = 5 * 3600 * 10**9
+    for i in range(2):
+        window(tmp_path / f"{i}.json", 3 * i, i * later_ns)
+    assert [r.steps for r in chopper.attribute(tmp_path).ranks] == [6]
+    for i in range(2):
+        nameless(tmp_path / f"{i}.json", 3 * i, i * later_ns)
+    shown = run("analyze", tmp_path)
+    assert shown.code == 1
+    assert "traces of different runs: 1.json starts 5.0 h after 0.json ended" in shown.line
+
+
+def test_each_window_counts_from_its_own_base(tmp_path: Path) -> None:
+    window(tmp_path / "a.json", 0, 0)
+    window(tmp_path / "b.json", 3, 10**9)
+    same = chopper.attribute(tmp_path)
+    document = json.loads((tmp_path / "b.json").read_text())
+    document["baseTimeNanoseconds"] -= 7 * 10**9
+    for event in document["traceEvents"]:
+        event["ts"] += 7 * 10**6
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    moved = chopper.attribute(tmp_path)
+    assert moved.windows["start_ns"].to_pylist() == same.windows["start_ns"].to_pylist()
+    assert {r.id: r.time_ns for r in moved.causes()} == {r.id: r.time_ns for r in same.causes()}
+
+
+def test_windows_of_different_bases_are_refused_in_one_line(tmp_path: Path) -> None:
+    window(tmp_path / "a.json", 0, 0)
+    document = json.loads(window(tmp_path / "b.json", 3, 10**9).read_text())
+    document["baseTimeNanoseconds"] = 10**15
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    shown = run("analyze", tmp_path)
+    assert shown.code == 1
+    assert "days apart: their times count from different bases" in shown.line
 
 
 def test_other_processes_stay_ranks(tmp_path: Path) -> None:
