@@ -19,16 +19,33 @@ def estimate_page(
     *,
     title: str,
     headline: str,
+    limit: str,
+    assumes: str,
+    remedy: str,
     facts: Iterable[str],
     figures: Sequence[Figure],
     sections: Sequence[Section],
 ) -> Page:
-    """Return a page that ends with the estimate's assumptions."""
+    """Return a page that begins with the answer and ends with the estimate's assumptions.
+
+    Args:
+        result: what was estimated.
+        title: of the page.
+        headline: the number, and the range in which it lies.
+        limit: what makes it as large as it is.
+        assumes: what it depends on most.
+        remedy: what to do about it.
+        facts: what else is known, in sentences.
+        figures, sections: the details.
+    """
+    answer = f"Limit: {limit}", f"Assumes: {assumes}", f"Try: {remedy}"
+    known = Items(items=tuple(facts))
     return Page(
         title=title,
         headline=headline,
-        summary=(Items(items=tuple(facts)),),
+        summary=(Items(items=answer),),
         sections=(
+            *((Section(title="In detail", blocks=(known,)),) if known.items else ()),
             *(
                 Section(title=f.title, blocks=(replace(f, title="", label=f.title),))
                 for f in figures
@@ -37,6 +54,14 @@ def estimate_page(
             Section(title="Assumptions", blocks=(Items(items=result.assumptions),)),
         ),
     )
+
+
+def brief(page: Page) -> Page:
+    """Return what a terminal shows of an estimate unless asked for more: the answer."""
+    (answer,) = page.summary
+    more = "More: --details (tables, all assumptions), -o FILE.html (figures), --json"
+    items = (*answer.items, more) if isinstance(answer, Items) else ()
+    return Page(title=page.headline, headline="", summary=(Items(items=items),))
 
 
 def listing(

@@ -43,6 +43,8 @@ class Cost(Estimate, kw_only=True, frozen=True):
     devices_count: int
     tokens_per_s_per_device: float
     throughput_source: str
+    tokens_per_s_between: tuple[float, float] | None
+    """Range of the throughput: half of the measured steps, or the error of a projection."""
     per_million_tokens: float
     per_step: float | None
     step_s: float | None
@@ -108,6 +110,7 @@ def cost(
     price_per_hour: Priced,
     tokens_per_s: float,
     throughput_source: str,
+    tokens_per_s_between: tuple[float, float] | None = None,
     device: str | None = None,
     devices_count: int = 1,
     step_tokens_count: float | None = None,
@@ -125,6 +128,7 @@ def cost(
         price_per_hour: of one device.
         tokens_per_s: of one device.
         throughput_source: measured or projected, in words.
+        tokens_per_s_between: the range in which it lies.
         device: its name.
         devices_count: that train together.
         step_tokens_count, run_tokens_count: over all devices.
@@ -162,6 +166,7 @@ def cost(
         devices_count=devices_count,
         tokens_per_s_per_device=tokens_per_s,
         throughput_source=throughput_source,
+        tokens_per_s_between=tokens_per_s_between,
         per_million_tokens=million,
         per_step=None if step_tokens_count is None else million * step_tokens_count / 1e6,
         step_s=None if step_tokens_count is None else step_tokens_count / together,

@@ -9,7 +9,7 @@ that finish in time are kept. Utilization is C ÷ (devices × peak × time allow
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -378,6 +378,12 @@ def limits(
             data_wall = between(before.shape.flop, after.shape.flop, gone=False)
         if before.feasible and not after.feasible:
             last = between(before.shape.flop, after.shape.flop, gone=True)
+    if not any(p.feasible for p in points):
+        smaller = takewhile(
+            lambda c: c >= MIN_FLOP, (points[0].shape.flop / 10**k for k in count(1))
+        )
+        found = next((c for c in smaller if point(c).feasible), None)
+        last = None if found is None else between(found, 10 * found, gone=True)
     ends = points[0].shape.flop, points[-1].shape.flop
     sizes = np.geomspace(*ends, _CURVE_POINTS) if ends[0] < ends[1] else ()
     return Limits(

@@ -8,6 +8,8 @@ them are whole, sharded, gathered for a while, or on the host.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
+from math import inf
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,10 +17,23 @@ import msgspec
 from chopper.analyzers.estimates import Estimate, assumed
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import CATEGORIES
-from chopper.analyzers.estimates.training import DEEPSPEED, Training
+from chopper.analyzers.estimates.training import (
+    DEEPSPEED,
+    SHARDS_OPTIMIZER,
+    SHARDS_PARAMETERS,
+    Training,
+)
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
 from chopper.quantities import MAX_INT
+
+
+class Nearest(msgspec.Struct, kw_only=True, frozen=True):
+    """A change of the training with which it fits."""
+
+    changes: dict[str, Any]
+    """Fields of `Training`, and what they become."""
+    peak_bytes: int
 
 
 class Fit(msgspec.Struct, kw_only=True, frozen=True):
@@ -35,6 +50,9 @@ class Fit(msgspec.Struct, kw_only=True, frozen=True):
     """Of the catalogue, by parameters, trained the same way; null: none fits."""
     largest_parameters_count: int | None
     """The same architecture with more or fewer layers; null: not one layer fits."""
+    nearest: tuple[Nearest, ...] = ()
+    """Where it does not fit: the least of each kind of change with which it does (recomputation,
+    a loss in parts, more ranks, offload); where none alone is enough, the least together."""
 
 
 class Memory(Estimate, kw_only=True, frozen=True):
@@ -144,10 +162,7 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
     """
 
     def fits(**changed: object) -> bool:
-        try:
-            return memory(msgspec.structs.replace(training, **changed)).peak_bytes <= capacity_bytes
-        except UsageError:
-            return False
+        return _peak_bytes(training, changed) <= capacity_bytes
 
     def most(limit: int, change: Callable[[int], dict[str, object]]) -> int:
         """The most that fits, bit by bit; 0 for none."""
@@ -163,14 +178,85 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
     layers = most(_MOST_LAYERS, lambda n: {"architecture": deep(n)})
     models = sorted(catalogue.values(), key=lambda m: m.parameters_count, reverse=True)
     largest = next((m.name for m in models if fits(architecture=m)), None)
+    enough = fits()
     return Fit(
         capacity_bytes=capacity_bytes,
-        fits=fits(),
+        fits=enough,
+        nearest=() if enough else nearest(training, capacity_bytes),
         largest_batch_count=most(_MOST, lambda n: {"batch_count": n}) or None,
         largest_sequence_count=64 * most(_MOST // 64, lambda n: {"sequence_count": 64 * n}) or None,
         largest_model=largest,
         largest_parameters_count=deep(layers).parameters_count if layers else None,
     )
+
+
+def _peak_bytes(training: Training, changes: dict[str, Any]) -> float:
+    """Return the peak with some options changed; infinite where they contradict the others."""
+    try:
+        return memory(msgspec.structs.replace(training, **changes)).peak_bytes
+    except UsageError:
+        return inf
+
+
+def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
+    """Return the least changes with which a training fits; none where even all do not help."""
+
+    def fitting(kind: list[dict[str, Any]], besides: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the least of a kind that fits, less what is not needed of what stands besides."""
+        # Each kind is ordered by effect: where its last does not help, none does.
+        if not kind or _peak_bytes(training, besides | kind[-1]) > capacity_bytes:
+            return None
+        chosen = next(c for c in kind if _peak_bytes(training, besides | c) <= capacity_bytes)
+        for name in besides:
+            fewer = {n: value for n, value in besides.items() if n != name}
+            if _peak_bytes(training, fewer | chosen) <= capacity_bytes:
+                besides = fewer
+        return besides | chosen
+
+    recomputed, in_parts, ranks, offloaded, sliced = kinds = _kinds(training)
+    found = [fitting(kind, {}) for kind in kinds]
+    if not any(found):
+        recompute = (recomputed or [{}])[-1] | (in_parts or [{}])[-1]
+        found = [fitting([{}], recompute)]
+        found = found if any(found) else [fitting(kind, recompute) for kind in (offloaded, ranks)]
+    if not any(found):
+        besides = recompute | (sliced or [{}])[-1]
+        found = [fitting(ranks, besides)]
+        found = found if any(found) else [fitting(ranks, besides | (offloaded or [{}])[-1])]
+    return tuple(
+        Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
+        for changes in found
+        if changes
+    )
+
+
+def _kinds(training: Training) -> list[list[dict[str, Any]]]:
+    """Return what each kind of change can be, least first; each leaves the rest as it is."""
+    levels = ("none", "selective", "full")
+    checkpoints = levels[levels.index(training.checkpoint) + 1 :]
+    sharded = training.strategy in SHARDS_OPTIMIZER
+    how = {} if sharded else {"strategy": "fsdp2"}
+    ranks = training.ranks_count
+    counts = [ranks * 2**power for power in range(sharded or ranks == 1, 11)]
+    moved = set(training.offload) - {"none"}
+    left = [what for what in ("optimizer", "parameters", "activations") if what not in moved]
+    if training.strategy not in SHARDS_PARAMETERS and "parameters" in left:
+        left.remove("parameters")
+    more = [set(c) for size in range(1, len(left) + 1) for c in combinations(left, size)]
+    sliced: list[dict[str, Any]] = [
+        {"tensor_parallel_count": n, "sequence_parallel": True}
+        for n in (2, 4, 8)
+        if n > training.tensor_parallel_count
+    ]
+    if training.architecture.experts is not None:
+        sliced = [{"expert_parallel_count": n} for n in (8,) if n > training.expert_parallel_count]
+    return [
+        [{"checkpoint": level} for level in checkpoints],
+        [{"loss": "chunked"}] * (training.loss != "chunked"),
+        [{**how, "ranks_count": count} for count in counts],
+        [{"offload": tuple(sorted(moved | what))} for what in more],
+        sliced,
+    ]
 
 
 def of_capture(

@@ -105,6 +105,8 @@ class Offload(Estimate, kw_only=True, frozen=True):
     """Per rank and step: from here on the stream of gradients hides behind backward."""
     tokens_for_small_overhead: float | None
     """Per rank and step, at which optimizer offload costs less than 5 %; null: it costs nothing."""
+    fitting_ranks_count: int | None = None
+    """Where nothing fits: ranks of the node, doubled until something does; null: not even 1024."""
 
 
 def hideable_ratio(*, width: int, link_bytes_per_s: float, flop_per_s: float) -> float:
@@ -148,6 +150,13 @@ def offload(
         - ADAM_BYTES * part / machine.memory_bytes_per_s
     )
     per_token_s = 6 * active / machine.flop_per_s
+    variants = _variants(architecture, machine, ranks_count, forward_s)
+    more = None
+    if not any(v.fits for v in variants):
+        doubled = (ranks_count * 2**power for power in range(1, 11))
+        more = next(
+            (n for n in doubled if n <= _MOST_RANKS and _fits(architecture, machine, n)), None
+        )
     return Offload(
         assumptions=assumed("offload"),
         model=architecture.name,
@@ -156,13 +165,18 @@ def offload(
         ranks_count=ranks_count,
         tokens_count=tokens,
         machine=machine,
-        variants=_variants(architecture, machine, ranks_count, forward_s),
+        variants=variants,
+        fitting_ranks_count=more,
         activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
         tokens_to_hide_gradients=count * machine.flop_per_s / (2 * active * down * ranks_count),
         tokens_for_small_overhead=(
             overhead_s / (_HIDDEN_RATIO * per_token_s) if overhead_s > 0 else None
         ),
     )
+
+
+def _fits(architecture: Architecture, machine: Machine, ranks_count: int) -> bool:
+    return any(v.fits for v in _variants(architecture, machine, ranks_count, 0.0))
 
 
 def _check(machine: Machine, batch_count: int, sequence_count: int, ranks_count: int) -> None:

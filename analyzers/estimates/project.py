@@ -32,6 +32,8 @@ from chopper.hardware.devices import DevicePeaks, Reach
 _MOST_FIXED_NS = 10_000.0
 """No kernel takes longer than this for being a kernel."""
 _MOST_NAMED = 4
+LARGEST_ERROR_RATIO = 0.143
+"""Of the total, in ten projections between devices that were held against runs there."""
 _SMALL_RATIO = 0.25
 """A class's fixed time is read off operators that reach less than this of the roofline."""
 
@@ -101,6 +103,13 @@ class Projection(Estimate, kw_only=True, frozen=True):
     """That a rank waited for others in the recorded step."""
     recorded_waiting_always_ns: int | None = None
     """Of it, for ranks that are always late; null where too few steps tell that from chance."""
+
+
+def between_ns(projection: Projection) -> tuple[float, float]:
+    """Return the range of a time on another device: what has no model, and the method's error."""
+    time_ns = projection.projected_ns
+    low, high = projection.projected_between_ns or (time_ns, time_ns)
+    return low * (1 - LARGEST_ERROR_RATIO), high * (1 + LARGEST_ERROR_RATIO)
 
 
 _CLASS_BY_FAMILY = {

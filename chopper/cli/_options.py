@@ -138,6 +138,15 @@ def _shown(struct: type[msgspec.Struct], name: str) -> str:
     raise KeyError(name)
 
 
+def written(struct: type[msgspec.Struct], values: dict[str, Any]) -> str:
+    """Return values of a struct's fields as the user writes them."""
+    return " ".join(
+        _shown(struct, name) + ("" if value is True else f" {value}")
+        for name, several in values.items()
+        for value in (several if isinstance(several, tuple) else (several,))
+    )
+
+
 def _parameter(name: str, kind: Any, note: Option, default: Any) -> click.Parameter:
     """One argument or option; `default` is shown, and applied by the struct."""
     if note.argument:

@@ -131,14 +131,15 @@ def present(
     *,
     as_json: bool,
     output: Path | None = None,
+    brief: Callable[[Page], Page] | None = None,
 ) -> None:
-    """Print a result as text or as its documented JSON form, and write it to a file too."""
+    """Print a result, or what `brief` leaves of it, or its JSON form; and write it to a file."""
     from chopper.reports import format_of, formatted
 
     if as_json:
         print_json(document())
     else:
-        print_page(page())
+        print_page(brief(page()) if brief else page())
     if output is not None:
         write_report(output, formatted(page, document, format_of(output)))
         click.echo(f"written: {output}", err=True)

@@ -51,13 +51,22 @@ def _command(name: str, summary: str) -> click.Command:
     module = importlib.import_module(f"{estimates.__name__}.{name}")
 
     @click.command(name, help=module.Options.__doc__, short_help=summary)
+    @click.option("--details", is_flag=True, help="Show tables, and all assumptions.")
     @shared.as_json
     @shared.report_output("File to write besides (.html with figures)")
-    def run(as_json: bool, output: Path | None, force: bool, **values: Any) -> None:
+    def run(details: bool, as_json: bool, output: Path | None, force: bool, **values: Any) -> None:
+        from chopper.reports.estimate import brief
+
         if output is not None:
             shared.check_report(output, force=force)
         result: Estimate = module.estimate(_options.read(module.Options, values))
-        shared.present(lambda: module.page(result), result.to_dict, as_json=as_json, output=output)
+        shared.present(
+            lambda: module.page(result),
+            result.to_dict,
+            as_json=as_json,
+            output=output,
+            brief=None if details else brief,
+        )
 
     run.params[:0] = _options.parameters(module.Options)
     return run
@@ -67,7 +76,9 @@ def _command(name: str, summary: str) -> click.Command:
 def command() -> None:
     """Estimate what another model, device, network or scale would give, from sourced formulas.
 
-    Each estimate prints its assumptions, has --json, and writes a page with figures with -o.
+    Each answers in five lines: the number, what limits it, what it assumes, and what to try.
+    --details shows tables and all assumptions, --json has every field, and -o writes a page with
+    figures.
 
     \b
     Examples:

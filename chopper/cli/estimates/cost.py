@@ -10,9 +10,18 @@ import msgspec
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates import Option
-from chopper.analyzers.estimates.cost import Against, Cost, compare, cost, projected_tokens_per_s
+from chopper.analyzers.estimates.cost import (
+    Against,
+    Cost,
+    compare,
+    cost,
+    per_million_tokens,
+    projected_tokens_per_s,
+)
+from chopper.analyzers.estimates.project import Projection, between_ns
 from chopper.cli import _options
 from chopper.cli._shared import attributed
+from chopper.cli.estimates.project import carried
 from chopper.errors import UsageError
 from chopper.hardware import devices, prices
 from chopper.hardware.devices import DevicePeaks
@@ -21,6 +30,10 @@ from chopper.models import architectures
 from chopper.reports.estimate import estimate_page, values
 from chopper.reports.figures import lines
 from chopper.reports.page import Figure, Page, Section
+from chopper.views import view
+
+_USUAL_UTILIZATION = (0.3, 0.5)
+"""MFU that published trainings of large models reached: PaLM's table 3 (2204.02311), Llama 3."""
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -76,6 +89,7 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
 
     tokens_per_s: float
     source: str
+    between: tuple[float, float] | None = None
     devices_count: int = 1
     device: DevicePeaks | None = None
     power_w: float | None = None
@@ -117,6 +131,7 @@ def estimate(options: Options) -> Cost:
         price_per_hour=price,
         tokens_per_s=throughput.tokens_per_s,
         throughput_source=throughput.source,
+        tokens_per_s_between=throughput.between,
         device=device.label if device else None,
         devices_count=options.devices_count or throughput.devices_count,
         step_tokens_count=options.step_tokens or throughput.step_tokens_count,
@@ -158,20 +173,23 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
             f"--device: peak of {device.label} for 16 bits is not known; give --tokens-per-s"
         )
     utilization = options.utilization_ratio
+    low, high = (
+        projected_tokens_per_s(model.active_count, peak, ratio) for ratio in _USUAL_UTILIZATION
+    )
     return Throughput(
         tokens_per_s=projected_tokens_per_s(model.active_count, peak, utilization),
         source=f"projected: {model.name} at {utilization:.0%} of {peak / 1e12:.0f} TFLOP/s",
+        between=None if "utilization_ratio" in options.given else (low, high),
     )
 
 
 def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
-    """Return throughput, power and device of a run, which must be the priced one where one is."""
-    from chopper.views import view
-    from chopper.wording import plural
-
+    """Return throughput, power and device of a run; projected where another device is priced."""
     attribution = attributed([source])
-    if priced is not None:
-        _check_measured_on(attribution, source, priced)
+    other = None if priced is None else _other_device(attribution, priced)
+    carried = None
+    if priced is not None and other is not None:
+        carried = _carried(attribution, source, priced, other)
     rate_by_rank = {
         row["rank"]: row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
@@ -189,13 +207,29 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
         for row in view(attribution, "energy").to_pylist()
         if row["scope"] == "run" and str(row["source"]).startswith("device") and row["power_mean_w"]
     ]
+    rate = sum(rates) / len(rates)
+    if carried is not None and carried.recorded_ns:
+        low, high = (rate * carried.recorded_ns / time_ns for time_ns in between_ns(carried)[::-1])
+        return Throughput(
+            tokens_per_s=rate * carried.recorded_ns / carried.projected_ns,
+            source=f"projected from {other}, {source}",
+            between=(low, high),
+            devices_count=len(attribution.ranks),
+        )
     names = {rank.device for rank in attribution.ranks if rank.device}
     steps = max((rank.steps for rank in attribution.ranks), default=0)
     # Tokens per second are by the time of steps without a trace, where there are some.
-    time_ns = max(rank.observed_ns for rank in attribution.ranks) * attribution.step_time().scale
+    step_time = attribution.step_time()
+    time_ns = max(rank.observed_ns for rank in attribution.ranks) * step_time.scale
+    between, spread = None, step_time.untraced
+    if spread is not None:
+        quartiles_ns = spread.quartile_high_ns, spread.quartile_low_ns
+        low, high = (rate * spread.value_ns / step_ns for step_ns in quartiles_ns)
+        between = low, high
     return Throughput(
-        tokens_per_s=sum(rates) / len(rates),
-        source=f"measured in {source}, mean of {plural(len(rates), 'rank')}",
+        tokens_per_s=rate,
+        source=f"measured in {source}, mean of {fmt.plural(len(rates), 'rank')}",
+        between=between,
         devices_count=len(attribution.ranks),
         device=devices.lookup(names.pop()) if len(names) == 1 else None,
         power_w=sum(power_w) / len(power_w) if power_w else None,
@@ -203,38 +237,58 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     )
 
 
-def _check_measured_on(attribution: Attributed, source: str, device: DevicePeaks) -> None:
-    """Refuse to price a device by the tokens per second of a CPU or of another device."""
+def _other_device(attribution: Attributed, priced: DevicePeaks) -> str | None:
+    """Return what a run was measured on where that is not known to be the priced device."""
     from chopper.analyzers.compare.same_work import device_of
 
     for rank in attribution.ranks:
         name = device_of(attribution, rank.rank)
         known = devices.lookup(rank.device) if rank.device else None
         # Where device events name no device, the user says which one it was.
-        if name is not None and (known is None or known.id != device.id):
-            raise UsageError(
-                f"--device {device.label}: {source} was measured on {name}, whose tokens per "
-                f"second "
-                f"are not those of {device.label}; give --tokens-per-s of that device or project "
-                "them with --model, or leave --device away and give --price of what it ran on"
-            )
+        if name is not None and (known is None or known.id != priced.id):
+            return name
+    return None
+
+
+def _carried(
+    attribution: Attributed, source: str, priced: DevicePeaks, measured_on: str
+) -> Projection:
+    """Project a run onto the priced device, or refuse: a CPU's tokens per second price none."""
+    ranks = attribution.ranks
+    on_devices = not any(attribution.joined[rank.rank].host_only for rank in ranks)
+    if on_devices and all(rank.device and devices.lookup(rank.device) for rank in ranks):
+        return carried(attribution, source, priced)
+    raise UsageError(
+        f"--device {priced.label}: {source} was measured on {measured_on}, whose tokens per second "
+        f"are not those of {priced.label}; give --tokens-per-s of that device or project them "
+        "with --model, or leave --device away and give --price of what it ran on"
+    )
 
 
 def page(result: Cost) -> Page:
     """Return cost per token, step and run, energy, and the other device."""
-    of_device = f" on {result.device}." if result.device else "."
+    between = ""
+    if result.tokens_per_s_between:
+        price = result.price_per_device_hour
+        low, high = (per_million_tokens(price, rate) for rate in result.tokens_per_s_between[::-1])
+        between = f" ({_number(low)} – {_number(high)})"
+    of_device = f" on {result.device}" if result.device else ""
+    rate = f"{result.tokens_per_s_per_device:,.0f} tokens/s per device"
     sections = [_costs(result), _energy(result)]
     if result.against is not None:
         sections.append(_comparison(result, result.against))
     return estimate_page(
         result,
         title="Cost of training",
-        headline=f"{_money(result, result.per_million_tokens)} per million tokens{of_device}",
+        headline=f"{_money(result, result.per_million_tokens)} per million tokens"
+        f"{between}{of_device}.",
+        limit=_limit(result),
+        assumes=f"{rate}, {fmt.ellipsize(result.throughput_source, 67 - len(rate))}",
+        remedy=_remedy(result),
         facts=(
             f"{result.price_per_device_hour:g} {result.currency} per device and hour: "
             f"{result.price_source}",
-            f"{result.tokens_per_s_per_device:,.0f} tokens/s per device: "
-            f"{result.throughput_source}",
+            f"{rate}: {result.throughput_source}",
             f"prices of {result.prices_date}",
         ),
         figures=(_figure(result),),
@@ -245,10 +299,31 @@ def page(result: Cost) -> Page:
 def _money(result: Cost, value: float | None) -> str:
     if value is None:
         return fmt.UNKNOWN
+    return f"{_number(value)} {result.currency}"
+
+
+def _number(value: float) -> str:
     if not 1e-4 <= value < 1e12:
-        return f"{value:.3g} {result.currency}"
-    digits = 4 if value < 0.1 else 3 if value < 10 else 0
-    return f"{value:,.{digits}f} {result.currency}"
+        return f"{value:.3g}"
+    return f"{value:,.{4 if value < 0.1 else 3 if value < 10 else 0}f}"
+
+
+def _limit(result: Cost) -> str:
+    price = f"the device, {result.price_per_device_hour:g} {result.currency} an hour"
+    energy = result.energy_cost_per_million_tokens
+    if energy is None:
+        return f"{price}; its power is not known"
+    return f"{price}; energy costs {fmt.ratio(energy / result.per_million_tokens)} as much"
+
+
+def _remedy(result: Cost) -> str:
+    other = result.against
+    if other is None:
+        if result.throughput_source.startswith("projected: "):
+            return "a recorded run instead of --model, for the tokens/s it reaches"
+        return "--against DEVICE, to see when another one pays"
+    peak = f" (peak: {other.peak_ratio:.2f}×)" if other.peak_ratio else ""
+    return f"{other.device} if more than {other.break_even_ratio:.2f}× as fast{peak}"
 
 
 def _some(value: float | None, digits: str, unit: str) -> str:

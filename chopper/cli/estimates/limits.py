@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from chopper import wording as fmt
 from chopper.analyzers.estimates import Option, OptionsOf
 from chopper.analyzers.estimates.limits import (
     DAY_S,
@@ -104,8 +105,11 @@ def page(result: Limits) -> Page:
     return estimate_page(
         result,
         title="Limits of a training run",
-        headline=f"The data-movement wall: {_data_wall(result)}. The latency wall: "
-        f"{result.latency_wall_flop:.1e} FLOP.",
+        headline=_headline(result),
+        limit=_limit(result),
+        assumes=f"{_days(result):g} days, perfect overlap, devices of "
+        f"{fmt.flops(result.hardware.flop_per_s)} at their peak",
+        remedy=_remedy(result),
         facts=(
             f"latency wall, closed form: {result.latency_wall_flop:.2e} FLOP (layers × steps × "
             f"{result.hardware.layer_latency_s * 1e6:g} µs fill {_days(result):g} days)",
@@ -118,6 +122,29 @@ def page(result: Limits) -> Page:
 
 def _days(result: Limits) -> float:
     return result.time_allowed_s / DAY_S
+
+
+def _headline(result: Limits) -> str:
+    most = [p for p in result.points if p.feasible]
+    if not most:
+        return f"No size finishes in {_days(result):g} days."
+    wall = _data_wall(result)
+    return f"{wall[0].upper()}{wall[1:]}."
+
+
+def _limit(result: Limits) -> str:
+    wall = f"latency wall at {result.latency_wall_flop:.1e} FLOP"
+    most = [p for p in result.points if p.feasible]
+    if not most:
+        return wall
+    return f"{most[-1].bound_by} at {most[-1].shape.flop:.1e} FLOP; {wall}"
+
+
+def _remedy(result: Limits) -> str:
+    """Return the nearest that finishes, where a size does not."""
+    if result.last_feasible_flop:
+        return f"at most {result.last_feasible_flop:.1e} FLOP, or more --time"
+    return "--network or --node-link of another network, --device of another device"
 
 
 def _data_wall(result: Limits) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,16 +17,20 @@ from chopper.analyzers.estimates.formulas import (
     rule_of_thumb,
     zero_states_bytes,
 )
-from chopper.analyzers.estimates.memory import Fit, Memory, fit, memory, of_capture
+from chopper.analyzers.estimates.memory import Fit, Memory, Nearest, fit, memory, of_capture
 from chopper.analyzers.estimates.training import Training
 from chopper.cli import _options
 from chopper.errors import UsageError
 from chopper.models.architectures import CATALOGUE, named
 from chopper.models.configs import read_config
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
-from chopper.reports.page import Figure, Items, Page, Section, Table
+from chopper.reports.page import Column, Figure, Items, Page, Section, Table
 
 _USABLE_RATIO = 0.95
+_MOST_FRAGMENTATION_RATIO = 0.35
+"""Published runs reserved 5 to 35 % more than was active."""
+_LONG = 40
+"""Characters of a change beside which no second one stands."""
 _OF_A_MODULE = ("batch_count", "sequence_count", "strategy", "ranks_count", "checkpoint")
 _OF_BOTH = (*_OF_A_MODULE, "optimizer", "precision", "fragmentation_ratio", "workspace_bytes")
 
@@ -142,14 +147,16 @@ _ORDER = (
 
 def page(result: Memory) -> Page:
     """Return the peak by category, what fits, and the rule of thumb beside it."""
-    fits = ""
-    if result.fit is not None:
-        said = "fits" if result.fit.fits else "does not fit"
-        fits = f": {said} {fmt.bytes_(result.fit.capacity_bytes)}"
+    largest = max(result.categories_bytes, key=lambda name: result.categories_bytes[name])
+    size = result.categories_bytes[largest]
+    at = f"; the peak is in {result.peak_at}" if result.phases_bytes else ""
     return estimate_page(
         result,
         title="Memory of a training step",
-        headline=f"{fmt.bytes_(result.peak_bytes)} per rank at the peak{fits}.",
+        headline=_headline(result),
+        limit=f"{largest}, {fmt.bytes_(size)} ({fmt.ratio(size / result.peak_bytes)}){at}",
+        assumes=_assumes(result),
+        remedy=_remedy(result),
         facts=_facts(result),
         figures=(_figure(result),),
         sections=(
@@ -160,6 +167,62 @@ def page(result: Memory) -> Page:
             Section(title="About the rule of thumb", blocks=(Items(items=RULE_FAULTS),)),
         ),
     )
+
+
+def _fragmentation_ratio(result: Memory) -> float:
+    moving = result.allocated_bytes - result.steady_bytes
+    return result.categories_bytes["fragmentation"] / moving if moving else 0.0
+
+
+def _headline(result: Memory) -> str:
+    """Return the peak, its range by fragmentation, and whether it fits."""
+    size, fragmentation = fmt.bytes_(result.peak_bytes), result.categories_bytes["fragmentation"]
+    low = result.peak_bytes - fragmentation
+    high = low + round(_MOST_FRAGMENTATION_RATIO * (result.allocated_bytes - result.steady_bytes))
+    assumed = math.isclose(_fragmentation_ratio(result), 0.15, abs_tol=1e-3)
+    between = f" ({fmt.bytes_(low)} – {fmt.bytes_(high)})" if assumed and high > low else ""
+    if result.fit is None:
+        return f"{size} per rank at the peak{between}."
+    capacity = result.fit.capacity_bytes
+    said = "fits" if result.fit.fits else "does not fit"
+    unless = " unless fragmentation is high" if result.fit.fits and high > capacity else ""
+    return f"{size} per rank{between} {said} {fmt.bytes_(capacity)}{unless if between else ''}."
+
+
+def _assumes(result: Memory) -> str:
+    ratio = _fragmentation_ratio(result)
+    if result.training is None:
+        return f"{ratio:.0%} fragmentation; a GPU that fuses operators keeps less"
+    of = result.training
+    return (
+        f"{ratio:.0%} fragmentation (published: up to 35 %), {of.attention} attention, "
+        f"{of.optimizer}"
+    )
+
+
+def _remedy(result: Memory) -> str:
+    """Return the least that makes it fit, or what there is room for."""
+    fits = result.fit
+    if fits is None:
+        return (
+            "--device NAME or --capacity SIZE, to see what fits"
+            if result.training
+            else "MODEL or --config instead, to see what fits a device"
+        )
+    if fits.fits:
+        return (
+            f"up to --batch {fits.largest_batch_count} or --sequence "
+            f"{fits.largest_sequence_count}; largest model {fits.largest_model or fmt.UNKNOWN}"
+        )
+    if not fits.nearest:
+        return "a larger device: no recomputation, offload or ranks make it fit"
+    ways = [_changed(way) for way in fits.nearest]
+    return ways[0] if len(ways[0]) > _LONG else " or ".join(ways[:2])
+
+
+def _changed(way: Nearest) -> str:
+    options = _options.written(Training, way.changes)
+    return f"{options} ({fmt.bytes_(way.peak_bytes)})"
 
 
 def _facts(result: Memory) -> Iterator[str]:
@@ -239,6 +302,10 @@ def _figure(result: Memory) -> Figure:
 def _fit(fit: Fit) -> Section:
     count = fit.largest_parameters_count
     rows = [
+        *(
+            ("fits with " + _options.written(Training, way.changes), fmt.bytes_(way.peak_bytes))
+            for way in fit.nearest
+        ),
         ("largest batch at this sequence", fmt.count(fit.largest_batch_count)),
         ("largest sequence at this batch", fmt.count(fit.largest_sequence_count)),
         (
@@ -249,7 +316,7 @@ def _fit(fit: Fit) -> Section:
     ]
     return Section(
         title=f"What fits {fmt.bytes_(fit.capacity_bytes)}, all else as given",
-        blocks=(Table(columns=("", "most"), rows=rows),),
+        blocks=(Table(columns=(Column("", kind="prose"), "most"), rows=rows),),
     )
 
 

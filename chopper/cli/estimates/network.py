@@ -9,13 +9,21 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.analyzers.estimates.network import SIZES_BYTES, Network, Topology, network
+from chopper.analyzers.estimates.network import (
+    SIZES_BYTES,
+    Network,
+    Topology,
+    collective_time_s,
+    network,
+)
 from chopper.cli import _options
 from chopper.errors import JSON_ERRORS, InputError, UsageError
 from chopper.reports.estimate import estimate_page, listing
 from chopper.reports.figures import lines
 from chopper.reports.page import Figure, Page, Section
 from chopper.storage.files import read_bytes
+
+_SMALL_GAIN_RATIO = 1.05
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -145,14 +153,23 @@ def page(result: Network) -> Page:
     """Return times by size and algorithm, uplinks, incast, and the interconnect table."""
     largest = max(t.size_bytes for t in result.times)
     best = next(t for t in result.times if t.size_bytes == largest and t.fastest)
-    gain = result.spreads[-1].gain_ratio if result.spreads else 1.0
+    of = result.collective, 1, result.ranks_count, result.topology, best.algorithm
+    latency_s = collective_time_s(*of)
+    by = "latency" if latency_s > best.time_s / 2 else "bandwidth"
+    collided = ""
+    plain = next((s for s in result.spreads if s.queue_pairs_count == 1), None)
+    if result.nodes_count > 1 and plain and by == "bandwidth":
+        longest_s = latency_s + (best.time_s - latency_s) / plain.throughput_ratio
+        collided = f" – {fmt.duration(longest_s * 1e9)}"
     return estimate_page(
         result,
         title="Network",
         headline=f"{result.collective} of {fmt.bytes_(largest)} over {result.ranks_count} ranks: "
-        f"{fmt.duration(best.time_s * 1e9)} by {best.algorithm}, "
-        f"{fmt.rate(best.bus_bytes_per_s)} of bus bandwidth. "
-        f"More queue pairs: {gain:.2f}× of plain ECMP.",
+        f"{fmt.duration(best.time_s * 1e9)}{collided} by {best.algorithm}.",
+        limit=f"{by}; {fmt.duration(latency_s * 1e9)} is latency, and busbw "
+        f"{fmt.rate(best.bus_bytes_per_s)}",
+        assumes=f"nothing else on the links{collided and '; the longer time: flows that collide'}",
+        remedy=_remedy(result, by),
         facts=(f"network: {result.topology.source}", *_against_published(result)),
         figures=(_times_figure(result),),
         sections=(
@@ -162,6 +179,18 @@ def page(result: Network) -> Page:
             _incasts(result),
             _interconnects(result),
         ),
+    )
+
+
+def _remedy(result: Network, by: str) -> str:
+    if by == "latency":
+        return "fewer, larger messages"
+    best = max(result.spreads, key=lambda s: s.gain_ratio, default=None)
+    if result.nodes_count == 1 or best is None or best.gain_ratio < _SMALL_GAIN_RATIO:
+        return "other algorithms with --details, another network with --topology"
+    return (
+        f"{best.queue_pairs_count} queue pairs for each flow: {best.gain_ratio:.2f}× of plain ECMP "
+        "where uplinks limit"
     )
 
 

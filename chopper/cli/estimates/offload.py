@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -108,18 +109,68 @@ def _machine(options: Options) -> Machine:
 def page(result: Offload) -> Page:
     """Return variants of optimizer offload, and offload of activations."""
     fits = [v for v in result.variants if v.fits]
-    headline = "No variant's states fit."
+    headline = f"The states of {result.model} do not fit {result.machine.device} in any way."
     if fits:
         best = min(fits, key=lambda v: v.step_s)
-        slower = best.step_s / result.variants[0].step_s
-        headline = f"Fastest that fits: {best.name}, {slower:.2f}× the step without offload."
+        name = best.name.replace("optimizer and parameters", "all states")
+        headline = (
+            f"{fmt.duration(best.step_s * 1e9)} a step "
+            f"({fmt.duration(result.variants[0].step_s * 1e9)} without offload): {name}."
+        )
     return estimate_page(
         result,
         title="Offload to the host",
         headline=headline,
+        limit=_limit(result),
+        assumes=f"products at {fmt.flops(result.machine.flop_per_s)}, the link at "
+        f"{fmt.rate(result.machine.to_device_bytes_per_s)}; no activations",
+        remedy=_remedy(result),
         facts=_facts(result),
         figures=(_figure(result),),
         sections=(_variants(result), _activations(result)),
+    )
+
+
+def _limit(result: Offload) -> str:
+    """Return what takes longest in the fastest variant that fits, or the memory that is lacking."""
+    fits = [v for v in result.variants if v.fits]
+    if not fits:
+        least, machine = min(result.variants, key=lambda v: v.device_bytes), result.machine
+        if machine.host_memory_bytes is None or least.device_bytes > machine.memory_bytes:
+            memory = "device", least.device_bytes, machine.memory_bytes
+        else:
+            memory = "host", least.host_bytes, machine.host_memory_bytes
+        what, needed_bytes, room_bytes = memory
+        return (
+            f"the {what}'s memory: {fmt.bytes_(room_bytes)}, of states at least "
+            f"{fmt.bytes_(needed_bytes)}"
+        )
+    best = min(fits, key=lambda v: v.step_s)
+    parts = {
+        "forward and backward": best.forward_s + best.backward_s - best.exposed_transfer_s,
+        "the optimizer": best.optimizer_s,
+        "waiting for the link": best.exposed_transfer_s,
+    }
+    longest = max(parts, key=lambda name: parts[name])
+    return (
+        f"{longest}, {fmt.duration(parts[longest] * 1e9)}; device "
+        f"{fmt.bytes_(best.device_bytes)}, host {fmt.bytes_(best.host_bytes)}"
+    )
+
+
+def _remedy(result: Offload) -> str:
+    if not any(v.fits for v in result.variants):
+        room = result.machine.memory_bytes
+        least = min((v.host_bytes for v in result.variants if v.device_bytes <= room), default=None)
+        ways = [f"--ranks {result.fitting_ranks_count}"] * bool(result.fitting_ranks_count)
+        if least is not None:
+            power, unit = (40, "TiB") if least >= 2**42 else (30, "GiB")
+            ways.append(f"--host-memory {math.ceil(least / 2**power)}{unit}")
+        return " or ".join(ways) or "a device with more memory, or a smaller model"
+    best = result.activations.best
+    return (
+        f"for activations, {best}; {fmt.count(result.tokens_to_hide_gradients)} tokens a step hide "
+        "the gradients"
     )
 
 

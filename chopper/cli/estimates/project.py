@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.project import Projection, Side, project, project_captured
+from chopper.analyzers.estimates.project import (
+    Projection,
+    Side,
+    between_ns,
+    project,
+    project_captured,
+)
 from chopper.analyzers.estimates.scaling import SCALES, recorded_step
 from chopper.cli import _options
 from chopper.cli._shared import attributed
@@ -160,19 +166,42 @@ def _recorded(run: str, options: Options) -> Projection:
         checked = options.check, view(other, "operations"), _causes_ns(other)
         checked_windows_count = _windows_count(other)
     scales = (*(n for n in SCALES if n < ranks[0]), ranks[0]) if len(ranks) == 1 else ranks
-    clock_hz = options.clock_mhz and options.clock_mhz * 1e6
-    return project(
-        run=run,
-        operations=view(attribution, "operations"),
-        causes_ns=_causes_ns(attribution),
-        windows_count=_windows_count(attribution),
-        here=Side(recorded, reach_of(recorded)) if recorded else None,
-        there=Side(target, reach_of(target), clock_hz) if target else None,
+    return _project(
+        attribution,
+        run,
+        here=recorded,
+        there=target,
+        clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
         checked=checked,
         checked_windows_count=checked_windows_count,
         step=recorded_step(attribution) if ranks else None,
         scales_count=scales,
         topology=topology,
+    )
+
+
+def carried(attribution: Attributed, run: str, target: DevicePeaks) -> Projection:
+    """Return a run, of a device that is known, on another device."""
+    return _project(attribution, run, here=_recorded_on(attribution, run), there=target)
+
+
+def _project(
+    attribution: Attributed,
+    run: str,
+    *,
+    here: DevicePeaks | None,
+    there: DevicePeaks | None,
+    clock_hz: float | None = None,
+    **asked: Any,
+) -> Projection:
+    return project(
+        run=run,
+        operations=view(attribution, "operations"),
+        causes_ns=_causes_ns(attribution),
+        windows_count=_windows_count(attribution),
+        here=Side(here, reach_of(here)) if here else None,
+        there=Side(there, reach_of(there), clock_hz) if there else None,
+        **asked,
     )
 
 
@@ -230,6 +259,9 @@ def page(result: Projection) -> Page:
         result,
         title="Projection",
         headline=_headline(result),
+        limit=_limit(result),
+        assumes=_assumes(result),
+        remedy=_remedy(result),
         facts=_facts(result),
         figures=(
             *((_classes_figure(result),) if result.classes else ()),
@@ -248,16 +280,60 @@ def _headline(result: Projection) -> str:
             f"A training step of {result.run}: {'at least ' if result.unmodelled_ratio else ''}"
             f"{fmt.duration(result.projected_ns)} on {result.target_device}, not calibrated."
         )
+    if result.error_ratio is not None:
+        return (
+            f"{fmt.duration(result.projected_ns)} on {result.target_device}; recorded there "
+            f"{fmt.duration(result.checked_ns)} ({result.error_ratio:+.1%})."
+        )
     if result.target_device is not None:
         return (
-            f"{fmt.duration(result.recorded_ns)} on {result.recorded_device} become "
-            f"{fmt.duration(result.projected_ns)} on {result.target_device}."
+            f"{fmt.duration(result.projected_ns)} ({fmt.interval(between_ns(result))}) on "
+            f"{result.target_device}; recorded {fmt.duration(result.recorded_ns)}."
         )
     first, last = result.scales[0], result.scales[-1]
+    bounds = sorted((last.step_ns, last.others_differ_step_ns))
+    between = f" ({fmt.interval(bounds)})" if bounds[0] < bounds[1] else ""
     return (
         f"A step of {fmt.duration(first.step_ns)} on {fmt.count(first.ranks_count)} ranks becomes "
-        f"{fmt.duration(last.step_ns)} on {fmt.count(last.ranks_count)}."
+        f"{fmt.duration(last.step_ns)}{between} on {fmt.count(last.ranks_count)}."
     )
+
+
+def _limit(result: Projection) -> str:
+    if result.scales:
+        last = result.scales[-1]
+        if result.knee_ranks_count is None:
+            return f"nothing yet: {fmt.ratio(last.efficiency_ratio)} efficient on the most ranks"
+        return (
+            f"{result.knee_cause}, from {fmt.count(result.knee_ranks_count)} ranks on; "
+            f"{fmt.ratio(last.efficiency_ratio)} efficient on the most"
+        )
+    longest = max(result.classes, key=lambda c: c.projected_ns)
+    recorded = "" if longest.recorded_ns is None else f" ({fmt.duration(longest.recorded_ns)} now)"
+    return f"{longest.operator_class}, {fmt.duration(longest.projected_ns)}{recorded}"
+
+
+def _assumes(result: Projection) -> str:
+    if result.recorded_ns is None:
+        return "each operator at the rate that well-shaped work reaches; nothing is calibrated"
+    if result.scales:
+        return "further ranks are like the middle recorded one; as much is hidden"
+    between = "; range: errors of ten projections" if result.error_ratio is None else ""
+    return f"same operators and idle time{between}"
+
+
+def _remedy(result: Projection) -> str:
+    if result.recorded_ns is None:
+        return "a recorded run instead of --module, which calibrates the estimate"
+    if result.scales:
+        if result.knee_ranks_count is None:
+            return "--ranks N, to find where efficiency falls below 80 %"
+        if result.knee_cause == "exposed transfer":
+            return f"fewer than {fmt.count(result.knee_ranks_count)} ranks, or another --topology"
+        return "chopper analyze RUN --view stragglers, for the rank that is waited for"
+    if result.error_ratio is not None:
+        return "--details, for the error of each class of operators"
+    return "--check RUN, the same work recorded there, for the error"
 
 
 def _facts(result: Projection) -> Iterator[str]:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from chopper.cli import cli
 from chopper.errors import ChopperError, UsageError
+from chopper.reports import to_text
 from tests.kineto_writer import Trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,11 +27,45 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
+ANSWERED = [
+    *((name, *options) for name, options in COMMANDS.items()),
+    ("memory", "llama3-8b", "--sequence", "8192", "--device", "h100-sxm"),
+    ("memory", "deepseek-v3", "--capacity", "80GB"),
+    ("memory", "gpt2", "--sequence", "512"),
+    ("offload", "deepseek-v3", "--host-memory", "500GB"),
+    ("network", "--ranks", "1024", "--size", "1GiB"),
+    ("network", "--size", "1KiB", "--ranks", "8"),
+    ("limits", "--flop", "1e33"),
+    ("limits", "--flop", "5e27"),
+    ("cost", "--model", "llama3-70b", "--device", "h100-sxm"),
+    ("cost", "--price", "1", "--tokens-per-s", "1e-3"),
+]
+
+
+@pytest.mark.parametrize("arguments", ANSWERED)
+def test_five_lines_answer(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = to_text.render
+    monkeypatch.setattr(to_text, "render", lambda page, **how: wide(page, **{**how, "width": 80}))
+    lines = run(*arguments).splitlines()
+    assert len(lines) == 5, lines
+    assert any(character.isdigit() for character in lines[0])
+    starts = ["- Limit: ", "- Assumes: ", "- Try: ", "- More: --details "]
+    assert [line[: len(start)] for line, start in zip(lines[1:], starts, strict=True)] == starts
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_as_text(name: str) -> None:
-    text = run(name, *COMMANDS[name])
+def test_details_show_tables_and_assumptions(name: str) -> None:
+    text = run(name, *COMMANDS[name], "--details")
     assert "\nAssumptions\n" in text
     assert max(map(len, text.splitlines())) <= 110
+    # What is answered stands above.
+    answer = run(name, *COMMANDS[name]).splitlines()
+    assert all(line in text for line in answer[:4])
+
+
+def test_the_rule_of_thumb_is_criticized_on_demand_only() -> None:
+    assert "40 bytes" not in run("memory", "gpt2", "--sequence", "512")
+    assert "About the rule of thumb" in run("memory", "gpt2", "--sequence", "512", "--details")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -150,10 +185,12 @@ def test_bad_input_is_one_line(line: str, message: str) -> None:
 
 def test_what_is_assumed_stands_beside_what_is_derived() -> None:
     options = ("gpt2", "--sequence", "512", "--strategy", "zero3", "--ranks", "4", "--bucket", "1M")
-    text = run("memory", *options)
+    text = run("memory", *options, "--details")
     assert "fragmentation is assumed" in text
     assert "DeepSpeed as of 0.19" in text
-    assert "fragmentation is assumed" not in run("memory", *options, "--fragmentation", "0")
+    assert "fragmentation is assumed" not in run(
+        "memory", *options, "--fragmentation", "0", "--details"
+    )
     assert json.loads(run("memory", *options, "--json"))["training"]["bucket_count"] == 10**6
 
 
@@ -164,44 +201,79 @@ def test_an_estimate_is_named_whatever_its_case() -> None:
 
 
 def test_published_utilizations_stand_beside_the_defaults_only() -> None:
-    assert run("limits", "--flop", "5e27").count("0.92") == 2
-    other = run("limits", "--flop", "5e27", "--layers-exponent", "0.3")
+    def limits(*options: str) -> str:
+        return run("limits", "--details", "--flop", "5e27", *options)
+
+    assert limits().count("0.92") == 2
+    other = limits("--layers-exponent", "0.3")
     assert other.count("0.92") <= 1
     # A column in which nothing stands is left out.
     assert "published" not in other
-    assert "published" not in run("limits", "--flop", "5e27", "--time", "180d")
-    assert "published" not in run("limits", "--flop", "5e27", "--search-step", "1.02")
-    mixed = run("limits", "--flop", "5e27", "--flop", "6e27")
+    assert "published" not in limits("--time", "180d")
+    assert "published" not in limits("--search-step", "1.02")
+    mixed = limits("--flop", "6e27")
     assert "published" in mixed
     assert "–" in next(line for line in mixed.splitlines() if line.startswith("6.0e+27"))
 
 
 @pytest.mark.parametrize("rate", ["0.001", "1e9"])
 def test_money_is_short_whatever_the_throughput(rate: str) -> None:
-    text = run("cost", "--device", "h100-sxm", "--tokens-per-s", rate, "--tokens", "1e12")
+    options = ("--device", "h100-sxm", "--tokens-per-s", rate, "--tokens", "1e12")
+    text = run("cost", *options, "--details")
     amounts = [line.split("USD")[0].split()[-1] for line in text.splitlines() if "USD" in line]
     assert max(map(len, amounts)) <= 15
     assert "0.0000" not in amounts
 
 
-def test_a_device_is_not_priced_by_the_throughput_of_another(tmp_path: Path) -> None:
-    trace = Trace(device_name="NVIDIA A100-SXM4-40GB")
-    cpu = Trace(platform="cpu")
-    for made in (trace, cpu):
-        for step in range(3):
-            at = step * 1_000_000
-            made.step(step, at, 1_000_000)
-            op = made.op("aten::embedding", at + 1_000, 90_000, shapes=[[1000, 64], [4, 512], []])
-            if made is trace:
-                made.launch(
-                    "gather", at + 2_000, 300, kernel_at=at + 5_000, kernel_for=9_000, op=op
+def _tokens(path: Path, trace: Trace) -> str:
+    """Write a trace of three steps in which tokens are looked up and a product is computed."""
+    for step in range(3):
+        at = step * 1_000_000
+        trace.step(step, at, 1_000_000)
+        for number, (name, shapes) in enumerate(
+            (
+                ("aten::embedding", [[1000, 64], [4, 512], []]),
+                ("aten::mm", [[2048, 2048], [2048, 2048]]),
+            )
+        ):
+            begins = at + 1_000 + 200_000 * number
+            op = trace.op(name, begins, 90_000, shapes=shapes)
+            if trace.platform != "cpu":
+                trace.launch(
+                    "k", begins + 1_000, 300, kernel_at=begins + 5_000, kernel_for=80_000, op=op
                 )
-    for made, name in ((trace, "a100.json"), (cpu, "cpu.json")):
-        (tmp_path / name).write_bytes(made.encode())
+    path.write_bytes(trace.encode())
+    return str(path)
+
+
+def test_a_device_is_not_priced_by_the_throughput_of_a_cpu(tmp_path: Path) -> None:
+    run_on_cpu = _tokens(tmp_path / "cpu.json", Trace(platform="cpu"))
     price = ["--price", "2", "--json"]
-    for name, place in (("a100.json", "NVIDIA A100"), ("cpu.json", "CPU")):
-        with pytest.raises(UsageError, match=f"was measured on {place}.*--tokens-per-s") as caught:
-            run("cost", str(tmp_path / name), "--device", "h100-sxm", *price)
-        assert "\n" not in str(caught.value)
-        assert json.loads(run("cost", str(tmp_path / name), *price))["tokens_per_s_per_device"] > 0
-    assert run("cost", str(tmp_path / "a100.json"), "--device", "a100-sxm-40gb", *price)
+    with pytest.raises(UsageError, match=r"was measured on CPU.*--tokens-per-s") as caught:
+        run("cost", run_on_cpu, "--device", "h100-sxm", *price)
+    assert "\n" not in str(caught.value)
+    assert json.loads(run("cost", run_on_cpu, *price))["tokens_per_s_per_device"] > 0
+
+
+def test_another_device_is_priced_by_a_projection_of_the_run(tmp_path: Path) -> None:
+    measured = _tokens(tmp_path / "a100.json", Trace(device_name="NVIDIA A100-SXM4-40GB"))
+    price = ["--price", "2", "--json"]
+    here = json.loads(run("cost", measured, "--device", "a100-sxm-40gb", *price))
+    assert here["throughput_source"].startswith("measured in")
+    there = json.loads(run("cost", measured, "--device", "h100-sxm", *price))
+    assert there["throughput_source"].startswith("projected from NVIDIA A100-SXM4-40GB")
+    projected = json.loads(run("project", measured, "--device", "h100-sxm", "--json"))
+    faster = projected["recorded_ns"] / projected["projected_ns"]
+    assert faster > 1
+    ratio = there["tokens_per_s_per_device"] / here["tokens_per_s_per_device"]
+    assert ratio == pytest.approx(faster)
+    low, high = there["tokens_per_s_between"]
+    assert low < there["tokens_per_s_per_device"] < high
+    # The power that was measured, where it was, is not the other device's.
+    assert there["power_source"].startswith("the board's limit")
+
+
+def test_a_run_on_an_unknown_device_is_not_projected(tmp_path: Path) -> None:
+    measured = _tokens(tmp_path / "x.json", Trace(device_name="Acme X1"))
+    with pytest.raises(UsageError, match=r"was measured on Acme X1.*--tokens-per-s"):
+        run("cost", measured, "--device", "h100-sxm")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import resource
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.estimates import formulas
-from chopper.analyzers.estimates.memory import Memory, fit, memory
+from chopper.analyzers.estimates.memory import Memory, fit, memory, nearest
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.training import Training, widths
 from chopper.errors import ChopperError, UsageError
@@ -416,6 +417,42 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
     ]
     assert at[0].peak_bytes <= room < at[1].peak_bytes
     assert fit(training, 1000, CATALOGUE).largest_batch_count is None
+    assert found.nearest == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "room_gb", "kinds"),
+    [
+        # 16 bytes for each of 8 B parameters have to be shared or moved.
+        ("llama3-8b", {}, 76, [{"strategy", "ranks_count"}, {"offload"}]),
+        ("llama3-8b", {"strategy": "fsdp2", "ranks_count": 8, "sequence_count": 8192}, 40, None),
+        ("gpt2", {"batch_count": 64, "sequence_count": 1024}, 10, None),
+        ("deepseek-v3", {}, 76, None),
+        ("gpt3-175b", {"strategy": "zero3", "ranks_count": 16}, 40, None),
+    ],
+)
+def test_what_does_not_fit_comes_with_what_does(
+    model: str, options: dict[str, Any], room_gb: int, kinds: list[set[str]] | None
+) -> None:
+    training = Training(architecture=CATALOGUE[model], **options)
+    room = room_gb * 10**9
+    assert memory(training).peak_bytes > room
+    ways = nearest(training, room)
+    assert ways
+    for way in ways:
+        changed = msgspec.structs.replace(training, **way.changes)
+        assert memory(changed).peak_bytes == way.peak_bytes <= room
+        # None of it is too much: without any one change it does not fit, or cannot be.
+        for name in way.changes.keys() - {"strategy", "sequence_parallel"}:
+            fewer = {n: value for n, value in way.changes.items() if n != name}
+            with contextlib.suppress(UsageError):
+                assert memory(msgspec.structs.replace(training, **fewer)).peak_bytes > room
+    if kinds is not None:
+        assert [set(way.changes) for way in ways][: len(kinds)] == kinds
+
+
+def test_nothing_makes_a_model_fit_a_megabyte() -> None:
+    assert nearest(Training(architecture=CATALOGUE["gpt2"], sequence_count=64), 10**6) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from chopper.analyzers.estimates.offload import (
@@ -60,6 +61,18 @@ def test_the_step_by_hand() -> None:
         host_bytes_per_s=100e9,
     )
     assert found == pytest.approx(0.5 + 2 + 3 + 1)
+
+
+def test_what_does_not_fit_comes_with_ranks_that_do() -> None:
+    small = msgspec.structs.replace(V100, memory_bytes=2 * 10**9)
+    small = msgspec.structs.replace(small, host_memory_bytes=10**9)
+    found = offload(named("llama2-13b"), small)
+    assert found.fitting_ranks_count
+    enough = offload(named("llama2-13b"), small, ranks_count=found.fitting_ranks_count)
+    fewer = offload(named("llama2-13b"), small, ranks_count=found.fitting_ranks_count // 2)
+    assert enough.fitting_ranks_count is None
+    assert any(v.fits for v in enough.variants)
+    assert not any(v.fits for v in fewer.variants)
 
 
 def test_13_b_fit_one_v100_with_offload_only() -> None:

@@ -48,6 +48,9 @@ def page(result: Checkpoint) -> Page:
         result,
         title="Checkpoint",
         headline=f"{duration(result.write_s * 1e9)} to write.",
+        limit="the disk",
+        assumes="nothing else writes",
+        remedy="a faster --disk",
         facts=["one file"],
         figures=[],
         sections=[values("Time", [("to write", duration(result.write_s * 1e9))])],
@@ -72,6 +75,8 @@ def test_a_file_adds_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--size SIZE" in asked
     assert "[default: 2GB/s]" in asked
     text = run("checkpoint", "--size", "8GB")
+    assert text.startswith("4.00 s to write.\n- Limit: the disk\n")
+    text = run("checkpoint", "--size", "8GB", "--details")
     assert "4.00 s to write." in text
     assert "nothing else writes" in text
     written = run("checkpoint", "--size", "8GB", "--disk", "1GB/s", "--json")
