@@ -75,14 +75,47 @@ def method(report: str, **values: str) -> Cards:
     )
 
 
+def merged(findings: Sequence[Finding]) -> list[tuple[Finding, list[int]]]:
+    """Return findings that differ in rank and figures only as one: the gravest, and its ranks.
+
+    What is said of the whole run has no ranks; neither has a merged finding whose figures are
+    those of all its ranks.
+    """
+    alike: dict[tuple[str, str, int | str], list[Finding]] = {}
+    for one in findings:
+        key = one.message if one.rank is None else -1
+        alike.setdefault((one.severity, one.code, key), []).append(one)
+    rows = []
+    for of in alike.values():
+        worst = max(of, key=lambda f: f.count or 0)
+        if all(f.message == worst.message for f in of):
+            worst = msgspec.structs.replace(worst, rank=None)
+        rows.append((worst, sorted({f.rank for f in of if f.rank is not None})))
+    return rows
+
+
+def of_ranks(finding: Finding, message: str, ranks: Sequence[int], all_ranks: int) -> str:
+    """Return a finding's message with the ranks that it is about: ``Ranks 0–7: …``."""
+    if all_ranks < 2 or not ranks:
+        return message
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}: {message}"
+    of_one = "" if finding.rank is None else f" (figures of rank {finding.rank})"
+    return f"Ranks {_ranges(ranks)}{of_one}: {message}"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    return fmt.ranges(ranks).replace("-", "–").replace(",", ", ")
+
+
 def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -> Table:
-    """Return findings about data, a row each; with several ranks, each says whose it is."""
+    """Return findings about data, a row for those alike; with several ranks, whose they are."""
     several = ranks > 1
     return Table(
         title=title,
         columns=(
             "Severity",
-            *([Column("Rank", kind="number")] if several else []),
+            *([Column("Ranks", kind="id")] if several else []),
             Column("Finding", kind="prose"),
             Column("Count", kind="number"),
             Column("Withholds", kind="prose"),
@@ -90,11 +123,11 @@ def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -
         rows=[
             (
                 Cell(text=f.severity, mark=f.severity),
-                *(["all" if f.rank is None else str(f.rank)] if several else []),
+                *([_ranges(of) or "all"] if several else []),
                 Cell(text=sentence(f.message), below=f"`{f.code}`"),
                 fmt.UNKNOWN if f.count is None else fmt.count(f.count),
                 " ".join(f"`{w}`" for w in f.withholds) or fmt.UNKNOWN,
             )
-            for f in findings
+            for f, of in merged(findings)
         ],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
@@ -17,11 +17,12 @@ from chopper.reports.labels import (
     color,
     finding_table,
     full_label,
+    merged,
     method,
+    of_ranks,
     sentence,
 )
 from chopper.reports.page import (
-    BROWSER,
     PLAIN,
     Block,
     Cell,
@@ -40,8 +41,10 @@ from chopper.reports.page import (
     Widget,
 )
 from chopper.reports.story import Story, facts, verdict, withheld
-from chopper.storage.manifest import Finding
 from chopper.views import VIEWS, views
+
+if TYPE_CHECKING:
+    from chopper.reports.timeline import Timeline
 
 _ROWS = 15
 """Groups of one level in Markdown."""
@@ -118,49 +121,43 @@ def _page(story: Story, sections: list[Section], more: tuple[Block, ...] = (), *
 
 def _head(story: Story, detail: str) -> list[Block]:
     """Return what stands below the verdict."""
+    # Why no ideal is known may be a finding, and is not said twice.
+    found = any(f.message == story.ideal_reason for f in story.run.findings)
+    used = story.ceilings[1]
+    return [
+        *(Paragraph(text) for text in ("" if found else detail, story.tracing) if text),
+        *([Paragraph(used, "dim", formats=PLAIN)] if used else []),
+        *_kinds(story),
+    ]
+
+
+def _limits(story: Story) -> list[Block]:
+    """Return what the figures of a page rest on: ceilings, and what the data cannot support."""
     run = story.run
-    # Why no ideal is known may be the whole detail, and is not said again among the findings.
-    other = [f for f in run.findings if f.message != story.ideal_reason]
-    told = len(other) < len(run.findings)
     ceilings, used = story.ceilings
     lines = [line for line in (used, *ceilings, withheld(run)) if line]
+    found = merged(run.findings)
     alerts = [
-        Item(_of_rank(story, f, "Rank", sentence(f.message)), f.severity)
-        for f in other
+        Item(of_ranks(f, sentence(f.message), ranks, len(run.ranks)), f.severity)
+        for f, ranks in found
         if f.severity != "info"
     ][:_ALERTS]
-    blocks: list[Block] = [
-        *(Paragraph(text) for text in ("" if told else detail, story.tracing) if text),
-        *([Paragraph(used, "dim", formats=PLAIN)] if used else []),
-    ]
-    for entries, title, formats in (
-        (lines, "", BROWSER),
-        (alerts, "What the data cannot support", BROWSER),
-    ):
-        blocks += [Items(items=entries, title=title, formats=formats)] if entries else []
-    if len(other) > len(alerts):
-        words = fmt.plural(len(other) - len(alerts), "more finding" if alerts else "finding")
+    blocks: list[Block] = [Items(items=lines)] if lines else []
+    blocks += [Items(items=alerts, title="What the data cannot support")] if alerts else []
+    if len(found) > len(alerts):
+        words = fmt.plural(len(found) - len(alerts), "more finding" if alerts else "finding")
         blocks.append(Widget("more.html.j2", {"words": f"{words} about the trace"}))
-    return [*blocks, *_kinds(story)]
+    return blocks
 
 
 def _findings(story: Story) -> list[Section]:
     """Return what was found, for a terminal and for documents: of several ranks, the gravest."""
-    alike: dict[tuple[str, str], list[Finding]] = {}
-    for one in story.run.findings:
-        alike.setdefault((one.severity, one.code), []).append(one)
     items = [Item(line) for line in (*story.ceilings[0], withheld(story.run)) if line]
-    for several in alike.values():
-        worst = max(several, key=lambda f: f.count or 0)
-        more = f" (and {len(several) - 1} more like it)" if len(several) > 1 else ""
-        text = _of_rank(story, worst, "rank", worst.message)
-        items.append(Item(f"{text}{more}", worst.severity, worst.code))
+    items += [
+        Item(of_ranks(f, f.message, ranks, len(story.run.ranks)), f.severity, f.code)
+        for f, ranks in merged(story.run.findings)
+    ]
     return [Section(title="About the data", blocks=(Items(items=items),))] if items else []
-
-
-def _of_rank(story: Story, finding: Finding, word: str, message: str) -> str:
-    several = finding.rank is not None and len(story.run.ranks) > 1
-    return f"{word} {finding.rank}: {message}" if several else message
 
 
 def _kinds(story: Story) -> list[Table]:
@@ -355,31 +352,18 @@ def _browser_page(run: Attributed) -> Page:
     story = Story(run, tables)
     clocks = frequency.section(story, readings)
     sections = [
+        *([_timeline(story, lanes)] if lanes.windows else []),
         _gap(story, recoverable(run, replay)),
-        _steps(story),
+        *([_steps(story)] if story.windows > 1 else []),
         Section(
             title="Breakdown",
             id="breakdown",
             intro="The same nanoseconds, grouped another way. Select a row to see its causes.",
             blocks=(Widget("breakdown.html.j2"),),
         ),
-        Section(
-            title="Detailed tables",
-            short="Tables",
-            id="details",
-            intro="The run from every side. Choose a table, sort it by any column, filter it by "
-            "any word.",
-            blocks=(Widget("details.html.j2"),),
-        ),
-        Section(
-            title="Timeline",
-            id="timeline",
-            intro=" ".join(lanes.notes)
-            or f"Every recorded device event and host span of every {story.unit}.",
-            blocks=(Widget("timeline.html.j2", {"unit": story.unit}),),
-        ),
+        *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([clocks] if clocks is not None else []),
-        _telemetry(story, curves),
+        *([_telemetry(story, curves)] if curves else []),
         _quality(run),
         environment.section(run),
         _method(story),
@@ -396,8 +380,29 @@ def _browser_page(run: Attributed) -> Page:
         **lanes.packs,
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
-    more = (*_composition(story), *_cards(story, replay))
+    more = (*_cards(story, replay), *_composition(story), *_limits(story))
     return _page(story, sections, more, source=run.recording.source, program=program)
+
+
+def _timeline(story: Story, lanes: Timeline) -> Section:
+    intro = " ".join(lanes.notes)
+    return Section(
+        title="Timeline",
+        id="timeline",
+        intro=intro or f"Every recorded device event and host span of every {story.unit}.",
+        blocks=(Widget("timeline.html.j2", {"unit": story.unit}),),
+    )
+
+
+def _details() -> Section:
+    return Section(
+        title="Detailed tables",
+        short="Tables",
+        id="details",
+        intro="The run from every side. Choose a table, sort it by any column, filter it by any "
+        "word.",
+        blocks=(Widget("details.html.j2"),),
+    )
 
 
 def _composition(story: Story) -> list[Block]:
@@ -485,16 +490,8 @@ def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
         f"Sampled over the whole run; shaded bands are traced {story.unit}s. At most 1 500 points "
         "per line, the extremes kept."
     )
-    if not figure:
-        intro = "Nothing was sampled: no telemetry collector ran; the collectors below say why."
-        if story.run.recording.manifest.kind == "imported":
-            intro = (
-                "Nothing was sampled: imported traces hold none. Record with chopper to see CPU, "
-                "memory and network here."
-            )
     drawn = Figure(name="telemetry", title="", figure=figure, label="Telemetry over the run")
-    blocks = (drawn,) if figure else ()
-    return Section(title="Telemetry", id="telemetry", intro=intro, blocks=blocks)
+    return Section(title="Telemetry", id="telemetry", intro=intro, blocks=(drawn,))
 
 
 def _quality(run: Attributed) -> Section:

@@ -9,13 +9,9 @@ for (const level of data.levels) {
 }
 
 const timeline = data.timeline.length ? new Timeline(data) : null;
-if (!timeline) $("tl").replaceChildren(el("p", { class: "note" }, "No step window holds an event to draw."));
 new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
 const plots = new Plots(data.figures);
-const details = inflateText("details-data").then((text) => {
-  const views = JSON.parse(text);
-  return views.length ? new Details(views, $("details-table")) : null;
-});
+const details = $("details-table") ? inflateText("details-data").then((text) => new Details(JSON.parse(text), $("details-table"))) : null;
 
 function stepsFigure() {
   const host = $("fig-steps"), figure = data.figures.steps;
@@ -42,7 +38,16 @@ function stepsFigure() {
     $("timeline").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }));
 }
-stepsFigure();
+if ($("fig-steps")) stepsFigure();
+
+document.querySelectorAll("[data-copy]").forEach((button) => {
+  if (!navigator.clipboard) return;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+    button.textContent = "Copied";
+  });
+});
 
 // Printed pages are light, figures and timeline too.
 function printing(on) {

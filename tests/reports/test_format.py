@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper import wording as fmt
+from chopper.reports.labels import merged, of_ranks
+from chopper.storage.manifest import Finding
 from tests.reports import make
 
 
@@ -124,3 +126,18 @@ def test_energies_read_in_their_own_unit() -> None:
         "3.10 MJ",
         "−5.00 J",
     ]
+
+
+def test_findings_of_several_ranks_are_one() -> None:
+    def lost(rank: int | None, count: int) -> Finding:
+        message = f"{count} events are lost"
+        return Finding(
+            code="trace.lost", severity="warning", message=message, rank=rank, count=count
+        )
+
+    found = merged([lost(0, 4), lost(1, 9), lost(2, 4), lost(None, 17)])
+    told = [of_ranks(f, f.message, ranks, 4) for f, ranks in found]
+    assert told == ["Ranks 0–2 (figures of rank 1): 9 events are lost", "17 events are lost"]
+    ((same, ranks),) = merged([lost(0, 4), lost(2, 4)])
+    assert of_ranks(same, same.message, ranks, 4) == "Ranks 0, 2: 4 events are lost"
+    assert of_ranks(lost(0, 4), "alone", [0], 1) == "alone"
