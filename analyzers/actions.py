@@ -52,7 +52,7 @@ class Action:
 
     Attributes:
         detector: its name; the declaration says what was seen and how to try.
-        saved_ns: recoverable time of a step, mean over steps of the slowest rank's.
+        saved_ns: recoverable time of a step, mean over ranks and steps.
         ci95_ns: its 95 % interval over steps; None with fewer than three steps.
         saved_ratio: of the observed step.
         where: the place.
@@ -145,7 +145,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
 
 def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None:
     """Return what mending a pattern gives back; None where that cannot be told from nothing."""
-    observed, predicted, _, ci95 = summary(_steps(replay, seen))
+    observed, predicted, _, ci95 = summary(_steps(replay, seen).values())
     saved = observed - predicted
     if saved <= ERROR_RATIO * observed or (ci95 is not None and ci95[0] <= 0):
         return None
@@ -160,7 +160,7 @@ def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None
     )
 
 
-def _steps(replay: Replay, sighting: Sighting) -> list[tuple[int, int]]:
+def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, int]]:
     """Return the observed and the predicted time of each step without the pattern."""
     scenario = replay.scenario()
     if sighting.changes is not None:

@@ -35,8 +35,6 @@ _APART_NS = 5_000_000
 """Half of a period of the samplers: clocks further apart move readings to other kernels."""
 _CORE_WAIT_RATIO = 0.1
 """From so much on, host causes tell of the machine more than of the program."""
-_TRACING_RATIO = 0.15
-"""From so much on, the causes of the traced steps overstate what tracing slows."""
 _KIND_RATIO = 0.2
 """Steps of a kind that was not traced are worth a window from this share of the time on."""
 _OUTSIDE_RATIO = 0.2
@@ -138,20 +136,13 @@ def of_cores(recording: Run, results: Iterable[RankResult]) -> Iterator[Finding]
 
 def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
     """Findings on what tracing added, kinds of steps not traced, and time after the last step."""
-    ratio, interval = step.tracing_ratio, step.tracing_ci95_ns
-    if (
-        step.untraced is not None
-        and ratio is not None
-        and ratio > _TRACING_RATIO
-        and not step.is_slow_nearby
-        and (interval is None or interval[0] > 0)
-    ):
+    if step.is_slowed_by_tracing and step.untraced is not None:
         remedy = "--no-shapes, or with a longer window (--steps), to lower it"
         if any(f.code == "trace.no_shapes" for f in known):
             remedy = "a longer window (--steps) to see how much of it is noise"
         yield finding(
             "steps.slowed_by_tracing",
-            share=ratio,
+            share=step.tracing_ratio,
             traced=duration(step.traced_mean_ns),
             untraced=duration(step.untraced.value_ns),
             remedy=remedy,

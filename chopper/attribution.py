@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SLOW_NEARBY = 1.3
+_SLOWED_RATIO = 0.1
 TRAINING = "training"
 FIRST = "first steps"
 
@@ -104,7 +105,7 @@ class Recoverable:
     """Time of a step that removing one cause gives back: what ``whatif --fix`` predicts.
 
     Attributes:
-        step_ns: mean over steps of what the slowest rank's step gets shorter; None with the reason.
+        step_ns: what a step gets shorter, mean over ranks and steps; None with the reason.
         ci95_ns: its 95 % interval over steps; None with fewer than three.
     """
 
@@ -232,6 +233,17 @@ class StepTime:
         )
 
     @property
+    def is_slowed_by_tracing(self) -> bool:
+        """Tell whether tracing added more than a tenth to a step, beyond noise."""
+        ratio, interval = self.tracing_ratio, self.tracing_ci95_ns
+        return (
+            ratio is not None
+            and ratio > _SLOWED_RATIO
+            and not self.is_slow_nearby
+            and (interval is None or interval[0] > 0)
+        )
+
+    @property
     def scale(self) -> float:
         """Untraced over traced time: what turns a time of traced steps into one at full speed."""
         if self.untraced is None or not self.traced_mean_ns:
@@ -349,11 +361,11 @@ class Attribution:
         return self.step
 
     def step_time_ns(self) -> list[int]:
-        """Return the observed time of each step: the longest window over ranks, in step order."""
+        """Return the observed time of each step: the mean window over ranks, in step order."""
         steps, of = np.unique(ints(self.windows, "number"), return_inverse=True)
-        longest = np.zeros(len(steps), dtype=np.int64)
-        np.maximum.at(longest, of, ints(self.windows, "end_ns") - ints(self.windows, "start_ns"))
-        return [*map(int, longest)]
+        total = np.zeros(len(steps), dtype=np.int64)
+        np.add.at(total, of, ints(self.windows, "end_ns") - ints(self.windows, "start_ns"))
+        return [*map(round, total / np.bincount(of))]
 
     def of_kind(self) -> Self:
         """Return the part that the step time is of; itself where no other kind was traced."""

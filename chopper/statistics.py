@@ -130,14 +130,18 @@ def _intervals(
     return Intervals((middle_b - middle_a) + low_high * factor, ratio)
 
 
-def mean_intervals(values: np.ndarray) -> np.ndarray | None:
+def mean_intervals(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray | None:
     """95 % intervals of the means over steps; None with fewer than 3 steps.
 
     (steps, quantities) -> (quantities, 2): low and high.
+
+    Args:
+        values: of each step; with ``weights``, summed over its rank windows.
+        weights: (steps,) rank windows of each step; a mean is Σ values / Σ weights.
     """
     if len(values) < MIN_STEPS:
         return None
-    sample = _blocked(Sample(values, np.ones(len(values))))
+    sample = _blocked(Sample(values, np.ones(len(values)) if weights is None else weights))
     rho = _autocorrelation(sample)
     deviations = _deviations(sample, np.random.default_rng(0)) * _stretch(sample.steps, rho)
     factor = t_975(_independent(sample, rho) - 1) / _NORMAL_975

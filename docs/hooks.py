@@ -438,7 +438,7 @@ FIELDS = {
         "`steps`, `causes_ns` (leaf cause → time; sums to its `observed_ns`) and, with `--by`, "
         "`groups`.",
         "step_time": "The step time with and without tracing, and the kinds of steps.",
-        "step_time_ns": "Of each of these steps, the longest window over ranks.",
+        "step_time_ns": "Of each of these steps, the mean window over ranks.",
         "ranks": "One object per rank.",
         "processes": "The runs inside of this one, of further processes of the same command that "
         "are none of its ranks: `path`, `pid`, `ranks` and `steps` (null where a recording was cut "
@@ -505,8 +505,7 @@ FIELDS = {
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
         "recoverable_step_ns": (
             "What a step would take less with the cause alone removed, by a replay: the mean over "
-            "steps of the slowest rank's, as `chopper whatif --fix` predicts it; null where not "
-            "known."
+            "ranks and steps, as `chopper whatif --fix` predicts it; null where not known."
         ),
         "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
         "recoverable_reason": "Why it is not known.",

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import Action, Where, actions, detector
+from chopper.analyzers.actions import Action, Actions, Where, detector
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.replay.replay import Replay
 from chopper.causes import CAUSES
 from chopper.reports.page import Items, Paragraph, Section
 
@@ -58,18 +57,21 @@ class Told:
     command: str
 
 
-def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, str]:
+def tell(
+    run: Attributed, tried: Actions, unit: str, *, base: Actions | None = None
+) -> tuple[list[Told], int, str]:
     """Put the first three actions into words, count the rest, and say what was not looked for.
 
     Args:
         run: the attributed run.
-        replay: of it.
-        unit: ``step`` or ``window``.
+        tried: what is worth trying in it.
+        unit: ``step``, ``traced step`` or ``window``.
+        base: of a run to compare with, A: what the same pattern costs there is said.
     """
-    tried = actions(run, replay)
     found = []
     for action in tried.ranked[:SHOWN]:
         declared, say = detector(action.detector), _Sentence().format
+        share = f"{fmt.ratio(action.saved_ratio)} of the {unit}"
         interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
         evidence = say(declared.evidence, **action.evidence)
         found.append(
@@ -78,7 +80,7 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, s
                 evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
-                detail=f"{fmt.ratio(action.saved_ratio)} of the {unit}{interval}",
+                detail=f"{share}{interval}{_scaled(run, action)}{_in_base(action, base)}",
                 place=_place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
             )
@@ -86,6 +88,31 @@ def tell(run: Attributed, replay: Replay, unit: str) -> tuple[list[Told], int, s
     reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
     failed = f"Not checked, because of an error in Chopper: {reasons}." if reasons else ""
     return found, len(tried.ranked) - len(found), failed
+
+
+def _scaled(run: Attributed, action: Action) -> str:
+    """Return the saving of an untraced step, where tracing made the traced ones much longer."""
+    step = run.step_time()
+    if not step.is_slowed_by_tracing:
+        return ""
+    return f"; about {fmt.duration(action.saved_ns * step.scale)} without tracing"
+
+
+def _alike(action: Action, base: Actions) -> Action | None:
+    """Return the costliest pattern of the same detector in another run."""
+    return next((a for a in base.ranked if a.detector == action.detector), None)
+
+
+def _in_base(action: Action, base: Actions | None) -> str:
+    if base is None:
+        return ""
+    alike = _alike(action, base)
+    return "; not seen in A" if alike is None else f"; in A {fmt.duration(alike.saved_ns)}"
+
+
+def _base_json(action: Action, base: Actions | None) -> dict[str, int | None]:
+    alike = None if base is None else _alike(action, base)
+    return {} if base is None else {"recoverable_step_a_ns": alike and alike.saved_ns}
 
 
 def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
@@ -123,14 +150,20 @@ def _place(where: Where) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def to_json(ranked: Sequence[Action]) -> list[dict[str, Any]]:
-    """Return the JSON form of all actions, the most recoverable time first."""
+def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[str, Any]]:
+    """Return the JSON form of all actions, the most recoverable time first.
+
+    Args:
+        base: of a run to compare with, A: what the same pattern costs there, null where it was not
+            seen.
+    """
     return [
         {
             "detector": a.detector,
             "title": _Sentence().format(detector(a.detector).title, **a.evidence),
             "recoverable_step_ns": a.saved_ns,
             "recoverable_step_ci95_ns": a.ci95_ns,
+            **_base_json(a, base),
             "share_ratio": a.saved_ratio,
             **asdict(a.where),
             "evidence": a.evidence,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chopper import wording as fmt
+from chopper.analyzers.actions import Actions
+from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.compare.gate import Verdict
 from chopper.analyzers.compare.result import (
     Change,
@@ -16,7 +19,8 @@ from chopper.analyzers.compare.result import (
     signed_duration,
 )
 from chopper.analyzers.compare.result import Item as Difference
-from chopper.reports import figures, formatted
+from chopper.analyzers.replay.replay import replay_or_reason
+from chopper.reports import actions, figures, formatted
 from chopper.reports.labels import cause_cell, color, finding_table, full_label, method
 from chopper.reports.page import (
     BROWSER,
@@ -57,7 +61,9 @@ def render(comparison: Comparison, format: str, *, gate: Verdict | None = None) 
 
 def to_json(comparison: Comparison, gate: Verdict | None) -> dict[str, object]:
     """Return the documented form; with a gate, what became of it."""
+    in_a, in_b = tried(comparison)
     out = comparison.to_dict()
+    out["actions"] = None if in_b is None else actions.to_json(in_b.ranked, base=in_a)
     if gate is not None:
         out["gate"] = gate.to_dict()
     return out
@@ -80,6 +86,7 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
             *_unlike(comparison),
         ),
         sections=(
+            *_first(comparison),
             _same_work(comparison),
             _causes(comparison),
             *_items("op", "Operators", comparison.operations, top=top),
@@ -96,13 +103,26 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
     )
 
 
+def _first(comparison: Comparison) -> list[Section]:
+    """Return what to try first in B, and what the same pattern costs A; none without a replay."""
+    in_a, in_b = tried(comparison)
+    if in_b is None:
+        return []
+    section = actions.section(*actions.tell(comparison.runs[1], in_b, comparison.unit, base=in_a))
+    return [replace(section, title="What to try first in B")]
+
+
+def tried(comparison: Comparison) -> Iterator[Actions | None]:
+    """Yield what is worth trying in A and in B; None where a run cannot be replayed."""
+    for run in comparison.runs:
+        replay = replay_or_reason(run)
+        yield None if isinstance(replay, str) else ranked(run, replay)
+
+
 def _sides(comparison: Comparison) -> list[Block]:
-    median = f"The median step {_went(comparison.median)}."
+    median = f"The median {comparison.unit} {_went(comparison.median)}."
     if comparison.untraced is not None:
-        median = (
-            f"Without a trace, the median step {_went(comparison.untraced)}; the median traced one "
-            f"{_went(comparison.median)}."
-        )
+        median = f"The step time, without a trace, {_went(comparison.untraced)}. {median}"
     facts = []
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         steps = "1 window" if side.windows == side.steps == 1 else fmt.plural(side.steps, "step")
@@ -239,7 +259,7 @@ def _changes(comparison: Comparison, changes: Sequence[Change], rest: str, forma
     wide = (Column(heading, wide=True) for heading in ("95 % interval", "Of A's step"))
     rows = [row(c, cause_cell(c.id, c.label)) for c in changes]
     return Table(
-        columns=("Cause, per step", "A", "B", "B − A", *wide),
+        columns=(f"Cause, per {comparison.unit}", "A", "B", "B − A", *wide),
         rows=[*rows, row(step, Cell(text="Step"))],
         totals=1,
         rest=rest,

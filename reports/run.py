@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
+from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
@@ -53,6 +54,10 @@ _ALERTS = 4
 _SHOWN_FIRST_RATIO = 0.2
 """Leading steps that were slow are shown from this share of the time on."""
 _MARKS = {"measured": "", "model": " ~", "not supported": " ?"}
+_SCALED = (
+    "Time of a traced step over its length, times the untraced step: as if tracing slowed every "
+    "cause alike, though it slows the host most."
+)
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")
 
@@ -91,7 +96,8 @@ def _first(story: Story, replay: Replay | str) -> list[Section]:
     """Return what to try first; nothing where the run cannot be replayed."""
     if isinstance(replay, str):
         return []
-    return [actions.section(*actions.tell(story.run, replay, story.unit))]
+    tried = ranked(story.run, replay)
+    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))]
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -212,17 +218,20 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
     if not causes:
         return []
     columns: list[str | Column] = [
-        *("Cause", f"Per {story.traced_unit}", "Share"),
+        *("Cause", f"Per {story.traced_unit}"),
+        *([Column("Scaled", hint=_SCALED)] if story.scale else []),
+        "Share",
         Column("Recoverable", wide=True, hint=_RECOVERABLE),
         Column("95 % interval", wide=True),
         *([Column("Meaning", kind="prose", wide=True)] if format == "html" else []),
         *([Column("Basis", kind="id")] if format != "txt" else []),
     ]
+    observed_ns = story.observed_per_window_ns
     sums = [
-        ("Observed", fmt.duration(story.observed_per_window_ns), "100 %", "", ""),
+        ("Observed", fmt.duration(observed_ns), *_scaled(story, observed_ns), "100 %", "", ""),
         *_tracing_rows(story),
     ]
-    rest = [""] * (len(columns) - 5)
+    rest = [""] * (len(columns) - len(sums[0]))
     table = Table(
         columns=columns,
         rows=[
@@ -232,7 +241,7 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         strong=frozenset((len(causes),)),
     )
     kinds = {_kind(c) for c in causes} if format == "txt" else set()
-    notes = []
+    notes = [f"Scaled: {_SCALED[0].lower()}{_SCALED[1:]}"] if story.scale else []
     if "model" in kinds:
         notes.append("~ a model has a part in it; the others are recorded times")
     if "not supported" in kinds:
@@ -244,8 +253,8 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         )
         if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
             notes.append(
-                "It may exceed a cause's own time: it is of the slowest rank's step, times are "
-                "means over ranks; and work that is queued earlier takes other idle time with it."
+                "It may exceed a cause's own time: work that is queued earlier takes other idle "
+                "time with it, and one rank's time is also the others' wait."
             )
     else:
         reason = next((one.reason for one in saving.values() if one.reason), "")
@@ -267,6 +276,7 @@ def _cause_cells(
     return [
         cause_cell(cause.id, cause.label + (_MARKS[kind] if format == "txt" else "")),
         fmt.duration(cause.time_ns / windows),
+        *_scaled(story, cause.time_ns / windows),
         Cell(
             text=fmt.ratio(cause.share_ratio),
             share_ratio=cause.share_ratio or 0.0,
@@ -279,12 +289,17 @@ def _cause_cells(
     ]
 
 
+def _scaled(story: Story, time_ns: float) -> tuple[str, ...]:
+    """Return a time of a traced step scaled to an untraced one, where that is shown."""
+    return (fmt.duration(time_ns * story.scale),) if story.scale else ()
+
+
 def _saving_hint(saving: Recoverable) -> str:
     interval = f"; 95 % interval {fmt.interval(saving.ci95_ns)}" if saving.ci95_ns else ""
     return f"{_RECOVERABLE}{interval}"
 
 
-def _tracing_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
+def _tracing_rows(story: Story) -> list[tuple[str, ...]]:
     """Return the rows below the sum of the causes: the tracing overhead, the untraced step."""
     step = story.step
     if not story.tracing or step.untraced is None or step.tracing_ns is None:
@@ -293,7 +308,10 @@ def _tracing_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
     label = "Tracing, at slower steps" if step.is_slow_nearby else "Tracing itself (profiler)"
     quartiles = step.untraced.quartile_low_ns, step.untraced.quartile_high_ns
     return [
-        (text, fmt.duration(time_ns), fmt.ratio(time_ns / observed), "", fmt.interval(low_high_ns))
+        (
+            *(text, fmt.duration(time_ns), *([""] if story.scale else [])),
+            *(fmt.ratio(time_ns / observed), "", fmt.interval(low_high_ns)),
+        )
         for text, time_ns, low_high_ns in (
             (label, step.tracing_ns, step.tracing_ci95_ns),
             (f"{story.unit.capitalize()} without a trace", step.untraced.value_ns, quartiles),
@@ -423,10 +441,11 @@ def _cards(story: Story, replay: Replay | str) -> list[Block]:
     told: list[actions.Told] = []
     failed = ""
     if not isinstance(replay, str):
-        told, _, failed = actions.tell(story.run, replay, story.unit)
+        tried = ranked(story.run, replay)
+        told, _, failed = actions.tell(story.run, tried, story.traced_unit)
     if told:
         note = f"{actions.RANKED} {failed}".strip()
-        return [Widget("actions.html.j2", {"told": told, "unit": story.unit, "note": note})]
+        return [Widget("actions.html.j2", {"told": told, "unit": story.traced_unit, "note": note})]
     failures: list[Block] = [Paragraph(failed)] if failed else []
     if not story.top:
         return failures

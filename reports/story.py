@@ -52,6 +52,7 @@ class Story:
         step: the step time with and without tracing.
         tracing: which steps the step time is of, and the tracing overhead; empty where all are
             traced.
+        scale: untraced over traced time, where tracing made the steps much longer; else None.
         traced_unit: ``traced step`` where untraced ones are the step time, else the unit.
         ideal_per_window_ns: None when unknown, for ``ideal_reason``.
     """
@@ -65,6 +66,7 @@ class Story:
         self.windows = max(len(numbers), 1)
         self.step = run.step_time()
         self.tracing = tracing(self.step)
+        self.scale = self.step.scale if self.step.is_slowed_by_tracing else None
         self.traced_unit = f"traced {self.unit}" if self.tracing else self.unit
         self.observed_per_window_ns = run.observed_ns / self.windows
         self.ideal_per_window_ns = run.ideal_ns / self.windows if run.ideal_ns else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chopper import wording as fmt
+from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.replay import Replay
@@ -46,7 +47,13 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
                 (_causes(prediction),)
                 if prediction.changes
                 else (
-                    actions.section(*actions.tell(prediction.observed, replay, _unit(prediction))),
+                    actions.section(
+                        *actions.tell(
+                            prediction.observed,
+                            ranked(prediction.observed, replay),
+                            _unit(prediction),
+                        )
+                    ),
                     _recoverable(prediction.observed, replay.recoverable()),
                 )
             ),
@@ -88,9 +95,12 @@ def _details(prediction: WhatIf) -> list[str]:
             f"Next bottleneck: {CAUSES[following.id].label} ({following.id}), "
             f"{fmt.ratio(following.share_ratio)} of what is left."
         )
-    untraced = prediction.observed.step_time().untraced
-    if untraced is not None:
-        lines.append(f"A step without a trace takes {fmt.duration(untraced.value_ns)}.")
+    step = prediction.observed.step_time()
+    if step.untraced is not None:
+        line = f"A step without a trace takes {fmt.duration(step.untraced.value_ns)}"
+        if prediction.changes and step.is_slowed_by_tracing:
+            line += f"; scaled to it, predicted {fmt.duration(prediction.untraced_step_ns)}"
+        lines.append(f"{line}.")
     return lines
 
 
@@ -117,8 +127,7 @@ def _causes(prediction: WhatIf) -> Section:
 def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> Section:
     """Show the predicted saving of each cause, the largest first."""
     windows = max(int(attribution.windows.num_rows), 1)
-    steps_ns = attribution.step_time_ns()
-    step_ns = sum(steps_ns) / len(steps_ns) if steps_ns else 1
+    step_ns = attribution.observed_ns / windows or 1
     leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
     same = {(row.time_ns, row.parent) for row in leaves}

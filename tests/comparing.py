@@ -62,8 +62,20 @@ def attribution(
         name=name,
         ranks=[m.RankManifest(rank=r, world_size=ranks) for r in range(ranks)],
     )
+    recorded = [
+        {
+            "number": first + s,
+            "start_ns": int(starts[s]),
+            "end_ns": int(ends[s]),
+            "source": "iteration",
+            "traced": True,
+            "profiled": True,
+        }
+        for s in range(steps)
+    ]
+    step = pa.Table.from_pylist(recorded, schema=TABLES["step"].arrow)
     return assembled(
-        Run(manifest, None, {}, source=f"runs/{name}"),
+        Run(manifest, None, {(r, "step"): step for r in range(ranks)}, source=f"runs/{name}"),
         pieces=pa.Table.from_pylist(pieces, schema=TABLES["piece"].arrow),
         windows=pa.Table.from_pylist(windows, schema=TABLES["window"].arrow),
         ranks=[
@@ -78,7 +90,7 @@ def attribution(
             )
             for r in range(ranks)
         ],
-    )
+    ).of_kind()
 
 
 def trace(

@@ -158,6 +158,6 @@ def train(
     prof.measure("tokens_per_s", tokens_per_s)
     print(
         f"{args.size} {args.dtype}, {ranks} ranks on {device.type}: "
-        f"{step_ns / 1e9:.3f} s per step, {tokens_per_s:,.0f} tokens/s",
+        f"median step {step_ns / 1e9:.3f} s, {tokens_per_s:,.0f} tokens/s",
         flush=True,
     )

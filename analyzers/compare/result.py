@@ -17,6 +17,7 @@ from chopper.causes import CAUSES, LEAVES
 if TYPE_CHECKING:
     import pandas as pd
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.storage.manifest import Finding
 
 SCHEMA = "chopper.comparison/1"
@@ -139,10 +140,11 @@ class Comparison:
 
     Attributes:
         a, b: the runs.
+        runs: A and B in the steps that are compared.
         checks: workload parity, what differs first.
         step: the mean step, the reference of all causes.
         median: the median step, which single slow steps do not move.
-        untraced: the median step without a trace; None where a run has no such steps.
+        untraced: the step time, which is of steps without a trace; None where a run has none.
         changes: all causes with time in either run, parents before their leaves.
         kernels, operations: sorted by the size of their difference.
         notes: what a reader must know before believing the figures.
@@ -151,6 +153,7 @@ class Comparison:
 
     a: Side
     b: Side
+    runs: tuple[Attributed, Attributed]
     checks: tuple[Check, ...]
     step: Total
     median: Total
@@ -172,6 +175,12 @@ class Comparison:
         return sorted(rows, key=lambda c: -abs(c.difference_ns))
 
     @property
+    def unit(self) -> str:
+        """What the causes are of: ``traced step`` where untraced ones are a step time."""
+        untraced = [run.step_time().untraced for run in self.runs]
+        return "step" if untraced == [None, None] else "traced step"
+
+    @property
     def verdict(self) -> str:
         """The result in one sentence."""
         step = self.step
@@ -187,7 +196,7 @@ class Comparison:
                 if side.steps < 3
             )
             return f"No verdict: {few}, and fewer than 3 give no interval."
-        times = f"{fmt.duration(step.a_ns)} to {fmt.duration(step.b_ns)} per step"
+        times = f"{fmt.duration(step.a_ns)} to {fmt.duration(step.b_ns)} per {self.unit}"
         low, high = step.ci95_ratio
         if not step.told:
             least = _SURE_RATIO * max(step.a_ns, step.b_ns)

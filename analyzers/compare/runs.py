@@ -44,17 +44,18 @@ def compare(
         a: the run to compare with.
         b: the run that is judged.
         allow_different: give a verdict although the runs do not do the same work.
-        all_steps: keep leading steps that took much longer than those after them, and steps of
-            other kinds.
+        all_steps: compare all traced steps, not only those that the step time is of. Two runs
+            seldom trace as many evaluations, and a mean over both kinds tells how many.
     """
-    a, b = (run.whole if all_steps else _of_one_kind(run) for run in (a, b))
-    sides = (cut(a, warm_up=all_steps), cut(b, warm_up=all_steps))
+    a, b = (run.whole if all_steps else run.of_kind() for run in (a, b))
+    sides = (cut(a), cut(b))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]
     changes, step = _changes(sides, leaves, exact)
     return Comparison(
         a=_side(a, sides[0]),
         b=_side(b, sides[1]),
+        runs=(a, b),
         checks=same_work.check((a, b), sides),
         step=step,
         median=_median(sides),
@@ -65,17 +66,6 @@ def compare(
         notes=tuple(_notes((a, b), sides)),
         allow_different=allow_different,
     )
-
-
-def _of_one_kind(run: Attributed) -> Attributed:
-    """The steps that the run's step time is of, where steps of other kinds were traced too.
-
-    Two runs seldom trace as many evaluations, and a mean over both kinds tells how many. Slow
-    leading steps alone are left to :func:`~chopper.analyzers.compare.steps.cut`.
-    """
-    time = run.step_time()
-    others = any(k.traced_steps and k.name not in (FIRST, time.kind) for k in time.kinds)
-    return run.of_kind() if others else run.whole
 
 
 def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
@@ -147,19 +137,30 @@ def _side(run: Attributed, steps: Steps) -> Side:
         ranks=len(run.ranks),
         steps=len(steps.numbers),
         windows=int(steps.windows.sum()),
-        left_out=steps.left_out,
+        left_out=_warm_up(run),
         findings=tuple(run.findings),
     )
 
 
+def _warm_up(run: Attributed) -> tuple[int, ...]:
+    """Return the traced leading steps that are not compared."""
+    kinds = run.step_time().kinds if run.whole is not run else ()
+    return next((k.traced_steps for k in kinds if k.name == FIRST), ())
+
+
 def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
-    """The median step without a trace; None where a run has none of the other's kind."""
+    """Return the step time without a trace; None where a run has none of the other's kind."""
     times = [run.step_time() for run in runs]
     a, b = (time.untraced for time in times)
     if a is None or b is None or times[0].kind != times[1].kind:
         return None
     lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
-    return Total(**_total(a.median_ns, b.median_ns, compare_medians(*lengths), 0))
+    if "mean" in (a.statistic, b.statistic):
+        samples = [Sample(of_side[:, None], np.ones(len(of_side))) for of_side in lengths]
+        intervals = compare_means(*samples)
+    else:
+        intervals = compare_medians(*lengths)
+    return Total(**_total(a.value_ns, b.value_ns, intervals, 0))
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:
@@ -170,7 +171,7 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
         notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
     for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
         for kind in run.step_time().kinds if run.whole is not run else ():
-            if kind.traced_steps and kind.name != of:
+            if kind.traced_steps and kind.name not in (of, FIRST):
                 notes.append(
                     f"{name}: {plural(len(kind.traced_steps), 'traced step')} ({kind.name}: "
                     f"{ranges(kind.traced_steps)}) left out: the steps compared are of {of}"
@@ -181,10 +182,10 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
                 f"{name}: {ranks} {some(side.ranks_left_out)} left out: no step holds work of its "
                 "own there"
             )
-        if side.left_out:
-            steps = "steps" if len(side.left_out) > 1 else "step"
+        if warm_up := _warm_up(run):
+            steps = "steps" if len(warm_up) > 1 else "step"
             notes.append(
-                f"{name}: {steps} {', '.join(map(str, side.left_out))} left out as warm-up: much "
+                f"{name}: {steps} {', '.join(map(str, warm_up))} left out as warm-up: much "
                 "longer than all later ones"
             )
         each = side.step_ns

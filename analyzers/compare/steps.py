@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.causes.step_time import warm_up_steps
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, strings
@@ -25,7 +24,6 @@ class Steps:
         windows: (steps,) rank windows of each.
         causes: names of the columns.
         time_ns: (steps, causes) int64.
-        left_out: numbers of the leading steps that were left out.
         ranks_left_out: ranks without steps in a run whose other ranks have some.
         events: device events of the run.
         step_of_event: index of the compared step of each event, -1 for none.
@@ -35,7 +33,6 @@ class Steps:
     windows: np.ndarray
     causes: list[str]
     time_ns: np.ndarray
-    left_out: tuple[int, ...]
     ranks_left_out: tuple[int, ...]
     events: Events
     step_of_event: np.ndarray
@@ -51,8 +48,8 @@ class Steps:
         return max(int(self.windows.sum()), 1)
 
 
-def cut(run: Attributed, *, warm_up: bool) -> Steps:
-    """PIECE, WINDOW -> time by step and cause; leading slow steps only with ``warm_up``."""
+def cut(run: Attributed) -> Steps:
+    """PIECE, WINDOW -> time by step and cause."""
     pieces, windows = run.pieces, run.windows
     numbers, step_of_window = np.unique(ints(windows, "number", null=_WHOLE), return_inverse=True)
     counts = np.bincount(step_of_window, minlength=len(numbers))
@@ -66,16 +63,14 @@ def cut(run: Attributed, *, warm_up: bool) -> Steps:
     if without_steps:
         # A rank whose whole trace is one window has nothing that compares to the others' steps.
         numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
-    first = 0 if warm_up else warm_up_steps(time_ns.sum(axis=1) / np.maximum(counts, 1))
     events = events_of(run)
     step_of_event = step_of_window[rows_of(windows_by, [events.rank, events.step])]
-    step_of_event = np.maximum(step_of_event - bool(without_steps) - first, -1)
+    step_of_event = np.maximum(step_of_event - bool(without_steps), -1)
     return Steps(
-        numbers[first:],
-        counts[first:],
+        numbers,
+        counts,
         causes,
-        time_ns[first:],
-        tuple(numbers[:first].tolist()),
+        time_ns,
         without_steps,
         events,
         step_of_event,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chopper.analyzers.attributed import Attributed
     from chopper.attribution import CauseRow
 
@@ -19,10 +21,10 @@ class WhatIf:
 
     Attributes:
         changes: what is different, in words.
-        observed_step_ns, predicted_step_ns: mean over steps of the longest window of all ranks.
+        observed_step_ns, predicted_step_ns: mean window over ranks and steps.
         predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
             saved, from the variation of steps; None with fewer than three.
-        steps: number → (observed, predicted) nanoseconds.
+        steps: number → (observed, predicted) nanoseconds, mean over ranks.
         error_ratio: how far the unmodified replay is from what was observed.
         notes: what limits the prediction.
         attribution: of the replayed schedule.
@@ -50,6 +52,11 @@ class WhatIf:
         return 1 - self.predicted_step_ns / self.observed_step_ns if self.observed_step_ns else 0.0
 
     @property
+    def untraced_step_ns(self) -> float:
+        """The predicted step, scaled to steps without a trace; itself where all are traced."""
+        return self.predicted_step_ns * self.observed.step_time().scale
+
+    @property
     def next_bottleneck(self) -> CauseRow | None:
         """The largest cause of the changed run that something could take away."""
         from chopper.analyzers.replay.changes import NOT_FIXABLE
@@ -66,6 +73,7 @@ class WhatIf:
             "changes": self.changes,
             "observed_step_ns": round(self.observed_step_ns),
             "predicted_step_ns": round(self.predicted_step_ns),
+            "predicted_untraced_step_ns": round(self.untraced_step_ns),
             "predicted_ci95_ns": _rounded(self.predicted_ci95_ns),
             "saved_step_ns": round(self.observed_step_ns - self.predicted_step_ns),
             "saved_ratio": self.saved_ratio,
@@ -101,19 +109,25 @@ def _rounded(interval: tuple[float, float] | None) -> list[int] | None:
 
 
 def summary(
-    pairs: list[tuple[int, int]],
+    steps: Iterable[tuple[int, float, int]],
 ) -> tuple[float, float, tuple[float, float] | None, tuple[float, float] | None]:
-    """Means of observed and predicted steps; 95 % intervals of predicted mean and saving."""
+    """Return mean observed and predicted window; 95 % intervals of predicted mean and saving.
+
+    Args:
+        steps: observed and predicted nanoseconds of each step, summed over its rank windows, and
+            their number.
+    """
     import numpy as np
 
     from chopper.statistics import mean_intervals
 
-    values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    values = np.array([*steps], dtype=np.float64).reshape(-1, 3)
     if not len(values):
         return 0.0, 0.0, None, None
-    observed, predicted = (float(v) for v in values.mean(axis=0))
-    found = mean_intervals(np.stack([values[:, 1], values[:, 0] - values[:, 1]], axis=1))
-    if found is None:
-        return observed, predicted, None, None
-    (low, high), (less, more) = found.tolist()
-    return observed, predicted, (max(low, 0.0), high), (less, more)
+    observed, predicted, windows = values.T
+    means = observed.sum() / windows.sum(), predicted.sum() / windows.sum()
+    intervals = mean_intervals(np.stack([predicted, observed - predicted], axis=1), windows)
+    if intervals is None:
+        return *means, None, None
+    (low, high), (less, more) = intervals.tolist()
+    return *means, (max(low, 0.0), high), (less, more)

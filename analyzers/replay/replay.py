@@ -167,10 +167,13 @@ class Replay:
         order = sorted(range(len(totals)), key=totals.__getitem__)
         return order[(len(order) - 1) // 2]
 
-    def step_times(self, outcome: Outcome) -> dict[int | None, int]:
-        """Number of each step → the longest window of all ranks."""
+    def _windows(self, outcome: Outcome) -> dict[int, tuple[int, int]]:
+        """Return by step, -1 for windows without a number: time of its rank windows, their count.
+
+        Where ranks are uncoupled, of the rank that all are taken to be like.
+        """
         alike = self.reference(outcome)
-        longest: dict[int | None, int] = {}
+        steps: dict[int, tuple[int, int]] = {}
         for place, node in enumerate(self.base.graph.ranks):
             if alike is not None and place != alike:
                 continue
@@ -178,22 +181,29 @@ class Replay:
             lengths = np.diff(outcome.windows(place))[counted].tolist()
             numbers = node.joined.windows.numbers[counted].tolist()
             for number, length in zip(numbers, lengths, strict=True):
-                key = None if number < 0 else int(number)
-                longest[key] = max(longest.get(key, 0), int(length))
-        return dict(sorted(longest.items(), key=lambda item: -1 if item[0] is None else item[0]))
+                total, windows = steps.get(number, (0, 0))
+                steps[number] = total + length, windows + 1
+        return dict(sorted(steps.items()))
 
     def gives_back(self, causes: Sequence[str]) -> Recoverable:
         """Return what a step without these causes takes less."""
         scenario = self.scenario()
         remove_causes(scenario, self.facts, causes)
-        observed, predicted, _, saved = summary(self.compared(scenario.solve()))
+        observed, predicted, _, saved = summary(self.compared(scenario.solve()).values())
         low_high = None if saved is None else (round(saved[0]), round(saved[1]))
         return Recoverable(round(observed - predicted), low_high)
 
-    def compared(self, outcome: Outcome) -> list[tuple[int, int]]:
-        """Return the observed and the predicted time of each step."""
-        observed, predicted = self.step_times(self.unmodified), self.step_times(outcome)
-        return [(time_ns, predicted.get(number, 0)) for number, time_ns in observed.items()]
+    def compared(self, outcome: Outcome) -> dict[int, tuple[int, float, int]]:
+        """Return by step, -1 for windows without a number, its observed and predicted time.
+
+        Both are summed over its rank windows, whose count stands beside them.
+        """
+        observed, predicted = self._windows(self.unmodified), self._windows(outcome)
+        steps: dict[int, tuple[int, float, int]] = {}
+        for number in [n for n in observed if n in predicted]:
+            (before, windows), (after, as_many) = observed[number], predicted[number]
+            steps[number] = before, after * (windows / as_many), windows
+        return steps
 
     def recoverable(self) -> dict[str, Recoverable]:
         """Return what each cause with time in it would give back if it were gone."""
@@ -215,13 +225,11 @@ class Replay:
         applied = Applied(self.scenario(), self.facts, self.coupled_ratio, spent)
         applied.apply(changes)
         outcome = applied.scenario.solve()
-        observed = self.step_times(self.unmodified)
-        predicted = self.step_times(outcome)
         return Prediction(
             self,
             outcome,
             self.reference(outcome),
-            {n: (observed[n], predicted.get(n, 0)) for n in observed},
+            self.compared(outcome),
             applied.said,
             applied.notes,
         )
@@ -247,7 +255,7 @@ class Prediction:
         replay: of the run.
         outcome: when everything comes.
         reference: place of the rank that all are taken to be like; None unless ranks are uncoupled.
-        steps: number → (observed, predicted) nanoseconds.
+        steps: as :meth:`Replay.compared` returns them.
         said: the changes in words.
         notes: what limits the prediction.
     """
@@ -255,7 +263,7 @@ class Prediction:
     replay: Replay
     outcome: Outcome
     reference: int | None
-    steps: dict[int | None, tuple[int, int]]
+    steps: dict[int, tuple[int, float, int]]
     said: list[str]
     notes: list[str]
 
@@ -274,8 +282,8 @@ class Prediction:
             attribution: of :meth:`tables`, in any steps.
         """
         replay = self.replay
-        replayed = attribution.of_steps([-1 if number is None else number for number in self.steps])
-        mean_observed, mean_predicted, interval, saved = summary(list(self.steps.values()))
+        replayed = attribution.of_steps(self.steps)
+        mean_observed, mean_predicted, interval, saved = summary(self.steps.values())
         path = causes_of(self.outcome, replay.critical_path(self.outcome), replay.facts)
         return WhatIf(
             source=replay.run.source,
@@ -284,7 +292,10 @@ class Prediction:
             predicted_step_ns=mean_predicted,
             predicted_ci95_ns=interval,
             saved_ci95_ns=saved,
-            steps=self.steps,
+            steps={
+                None if number < 0 else number: (round(before / windows), round(after / windows))
+                for number, (before, after, windows) in self.steps.items()
+            },
             error_ratio=replay.error_ratio,
             notes=[*replay.notes, *self.notes, *self._limits(replayed, mean_predicted)],
             attribution=replayed,

@@ -16,7 +16,6 @@ from chopper.experiments.results import (
     measures_of,
     read_plan,
     rows_of,
-    step_time_ns,
 )
 from chopper.storage.files import inside
 
@@ -53,9 +52,9 @@ def load(path: Path) -> Experiment:
                 notes.append(f"{name}: {exc}")
                 continue
             attributions[variant.name].append(attribution)
-            step_ns = step_time_ns(attribution)
+            step_ns = attribution.step_time().headline_ns
             if plan.steps and step_ns is not None:
-                measured.append((variant.name, STEP, (), step_ns))
+                measured.append((variant.name, STEP, (), float(step_ns)))
             measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
     if not measured:
         raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))

@@ -390,16 +390,6 @@ def rows_of(measured: Sequence[Value], baseline: str | None) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def step_time_ns(attribution: Attributed) -> float | None:
-    """Mean over the steps of the longest window over ranks.
-
-    Not the median: steps that come in flights (a batch from each worker, then a wait for the next)
-    have one that no throughput belongs to.
-    """
-    steps = attribution.step_time_ns()
-    return fmean(steps) if steps else None
-
-
 def _median_run(attributions: list[Attributed]) -> Attributed:
-    order = sorted(attributions, key=lambda a: step_time_ns(a) or 0.0)
+    order = sorted(attributions, key=lambda a: a.step_time().headline_ns or 0)
     return order[(len(order) - 1) // 2]

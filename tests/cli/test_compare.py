@@ -108,6 +108,7 @@ def test_json_is_the_documented_form(pair) -> None:
         "kernels",
         "operations",
         "notes",
+        "actions",
         "gate",
     ]
     leaves = {c["id"] for c in document["causes"]} - {c["parent"] for c in document["causes"]}

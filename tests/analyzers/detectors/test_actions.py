@@ -86,7 +86,7 @@ def test_an_action_gives_back_what_the_same_job_without_its_pattern_takes_less(
 def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: Plan) -> None:
     run = attributed(tmp_path / "run", plan)
     assert found(run) == []
-    [block] = report.section(*report.tell(run, Replay(run), "step")).blocks
+    [block] = report.section(*report.tell(run, actions.actions(run, Replay(run)), "step")).blocks
     assert isinstance(block, Paragraph)
     assert "No known pattern" in block.text
 
@@ -174,7 +174,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
     tried = actions.actions(run, Replay(run))
     assert [a.detector for a in tried.ranked] == ["data_loading"]
     assert [*tried.failed] == ["launch_bound"]
-    *_, failures = report.section(*report.tell(run, Replay(run), "step")).blocks
+    *_, failures = report.section(*report.tell(run, tried, "step")).blocks
     assert isinstance(failures, Paragraph)
     assert failures.text.startswith("Not checked, because of an error in Chopper: launch_bound (")
     assert str(error) in failures.text

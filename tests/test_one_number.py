@@ -1,0 +1,97 @@
+"""The same question has one answer, whatever command is asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import chopper
+from chopper.analyzers.compare.runs import compare
+from chopper.attribution import Spread, StepTime
+from chopper.reports import comparison as comparison_report
+from chopper.reports import run as run_report
+from chopper.reports import to_text
+from chopper.validation.model.job import simulate
+from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.writer import write
+
+OWN = sorted(path for path in (Path(__file__).parent / "golden" / "own").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_the_step_time_is_the_same_in_all_results(path: Path) -> None:
+    """Of analyze, whatif, compare and JSON; of unequal ranks and of several kinds of steps."""
+    run = chopper.attribute(path)
+    time = run.step_time()
+    windows = run.windows.num_rows
+    assert time.traced_mean_ns == pytest.approx(run.observed_ns / windows, abs=1)
+    beside = compare(run, run)
+    assert beside.step.a_ns == run.observed_ns // windows
+    if time.untraced is not None:
+        assert beside.untraced is not None
+        assert beside.untraced.a_ns == time.headline_ns
+        assert beside.unit == "traced step"
+    try:
+        predicted = chopper.whatif(run)
+    except chopper.ChopperError as exc:
+        pytest.skip(str(exc))
+    assert predicted.observed_step_ns == pytest.approx(time.traced_mean_ns, abs=1)
+    document = json.loads(json.dumps(predicted.to_dict()))
+    assert document["observed_step_ns"] == pytest.approx(time.traced_mean_ns, abs=1)
+
+
+def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_path: Path) -> None:
+    runs = []
+    for name, stall_ns in (("a", 2_000_000), ("b", 5_000_000), ("none", 0)):
+        write(simulate(Plan(data=Dose(stall_ns))), tmp_path / name)
+        runs.append(chopper.attribute(tmp_path / name))
+    of_a, of_b = (
+        comparison_report.to_json(compare(runs[0], runs[i]), None)["actions"][0] for i in (0, 1)
+    )
+    assert of_b["detector"] == "data_loading"
+    assert (
+        of_b["recoverable_step_a_ns"] == of_a["recoverable_step_ns"] == pytest.approx(2e6, rel=0.03)
+    )
+    text = to_text.render(comparison_report.page(compare(runs[0], runs[1])), width=100)
+    assert text.index("What to try first in B") < text.index("Where the difference lies")
+    assert "; in A 2.0" in text
+    text = to_text.render(comparison_report.page(compare(runs[2], runs[1])), width=100)
+    assert "; not seen in A" in text
+    [nothing] = comparison_report.to_json(compare(runs[1], runs[2]), None)["actions"] or [None]
+    assert nothing is None
+
+
+def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attribution:
+    """The run, with untraced steps that its traced ones are so much longer than."""
+    traced = run.step.traced_mean_ns
+    assert traced is not None
+    untraced_ns = round(traced / (1 + tracing_ratio))
+    lengths = tuple(untraced_ns + i for i in (-1, 0, 0, 1))
+    spread = Spread(untraced_ns, untraced_ns, lengths[0], lengths[-1], 4, lengths, "median")
+    step: StepTime = replace(
+        run.step,
+        untraced=spread,
+        untraced_reason=None,
+        tracing_ns=traced - untraced_ns,
+        tracing_ci95_ns=(traced - untraced_ns - 10, traced - untraced_ns + 10),
+    )
+    return replace(run, step=step)
+
+
+def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
+    write(simulate(Plan(data=Dose(5_000_000))), tmp_path)
+    run = chopper.attribute(tmp_path)
+    slowed, hardly = _slowed(run, 0.25), _slowed(run, 0.09)
+    assert slowed.step.is_slowed_by_tracing
+    assert not hardly.step.is_slowed_by_tracing
+    text = to_text.render(run_report.page(slowed, "txt"), width=120)
+    assert "Scaled" in text
+    # 5.04 ms of a traced step, scaled by 1/1.25.
+    assert re.search(
+        r"5\.0\d ms recoverable .*about 4\.0\d\s+ms\s+without tracing", text, re.DOTALL
+    )
+    assert "Scaled" not in to_text.render(run_report.page(hardly, "txt"), width=120)
