@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.collectors.formats import readers
-from chopper.collectors.formats.telemetry_csv import TelemetryLog
+from chopper.collectors.formats.telemetry_csv import TelemetryLog, read_log
 from chopper.collectors.formats.unpack import DAMAGE, lines
 from chopper.errors import InputError, UsageError
 from chopper.ingest.attachments import Attachments
@@ -25,14 +24,9 @@ _HELD_RATIO = 8
 
 def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
     try:
-        reader = readers.reader_of(file)
-        assert reader is not None
-        log: TelemetryLog = reader.load().read_log(
-            lines(file, held_ratio=_HELD_RATIO), str(file), zone=zone
-        )
+        return read_log(lines(file, held_ratio=_HELD_RATIO), str(file), zone=zone)
     except (*DAMAGE, OSError) as exc:
         raise InputError(f"{file}: cannot be read ({exc})") from exc
-    return log
 
 
 def zone_of(name: str) -> tzinfo:

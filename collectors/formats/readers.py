@@ -30,7 +30,6 @@ class Reader:
     """One kind of file.
 
     Attributes:
-        name: as people call it.
         kind: a trace is what the others are joined to: counters of kernels, logs of devices,
             snapshots of memory.
         module: has ``sniff(head)``, which looks at the first bytes (unpacked), and for traces
@@ -39,7 +38,6 @@ class Reader:
         grouped: whether several files are one recording; the module has ``group_of(path)``.
     """
 
-    name: str
     kind: Kind
     module: str
     csv: bool = False
@@ -60,17 +58,14 @@ class Reader:
 
 
 READERS = (
-    Reader("SQLite: Nsight Systems, rocpd, rpd", "trace", "chopper.collectors.formats.sqlite"),
-    Reader("rocprofv3 JSON", "trace", "chopper.collectors.formats.rocprof_json"),
-    Reader("memory snapshot", "memory", "chopper.collectors.snapshot"),
-    Reader("hardware counters", "counters", "chopper.collectors.formats.counters", csv=True),
-    Reader("telemetry log", "log", "chopper.collectors.formats.telemetry_csv", csv=True),
-    Reader("Zeus energy log", "log", "chopper.collectors.formats.energy_log", csv=True),
-    Reader(
-        "rocprof CSV", "trace", "chopper.collectors.formats.rocprof_csv", csv=True, grouped=True
-    ),
+    Reader("trace", "chopper.collectors.formats.sqlite"),
+    Reader("trace", "chopper.collectors.formats.rocprof_json"),
+    Reader("memory", "chopper.collectors.snapshot"),
+    Reader("counters", "chopper.collectors.formats.counters", csv=True),
+    Reader("log", "chopper.collectors.formats.telemetry_csv", csv=True),
+    Reader("trace", "chopper.collectors.formats.rocprof_csv", csv=True, grouped=True),
 )
-KINETO = Reader("Kineto", "trace", "chopper.collectors.formats.kineto")
+KINETO = Reader("trace", "chopper.collectors.formats.kineto")
 """What everything else is taken for: its reader says what a file is instead."""
 
 

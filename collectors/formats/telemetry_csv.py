@@ -1,8 +1,13 @@
-"""Logs of other samplers as device tables: nvidia-smi, rocm-smi, amd-smi and their like, as CSV.
+"""Logs of other samplers as device tables, as CSV: nvidia-smi, rocm-smi, amd-smi, Zeus.
 
 A log has a row per device and moment, with a heading that says what each column is, by name and
 by unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are
 recognised by these two; what is not recognised is named, not guessed.
+
+Zeus (``ZeusMonitor(log_file=…)``) writes a row for each measured window and a column for each GPU:
+``start_time,window_name,elapsed_time,gpu0_energy,…``, in seconds and joules. Older versions take
+``start_time`` from a clock that counts from the host's start; such windows have a length and an
+energy, and no place in a trace.
 """
 
 from __future__ import annotations
@@ -10,15 +15,16 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.arrow import to_arrow
+from chopper.collectors.formats.parsed import table_of_rows
 from chopper.collectors.formats.unpack import cells_of
 from chopper.errors import InputError
 from chopper.storage.clock import in_order
@@ -29,7 +35,7 @@ _MIB = 1 << 20
 _MOST_DEVICES = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TelemetryLog:
     """Contents of a log.
 
@@ -41,11 +47,11 @@ class TelemetryLog:
         repeated_count: rows left out because the clock was set back over their time.
     """
 
-    tables: dict[str, pa.Table]
-    ignored: tuple[str, ...]
-    local_time: bool
-    rows_count: int
-    bad_rows_count: int
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    local_time: bool = False
+    rows_count: int = 0
+    bad_rows_count: int = 0
     repeated_count: int = 0
 
 
@@ -117,7 +123,13 @@ _ABSENT = frozenset(
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is such a log, by its first line."""
-    return _is_log([_plain(cell) for cell in cells_of(head.decode("utf-8-sig", "replace"))])
+    heading = cells_of(head.decode("utf-8-sig", "replace"))
+    return _is_log(list(map(_plain, heading))) or _is_energy_log(heading)
+
+
+def _is_energy_log(heading: list[str]) -> bool:
+    names = [cell.strip() for cell in heading]
+    return set(_WINDOW) <= set(names) and any(map(_GPU_ENERGY.fullmatch, names))
 
 
 def _is_log(columns: list[tuple[str, str | None]]) -> bool:
@@ -150,7 +162,7 @@ def _place(name: str) -> tuple[str, str] | None:
 
 
 def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) -> TelemetryLog:
-    """Read a log. -> DEVICE_CLOCK, DEVICE_COUNTER.
+    """Read a log. -> DEVICE_CLOCK, DEVICE_COUNTER; ENERGY_WINDOW of one of Zeus.
 
     Args:
         lines: of the file.
@@ -164,28 +176,98 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
     first = next(content, "")
     heading = cells_of(first)
     columns = [_plain(cell) for cell in heading]
-    if not _is_log(columns):
+    if _is_log(columns):
+        log = _device_log(content, heading, columns, where, zone)
+    elif _is_energy_log(heading):
+        log = _energy_log(content, [cell.strip() for cell in heading])
+    else:
         raise InputError(
             f"{where}: no telemetry log: expected a heading with a time, a device and clocks, "
             "power or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
         )
-    log = _Rows(columns, where, zone)
+    if not log.tables:
+        raise InputError(
+            f"{where}: a telemetry log without a readable row ({log.bad_rows_count} could not be "
+            "read)"
+        )
+    return log
+
+
+_WINDOW = ("start_time", "window_name", "elapsed_time")
+_GPU_ENERGY = re.compile(r"gpu(\d{1,4})_energy")
+_MOST_WINDOW = 1e10
+"""Seconds or joules that no window has."""
+
+
+def _energy_log(content: Iterable[str], heading: list[str]) -> TelemetryLog:
+    """Read the windows of a log of Zeus."""
+    log = TelemetryLog()
+    gpus = [(int(m[1]), i) for i, name in enumerate(heading) if (m := _GPU_ENERGY.fullmatch(name))]
+    rows: list[tuple[object, ...]] = []
+    for line in filter(str.strip, content):
+        cells = [cell.strip() for cell in cells_of(line)]
+        # Of columns of one name the first counts.
+        values = zip(reversed(heading), reversed(cells), strict=False)
+        row = dict(values) if len(cells) == len(heading) else {}
+        start_s, elapsed_s = (_decimal(row.get(n, "")) for n in ("start_time", "elapsed_time"))
+        if start_s is None or elapsed_s is None:
+            log.bad_rows_count += 1
+            continue
+        log.rows_count += 1
+        span_ns = _seconds_ns(elapsed_s)
+        time_ns = _seconds_ns(start_s) + span_ns // 2
+        window = row["window_name"] or "(no name)"
+        for device, column in gpus:
+            energy_j = _decimal(cells[column])
+            if energy_j is not None:
+                rows.append((time_ns, span_ns, device, None, window, float(energy_j)))
+    if rows:
+        table = TABLES["energy_window"].validate(table_of_rows("energy_window", rows))
+        log.tables["energy_window"] = table.sort_by("time_ns")
+    known = {*_WINDOW, *(heading[i] for _, i in gpus)}
+    log.ignored = tuple(name for name in heading if name not in known)
+    return log
+
+
+def _decimal(text: str) -> str | None:
+    """A number that is no energy or time of this world is none."""
+    try:
+        value = nan if "_" in text else float(text)
+    except ValueError:
+        return None
+    return text if isfinite(value) and 0 <= value < _MOST_WINDOW else None
+
+
+def _seconds_ns(seconds: str) -> int:
+    """By way of the digits: a float of seconds since 1970 tells no microseconds apart."""
+    plain = re.fullmatch(r"(\d+)(?:\.(\d*))?", seconds)
+    if plain is None:
+        return round(float(seconds) * 1e9)
+    return int(plain[1]) * 10**9 + int(((plain[2] or "") + "000000000")[:9])
+
+
+def _device_log(
+    content: Iterable[str],
+    heading: list[str],
+    columns: list[tuple[str, str | None]],
+    where: str,
+    zone: tzinfo | None,
+) -> TelemetryLog:
+    """Read the rows of devices, each at a moment."""
+    rows = _Rows(columns, where, zone)
+    log = rows.log
     try:
         for cells in csv.reader(content, skipinitialspace=True):
             if cells:
-                log.add(cells)
+                rows.add(cells)
     except csv.Error as exc:
         raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc
-    if not any(log.rows.values()):
-        raise InputError(
-            f"{where}: a telemetry log without a readable row ({log.bad_count} could not be read)"
-        )
-    tables = {
-        name: _by_device(name, log.placed[name], rows) for name, rows in log.rows.items() if rows
-    }
-    repeated = max(len(log.rows[name]) - table.num_rows for name, table in tables.items())
-    ignored = tuple(cell.strip() for i, cell in enumerate(heading) if i not in log.used)
-    return TelemetryLog(tables, ignored, log.local_time, log.count, log.bad_count, repeated)
+    for name, listed in rows.rows.items():
+        if listed:
+            log.tables[name] = table = _by_device(name, rows.placed[name], listed)
+            log.repeated_count = max(log.repeated_count, len(listed) - table.num_rows)
+    log.ignored = tuple(cell.strip() for i, cell in enumerate(heading) if i not in rows.used)
+    return log
 
 
 _EVERY_ROW = ("time_ns", "span_ns", "device_id", "device_uuid")
@@ -198,7 +280,7 @@ class _Rows:
         placed: (position, column, unit) of what is read of a row, by table.
         rows: of each table: what :data:`_EVERY_ROW` names, then the placed columns.
         used: columns of the log that are read.
-        local_time, count, bad_count: see :class:`TelemetryLog`.
+        log: what is counted of them.
     """
 
     def __init__(
@@ -219,8 +301,7 @@ class _Rows:
             self.placed.setdefault(table, []).append((i, column, unit))
         self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in self.placed}
         self.used = {self._time, self._device, self._uuid, *placed}
-        self.count = self.bad_count = 0
-        self.local_time = False
+        self.log = TelemetryLog()
 
     def add(self, cells: list[str]) -> None:
         """Take a row, or count it as one that cannot be read."""
@@ -229,7 +310,7 @@ class _Rows:
         moment = _time_ns(cells[self._time], self._zone) if whole else None
         device = _device(cells[self._device], self._uuids) if moment is not None else None
         if moment is None or device is None:
-            self.bad_count += 1
+            self.log.bad_rows_count += 1
             return
         self._devices.add(device)
         if len(self._devices) > _MOST_DEVICES:
@@ -237,8 +318,8 @@ class _Rows:
                 f"{self._where}: rows of more than {_MOST_DEVICES} devices, as no host has"
             )
         time_ns, named_zone = moment
-        self.local_time |= not named_zone
-        self.count += 1
+        self.log.local_time |= not named_zone
+        self.log.rows_count += 1
         uuid = cells[self._uuid].strip() if 0 <= self._uuid < len(cells) else None
         for table, placed in self.placed.items():
             values = [

@@ -9,7 +9,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.causes.counters import join_counters
-from chopper.collectors.formats import energy_log
+from chopper.collectors.formats import telemetry_csv
 from chopper.collectors.formats.cleaning import integer, number
 from chopper.collectors.formats.counters import measured, read_counters, sniff
 from chopper.collectors.formats.unpack import head_of
@@ -284,6 +284,6 @@ def test_a_dispatch_is_exact_or_left_out(
 
 def test_numbers_in_pythons_own_spelling_are_none() -> None:
     assert measured("1_000", "") == (None, None)
-    assert energy_log._seconds("1_0") is None
+    assert telemetry_csv._decimal("1_0") is None
     assert integer("1_0") is None
     assert number("1_0.5") is None
