@@ -111,8 +111,10 @@ def _in_base(action: Action, base: Actions | None) -> str:
 
 
 def _base_json(action: Action, base: Actions | None) -> dict[str, int | None]:
-    alike = None if base is None else _alike(action, base)
-    return {} if base is None else {"recoverable_step_a_ns": alike and alike.saved_ns}
+    if base is None:
+        return {}
+    alike = _alike(action, base)
+    return {"recoverable_step_a_ns": None if alike is None else alike.saved_ns}
 
 
 def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:

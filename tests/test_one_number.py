@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,9 +50,7 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
     for name, stall_ns in (("a", 2_000_000), ("b", 5_000_000), ("none", 0)):
         write(simulate(Plan(data=Dose(stall_ns))), tmp_path / name)
         runs.append(chopper.attribute(tmp_path / name))
-    of_a, of_b = (
-        comparison_report.to_json(compare(runs[0], runs[i]), None)["actions"][0] for i in (0, 1)
-    )
+    of_a, of_b = (_tried(runs[0], runs[i])[0] for i in (0, 1))
     assert of_b["detector"] == "data_loading"
     assert (
         of_b["recoverable_step_a_ns"] == of_a["recoverable_step_ns"] == pytest.approx(2e6, rel=0.03)
@@ -61,8 +60,12 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
     assert "; in A 2.0" in text
     text = to_text.render(comparison_report.page(compare(runs[2], runs[1])), width=100)
     assert "; not seen in A" in text
-    [nothing] = comparison_report.to_json(compare(runs[1], runs[2]), None)["actions"] or [None]
-    assert nothing is None
+    assert _tried(runs[1], runs[2]) == []
+
+
+def _tried(a: chopper.Attribution, b: chopper.Attribution) -> list[dict[str, Any]]:
+    tried: Any = comparison_report.to_json(compare(a, b), None)["actions"]
+    return [*tried]
 
 
 def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attribution:
@@ -90,8 +93,7 @@ def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
     assert not hardly.step.is_slowed_by_tracing
     text = to_text.render(run_report.page(slowed, "txt"), width=120)
     assert "Scaled" in text
-    # 5.04 ms of a traced step, scaled by 1/1.25.
-    assert re.search(
-        r"5\.0\d ms recoverable .*about 4\.0\d\s+ms\s+without tracing", text, re.DOTALL
-    )
+    # 5.05 ms of a traced step, scaled by 1/1.25.
+    assert "5.05 ms recoverable" in text
+    assert "4.04 ms without tracing" in text
     assert "Scaled" not in to_text.render(run_report.page(hardly, "txt"), width=120)
