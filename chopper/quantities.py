@@ -48,9 +48,11 @@ def digits(text: str) -> int | None:
 
 
 def size_bytes(text: str, name: str = "size") -> int:
-    """``80GB``, ``16GiB``, ``512MB`` or a plain number of bytes."""
-    units = {p + b: f for p, f in _PREFIXES.items() for b in ("B", "")} | {"b": 1}
-    return whole(_read(text, units, name, "a size such as 80GB or 512MiB"), name)
+    """``80GB``, ``16GiB``, ``512MB``, ``4096B``; ``80`` is refused: bytes or gigabytes?"""
+    units = {p + b: f for p, f in _PREFIXES.items() for b in ("B", "") if p + b} | {"b": 1}
+    return whole(
+        _read(text, units, name, "a size such as 80GB or 512MiB", "{0}GB or {0}GiB?"), name
+    )
 
 
 def rate_bytes_per_s(text: str, name: str = "rate") -> float:
@@ -65,8 +67,26 @@ def rate_bytes_per_s(text: str, name: str = "rate") -> float:
 
 
 def seconds(text: str, name: str = "time") -> float:
-    """``4.5us``, ``90d``, ``2h``; a plain number is seconds."""
-    return _read(text, {"": 1.0, **_SECONDS}, name, "a time such as 90d, 4.5us or 30ms")
+    """``4.5us``, ``90d``, ``2h``; ``90`` is refused: days to one reader, seconds to another."""
+    return _read(text, _SECONDS, name, "a time such as 90d, 4.5us or 30ms")
+
+
+def power_w(text: str, name: str = "power") -> float:
+    """``700W``, ``0.7kW``; ``700`` is refused."""
+    units = {f"{prefix}{w}": f for prefix, f in _DECIMAL.items() for w in "Ww"}
+    return _read(text, units, name, "a power such as 700W", "{0}W or {0}kW?")
+
+
+def flop_per_s(text: str, name: str = "peak") -> float:
+    """``989TFLOP/s``, ``989T`` or ``989e12``; ``989`` is refused."""
+    names = ("", "FLOP/s", "FLOPS", "FLOPs", "flops")
+    units = {prefix + unit: f for prefix, f in _DECIMAL.items() for unit in names}
+    value = _read(text, units, name, "a rate such as 989TFLOP/s or 989e12")
+    if value < 10**6:
+        raise UsageError(
+            f"{name} {text!r}: less than 1 MFLOP/s; expected a rate such as 989TFLOP/s"
+        )
+    return value
 
 
 def frequency_hz(text: str, name: str = "frequency") -> float:
@@ -110,7 +130,10 @@ def between(value: float, least: float, most: float, name: str) -> None:
         raise UsageError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
 
 
-def _read(text: str, units: Mapping[str, float], name: str, example: str) -> float:
+def _read(
+    text: str, units: Mapping[str, float], name: str, example: str, without_unit: str = ""
+) -> float:
+    """Read a number in one of the units; ``without_unit`` asks which, with the number as {0}."""
     match = _NUMBER.fullmatch(text)
     unit = (match and match[2]) or ""
     value = float(match[1].replace("_", "")) if match else 0.0
@@ -118,7 +141,10 @@ def _read(text: str, units: Mapping[str, float], name: str, example: str) -> flo
     if match is None:
         wrong = f"is not a number; expected {example}"
     elif unit not in units:
-        wrong = f"{f'unit {unit!r}' if unit else 'no unit'}; expected {example}"
+        expected = (
+            without_unit.format(match[1]) if without_unit and not unit else f"expected {example}"
+        )
+        wrong = f"{f'unit {unit!r}' if unit else 'no unit'}; {expected}"
     elif value <= 0:
         wrong = "expected more than zero"
     elif not _LEAST <= size <= _MOST:

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.errors import UsageError
-from chopper.quantities import count, number, one_of, rate_bytes_per_s, seconds, size_bytes
+from chopper.quantities import (
+    count,
+    flop_per_s,
+    frequency_hz,
+    number,
+    one_of,
+    power_w,
+    rate_bytes_per_s,
+    seconds,
+    size_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +28,7 @@ from chopper.quantities import count, number, one_of, rate_bytes_per_s, seconds,
         ("80GB", 80 * 10**9),
         ("16GiB", 16 * 2**30),
         ("512 MB", 512 * 10**6),
-        ("42", 42),
+        ("42B", 42),
         ("1.5kB", 1500),
     ],
 )
@@ -33,7 +45,7 @@ def test_rates(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("90d", 7_776_000), ("4.5us", 4.5e-6), ("3", 3), ("2 h", 7200)]
+    ("text", "value"), [("90d", 7_776_000), ("4.5us", 4.5e-6), ("3s", 3), ("2 h", 7200)]
 )
 def test_times(text: str, value: float) -> None:
     assert seconds(text) == pytest.approx(value)
@@ -53,6 +65,29 @@ def test_what_is_no_quantity_is_one_line(text: str) -> None:
             read(text, "--it")
         assert "\n" not in str(caught.value)
         assert "--it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "hint"),
+    [
+        (size_bytes, "80", "80GB or 80GiB?"),
+        (seconds, "90", "a time such as 90d"),
+        (rate_bytes_per_s, "400", "a rate such as 50GB/s"),
+        (power_w, "700", "700W or 700kW?"),
+        (flop_per_s, "989", "989TFLOP/s"),
+        (frequency_hz, "1980", "1980MHz"),
+    ],
+)
+def test_a_number_without_its_unit_is_refused_with_what_it_may_mean(
+    read: Callable[[str, str], float], text: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(hint)):
+        read(text, "--it")
+
+
+def test_power_and_flop_rates() -> None:
+    assert power_w("0.7kW") == power_w("700 W") == 700
+    assert flop_per_s("989e12") == flop_per_s("989TFLOP/s") == flop_per_s("989T") == 989e12
 
 
 @given(st.text(max_size=20))

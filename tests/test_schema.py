@@ -111,6 +111,28 @@ def test_arguments_are_completed(
     assert completion.complete().split() == offered
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("whatif run --fix launch", "launch-gaps"),
+        ("estimate memory llama3-", "llama3-8b"),
+        ("estimate memory --device h100", "h100-sxm"),
+        ("estimate cost --against mi300", "mi300x"),
+        ("analyze run --view cri", "critical_path"),
+    ],
+)
+def test_values_of_options_are_completed(
+    typed: str, offered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", f"chopper {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ") + 1))
+    completion = BashComplete(cli, {}, "chopper", "_CHOPPER_COMPLETE")
+    begun = typed.rpartition(" ")[2]
+    words = [word.partition(",")[2] for word in completion.complete().split()]
+    assert offered in words
+    assert all(word.startswith(begun) for word in words)
+
+
 @pytest.mark.parametrize("typed", ["chopper analize ", "chopper estimate memmory "])
 def test_behind_a_name_that_there_is_not_completion_says_nothing(
     typed: str, monkeypatch: pytest.MonkeyPatch

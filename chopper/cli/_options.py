@@ -12,7 +12,7 @@ import msgspec
 
 from chopper import quantities
 from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.cli._shared import NamedPath, paths
+from chopper.cli import _shared as shared
 from chopper.errors import UsageError
 
 if typing.TYPE_CHECKING:
@@ -67,10 +67,7 @@ class Quantity(_ParamType):
 
 
 def _time_s(text: str, name: str) -> float:
-    """Read a time whose unit is written: 90 are days to one reader and seconds to another."""
     value = quantities.seconds(text, name)
-    if not text.strip()[-1].isalpha():
-        raise UsageError(f"{name} {text!r}: no unit; expected a time such as 90d, 4.5us or 30ms")
     quantities.between(value, 1e-12, 3.2e11, f"{name} in s")
     return value
 
@@ -100,16 +97,51 @@ def _write_count(count: int) -> str:
 _NUMBER = Quantity("number", quantities.number, "{:g}".format)
 _BY_SUFFIX: dict[str, Quantity] = {
     "_bytes_per_s": Quantity("rate", _rate_bytes_per_s, lambda rate: f"{rate / 1e9:g}GB/s"),
-    "_bytes": Quantity("size", quantities.size_bytes, str),
+    "_flop_per_s": Quantity("rate", quantities.flop_per_s, lambda rate: f"{rate / 1e12:g}TFLOP/s"),
+    "_bytes": Quantity(
+        "size", quantities.size_bytes, lambda size: f"{size / 1e9:g}GB" if size else "0"
+    ),
     "_count": Quantity("count", quantities.count, _write_count),
     "_s": Quantity("time", _time_s, _write_time),
-    "_w": _NUMBER,
+    "_w": Quantity("power", quantities.power_w, "{:g}W".format),
     "_ratio": Quantity("number", _any_number, "{:g}".format),
 }
 
 
+def _device(text: str, name: str) -> str:
+    """Return the id of a device by any usual name; say which one a family's name was taken for."""
+    from chopper.hardware.devices import meant, short_name
+
+    device, *others = meant(text)
+    if others:
+        names = ", ".join(map(short_name, others[:5]))
+        shared.say(
+            f"{name} {text}: taken as {short_name(device)} ({device.label}); other choices: {names}"
+        )
+    return short_name(device)
+
+
+def _device_names() -> list[str]:
+    from chopper.hardware.devices import known_devices, short_name
+
+    return [*map(short_name, known_devices())]
+
+
+def _model_names() -> list[str]:
+    from chopper.models.architectures import CATALOGUE
+
+    return [*CATALOGUE]
+
+
+_DEVICE = Quantity("device", _device, str)
+_DEVICE_FIELDS = ("device", "from_device", "against")
+_COMPLETED = {**dict.fromkeys(_DEVICE_FIELDS, _device_names), "model": _model_names}
+"""Fields whose values the shell completes."""
+
+
 def _suffix(name: str) -> str:
-    rate = name.endswith("_per_s") and not name.endswith("_bytes_per_s")
+    name = f"_{name}"  # a field may be called like its unit
+    rate = name.endswith("_per_s") and not name.endswith(("_bytes_per_s", "_flop_per_s"))
     return "" if rate else next((s for s in _BY_SUFFIX if name.endswith(s)), "")
 
 
@@ -149,8 +181,9 @@ def written(struct: type[msgspec.Struct], values: dict[str, Any]) -> str:
 
 def _parameter(name: str, kind: Any, note: Option, default: Any) -> click.Parameter:
     """One argument or option; `default` is shown, and applied by the struct."""
+    completion = shared.completing(_COMPLETED[name]) if name in _COMPLETED else None
     if note.argument:
-        return click.Argument([name], required=False, shell_complete=paths)
+        return click.Argument([name], required=False, shell_complete=completion or shared.paths)
     flag = f"--{_flag(name, note)}"
     if kind is bool:
         return click.Option([flag, name], is_flag=True, help=note.help)
@@ -163,14 +196,23 @@ def _parameter(name: str, kind: Any, note: Option, default: Any) -> click.Parame
     if default not in (None, ()) and "[default:" not in text:
         write = read.write if isinstance(read, Quantity) else str
         text += f"  [default: {', '.join(map(write, default if many else [default]))}]"
-    return click.Option([flag, name], type=read, multiple=many, metavar=note.metavar, help=text)
+    return click.Option(
+        [flag, name],
+        type=read,
+        multiple=many,
+        metavar=note.metavar,
+        help=text,
+        shell_complete=completion,
+    )
 
 
 def _type(name: str, kinds: set[Any]) -> Any:
     """Return click's type of a field, by its types and its unit."""
     suffix = _suffix(name)
+    if name in _DEVICE_FIELDS:
+        return _DEVICE
     if Path in kinds:
-        return NamedPath()
+        return shared.NamedPath()
     if float in kinds:
         return _NUMBER if suffix == "_count" else _BY_SUFFIX.get(suffix, _NUMBER)
     if int in kinds:

@@ -14,7 +14,7 @@ from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import OutputError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -50,12 +50,25 @@ def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> l
     return [CompletionItem(typed, type="file")]
 
 
-def workloads(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    """Complete the names of the reference workloads."""
+def completing(
+    names: Callable[[], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return what has the shell complete one of these names, which are asked for only then."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        return [name for name in names() if name.startswith(typed.lower())]
+
+    return complete
+
+
+def _workloads() -> Iterable[str]:
     from chopper.experiments import catalogue
 
-    return [name for name in catalogue.workloads() if name.startswith(typed)]
+    return catalogue.workloads()
 
+
+workloads = completing(_workloads)
+"""Completes the names of the reference workloads."""
 
 runs = click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
 """Argument ``sources``: what every command that reads one run takes."""

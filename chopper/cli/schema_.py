@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 SCHEMA = "chopper.tables/1"
 
 
-def _names(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    return [name for name in _tables() if name.startswith(typed)]
-
-
 @click.command("schema")
-@click.argument("table", required=False, shell_complete=_names)
+@click.argument("table", required=False, shell_complete=shared.completing(lambda: _tables()))
 @shared.as_json
 def command(table: str | None, as_json: bool) -> None:
     """Print the tables that a run holds, or the columns of one of them.

@@ -8,12 +8,23 @@ from chopper.cli import _shared as shared
 from chopper.cli.output import progress
 
 
+def _fixes() -> list[str]:
+    """Return the names of causes that can be taken away."""
+    from chopper.analyzers.replay.changes import not_fixable
+    from chopper.analyzers.replay.whatif_options import ALIASES
+    from chopper.causes import CAUSES
+
+    aliases = [alias.replace("_", "-") for alias in ALIASES]
+    return sorted([cause for cause in CAUSES if not not_fixable(cause)] + aliases)
+
+
 @click.command("whatif")
 @shared.runs
 @click.option(
     "--fix",
     multiple=True,
     metavar="CAUSE",
+    shell_complete=shared.completing(_fixes),
     help="Take a cause away: an id of `chopper analyze`, its last part (data, dispatch, gc), or "
     "data-wait, launch-gaps, synchronization, straggler, exposed-communication, recomputation.",
 )

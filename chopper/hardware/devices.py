@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.errors import UsageError
+
 if TYPE_CHECKING:
     from chopper.storage.manifest import Device
 
@@ -212,31 +214,71 @@ def why_unknown(
 
 
 def named(name: str) -> DevicePeaks:
-    """The device that a person means: its id with or without the vendor, label, or driver's name.
+    """The device that a person means: the first of :func:`meant`."""
+    return meant(name)[0]
 
-    ``h100-sxm``, ``NVIDIA H100 SXM 80 GB`` and ``NVIDIA H100 80GB HBM3`` are the same.
+
+def meant(name: str) -> tuple[DevicePeaks, ...]:
+    """The device that a person means, then the others of the same family that fit the name.
+
+    ``h100-sxm``, ``H100 SXM``, ``NVIDIA H100 80GB HBM3`` and ``h100`` are the same; ``rtx4090`` and
+    ``4090``, too. A family's name means its SXM board or its X model, the one with most memory.
 
     Raises:
-        UsageError: no device is called so; the nearest names are suggested.
+        UsageError: no device is called so, or several are and none of them is the usual one.
     """
     from chopper.quantities import one_of
 
     device = lookup(name)
-    if device is not None:
-        return device
-    labels = {d.label.lower(): d for d in known_devices()}
-    if name.strip().lower() in labels:
-        return labels[name.strip().lower()]
-    wanted = name.strip().lower().replace(" ", "-")
-    short = {d.id.partition("-")[2]: d for d in known_devices()}
-    names = short | {d.id: d for d in known_devices()}
-    # A family's name means its first member, where there is a single one of that name.
-    members = [d for model, d in short.items() if model.startswith(wanted + "-")]
-    if wanted not in names:
-        if len(members) == 1:
-            return members[0]
-        wanted = one_of("device", wanted, short, otherwise=f"there are {_families()}")
-    return names[wanted]
+    fitting = [device] if device is not None else _fitting_words(name)
+    if len(fitting) > 1:
+        usual = [d for d in fitting if re.search(r"-sxm|\dx$", d.id)]
+        families = {re.sub(r"\D+$", "", d.id.split("-")[1]) for d in fitting}
+        if len(families) > 1 or not usual:
+            names = sorted(short_name(d) for d in fitting)
+            choices = f"choose {', '.join(names[:-1])} or {names[-1]}"
+            if len(names) > 8:
+                choices = f"there are {_families()}"
+            raise UsageError(f"device {name!r} is not one device; {choices}")
+        fitting.sort(key=lambda d: (d not in usual, -(d.memory_bytes.value or 0)))
+    if not fitting:
+        one_of(
+            "device", name, map(short_name, known_devices()), otherwise=f"there are {_families()}"
+        )
+    return tuple(fitting)
+
+
+def short_name(device: DevicePeaks) -> str:
+    """Return a device's id without its vendor."""
+    return device.id.partition("-")[2]
+
+
+def _fitting_words(name: str) -> list[DevicePeaks]:
+    """Return the devices whose id and label hold all words of a name; those called so, first."""
+    wanted = _words(name)
+    fitting = []
+    for device in known_devices():
+        known = _words(f"{device.id} {device.label} geforce tesla instinct gpu")
+        if name.strip().lower() in (device.id, short_name(device), device.label.lower()):
+            return [device]
+        if wanted and wanted <= known:
+            fitting.append(device)
+    if fitting:
+        return fitting
+    # A model without its last letter: mi300 for mi300x.
+    return [
+        device
+        for device in known_devices()
+        if re.sub(r"\D+$", "", model := device.id.split("-")[1]) in wanted
+        and wanted - {model[:-1]} <= _words(f"{device.id} {device.label} instinct")
+    ]
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a device's name as people write it: ``RTX4090``, ``SXM5``, ``80 GB``."""
+    text = re.sub(r"(\d) ?(gb|ti)\b", r" \1\2", name.lower())
+    text = re.sub(r"(rtx|nvidia|amd)(?=\w)", r"\1 ", re.sub(r"sxm\d\b", "sxm", text))
+    return set(re.findall(r"\w+", re.sub(r"\d+ti\b", lambda m: f"{m[0][:-2]} ti", text)))
 
 
 def _families() -> str:

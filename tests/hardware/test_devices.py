@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chopper.errors import UsageError
 from chopper.hardware.ceilings import ceilings_of
 from chopper.hardware.devices import (
     DTYPES,
@@ -16,6 +17,7 @@ from chopper.hardware.devices import (
     Sourced,
     known_devices,
     lookup,
+    named,
     why_unknown,
 )
 from chopper.storage.manifest import Device, RankManifest, RunManifest
@@ -321,3 +323,39 @@ def test_what_keeps_a_device_from_having_peaks_is_said(
     assert lookup(name, multi_processor_count=units, memory_bytes=memory) is None
     told = why_unknown(name, multi_processor_count=units, memory_bytes=memory)
     assert f"device {name!r} {reason}" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h100", "h100-sxm"),
+        ("H100 SXM5", "h100-sxm"),
+        ("H100 PCIe", "h100-pcie"),
+        ("mi300", "mi300x"),
+        ("Instinct MI300A", "mi300a"),
+        ("4090", "rtx-4090"),
+        ("RTX4090", "rtx-4090"),
+        ("GeForce RTX 2080Ti", "rtx-2080-ti"),
+        ("a100", "a100-sxm4-80gb"),
+        ("A100 40GB", "a100-sxm4-40gb"),
+        ("l40", "l40"),
+        ("Tesla V100", "v100-sxm2-32gb"),
+    ],
+)
+def test_a_person_names_a_device_as_usual(text: str, expected: str) -> None:
+    assert named(text).id.partition("-")[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("a100 pcie", "choose a100-pcie-40gb or a100-pcie-80gb"),
+        ("gh200", "choose gh200-144gb or gh200-96gb"),
+        ("rtx", "choose rtx-2080-ti, rtx-3090, rtx-4090 or rtx-a6000"),
+        ("nvidia", "there are NVIDIA"),
+        ("h1000", "did you mean h100-sxm"),
+    ],
+)
+def test_a_name_of_several_devices_is_refused_with_the_choices(text: str, choices: str) -> None:
+    with pytest.raises(UsageError, match=choices):
+        named(text)

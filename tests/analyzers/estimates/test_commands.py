@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from chopper.cli import cli
 from chopper.errors import ChopperError, UsageError
 from chopper.reports import to_text
+from tests import command
 from tests.kineto_writer import Trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,6 +109,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("memory gpt2 --batch 1.5", "is not whole"),
         ("memory gpt2 --batch 1e30", "64 bits"),
         ("memory gpt2 --capacity 80Gs", "unit 'Gs'"),
+        ("memory gpt2 --capacity 80", "--capacity '80': no unit; 80GB or 80GiB?"),
         ("memory llama3-8b --tp 5", "does not divide"),
         ("memory llama3-8b --strategy ddp --ranks 1e11", "expected at most 10000000"),
         ("memory llama3-8b --offload none --offload optimizer", "none contradicts optimizer"),
@@ -145,7 +147,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("limits --time 90", "no unit; expected a time such as 90d"),
         ("limits --time 1e-9s", "time allowed in s"),
         ("limits --flop 1", "expected 1e+15 to 1e+40"),
-        ("limits --peak 1", "hardware: flop_per_s"),
+        ("limits --peak 989", "expected a rate such as 989TFLOP/s"),
         ("limits --tokens-per-parameter 1e60", "laws: tokens_per_parameter_ratio"),
         ("limits --layer-latency 1d", "hardware: layer_latency_s"),
         ("network --collective allreduce", "did you mean all_reduce"),
@@ -168,7 +170,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("cost --tokens-per-s 1e-12 --price 1", "tokens per second of a device"),
         ("cost --tokens-per-s 1 --price 1e60", "price: found 1e+60"),
         ("cost --tokens-per-s 1 --price 1 --tokens 1e60", "tokens: found 1e+60"),
-        ("cost --tokens-per-s 1 --price 1 --power 700kW", "unit 'kW'"),
+        ("cost --tokens-per-s 1 --price 1 --power 700J", "unit 'J'"),
         ("cost --tokens-per-s 1 --price 1 --devices 9e18", "devices: found"),
         ("cost --tokens-per-s 1 --price 1 --utilization 0.5", "--utilization needs --model"),
         ("project absent.json --device mi300x --clock 1e60", "--clock in MHz"),
@@ -277,3 +279,9 @@ def test_a_run_on_an_unknown_device_is_not_projected(tmp_path: Path) -> None:
     measured = _tokens(tmp_path / "x.json", Trace(device_name="Acme X1"))
     with pytest.raises(UsageError, match=r"was measured on Acme X1.*--tokens-per-s"):
         run("cost", measured, "--device", "h100-sxm")
+
+
+def test_a_family_of_devices_is_taken_for_its_usual_board_and_said() -> None:
+    said = command.run("estimate", "cost", "--device", "H100", "--model", "gpt2", "--json")
+    assert json.loads(said.out)["device"] == "NVIDIA H100 SXM 80 GB"
+    assert "--device H100: taken as h100-sxm" in said.err
