@@ -1,14 +1,15 @@
 """Find the commands that the documentation shows: on its pages, written and generated, and in help.
 
-A fenced block without a language holds commands, or a transcript, whose commands begin with ``$``
-and whose other lines are what they print. A span of code that begins with a program's name is a
-command too, or mentions one (``chopper whatif --fix``).
+A fenced block without a language, or an indented one, holds commands, or a transcript, whose
+commands begin with ``$`` and whose other lines are what they print. A span of code that begins with
+a program's name is a command too, or mentions one (``chopper whatif --fix``).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from chopper.cli import cli
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("chopper", "make", "pip", "python", "pytest", "curl", "git", "eval", "source")
 FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
 SHELL = ("", "sh", "bash", "shell", "console")
 SPAN = re.compile(r"`([^`]+)`")
 ALTERNATIVES = re.compile(r"(?<=[ ,])[\w-]+(?:\|[\w-]+)+(?=[ ,]|$)")
@@ -91,6 +93,9 @@ def on_page(source: str, text: str) -> Iterator[Command]:
         if fence[2] in SHELL:
             yield from in_block(source, fence[3], text[: fence.start(3)].count("\n") + 1)
     prose = FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), text)
+    for block in INDENTED.finditer(prose):
+        number = prose[: block.start()].count("\n") + 1
+        yield from in_block(source, textwrap.dedent(block[0]), number)
     for span in SPAN.finditer(prose):
         line = f"{source}:{prose[: span.start()].count(chr(10)) + 1}"
         content = " ".join(span[1].split())

@@ -66,7 +66,7 @@ TRACES = {
 MADE = {
     "database/report.sqlite": ("report.sqlite",),
     "table/counters.csv": ("counters.csv",),
-    "table/smi.csv": ("nvidia-smi.csv",),
+    "table/smi.csv": ("nvidia-smi.csv", "smi.csv"),
     "table/snapshot.pickle": ("snapshot.pickle",),
     "document/config.json": ("config.json",),
     "document/topology.json": ("cluster.json",),

@@ -36,6 +36,9 @@ READ_ONLY = {
 }
 """Commands of chopper that are not started here → the reason."""
 
+OF_ONE_RUN = {"chopper import trace.json.gz results.json -o runs/with-counters"}
+"""Commands that want recordings of two tools that watched one run: tests/ingest makes them."""
+
 RECORDED = "chopper record -- python train.py"
 """The one recording that is made. Others start eight ranks, or end with their options."""
 
@@ -105,7 +108,7 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
         read_record(command, rest)
     elif name == "run" and "--help" not in rest:
         read_run(command, rest)
-    elif name in READ_ONLY and "--help" not in rest:
+    elif (name in READ_ONLY and "--help" not in rest) or shown.text in OF_ONE_RUN:
         command.make_context(name, [*rest])
     else:
         shutil.copytree(inputs, here)
@@ -182,6 +185,9 @@ def check_pip(rest: list[str]) -> None:
 
 def check_python(rest: list[str]) -> None:
     """A module or a file of this repository that has the options."""
+    if rest[:2] == ["-m", "pytest"]:
+        check_pytest(rest[2:])
+        return
     if rest[0] == "-m":
         found = importlib.util.find_spec(rest[1])
         assert found is not None
