@@ -27,8 +27,8 @@ _CLOCK_OFFSET_SAID_NS = 50_000
 _MATCHED_RATIO = 0.5
 """Below it, most of the collectives' time says nothing of who waited for whom."""
 _CLOCKS_DISAGREE = (
-    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set "
-    "right by when the ranks leave their collectives"
+    "the ranks' traces do not overlap in time as recorded: their clocks disagree; offsets were "
+    "corrected from when the ranks leave their collectives"
 )
 _DROPPED_RATIO = 0.01
 _APART_NS = 5_000_000
@@ -137,7 +137,7 @@ def of_cores(recording: Run, results: Iterable[RankResult]) -> Iterator[Finding]
 def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
     """Findings on what tracing added, kinds of steps not traced, and time after the last step."""
     if step.is_slowed_by_tracing and step.untraced is not None:
-        remedy = "--no-shapes, or with a longer window (--steps), to lower it"
+        remedy = "--no-shapes, or a longer window (--steps), to reduce it"
         if any(f.code == "trace.no_shapes" for f in known):
             remedy = "a longer window (--steps) to see how much of it is noise"
         yield finding(

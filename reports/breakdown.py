@@ -132,7 +132,7 @@ def _level(story: Story, level: Level, label: str, leaves: list[str]) -> dict[st
     cut = (
         f"{fmt.plural(len(rest), 'smaller row')} not listed: "
         f"{fmt.duration(time_ns / story.windows)}, "
-        f"{fmt.ratio(time_ns / max(story.run.observed_ns, 1))} in all."
+        f"{fmt.ratio(time_ns / max(story.run.observed_ns, 1))} in total."
     )
     return {
         "id": level,

@@ -93,7 +93,7 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
             *_items("kernel", "Kernels", comparison.kernels, top=top),
             _quality(comparison),
             Section(
-                title="How each number was made",
+                title="How the numbers are computed",
                 short="Method",
                 id="method",
                 blocks=(method("comparison"),),
@@ -170,17 +170,20 @@ def _unlike(comparison: Comparison) -> list[Block]:
     same = ", ".join(c.label for c in comparison.checks if c.status == "pass")
     unknown = ", ".join(c.label for c in comparison.checks if c.status == "unknown")
     shared = [Item(f"same: {same}", "ok")] if same else []
-    shared += [Item(f"not known in both: {unknown}", "info")] if unknown else []
+    shared += [Item(f"unknown in at least one run: {unknown}", "info")] if unknown else []
     both = Items(items=items), Items(items=shared, formats=TERMINAL)
     return [block for block in both if block.items]
 
 
 def _same_work(comparison: Comparison) -> Section:
-    intro = "Checked before any time is compared. What is unknown in a run does not count as equal."
+    intro = (
+        "Checked before any times are compared. A value that is unknown in either run does "
+        "not count as equal."
+    )
     if comparison.refused:
         intro = (
-            "They do not, so no verdict is given; the differences below compare two different "
-            "workloads."
+            "They do not, so there is no verdict; the differences below are between two "
+            "different workloads."
         )
     table = Table(
         columns=("Check", Column("Result", kind="name"), "A", "B", Column("Meaning", kind="prose")),
@@ -222,16 +225,16 @@ def _causes(comparison: Comparison) -> Section:
         if abs(c.difference_ns) >= least or max(c.a_ns, c.b_ns) >= 20 * least
     ]
     hidden = len(comparison.changes) - len(shown)
-    rest = f"{fmt.plural(hidden, 'cause')} with next to no difference not shown" if hidden else ""
-    label = "Waterfall from A's step to B's; the table below holds the same figures"
+    rest = f"{fmt.plural(hidden, 'cause')} with negligible differences not shown" if hidden else ""
+    label = "Waterfall from A's step to B's; the table below has the same figures"
     return Section(
-        title="Where the difference lies",
+        title="Where the runs differ",
         short="Causes",
         id="causes",
-        intro=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds what each cause takes more "
-        f"or less of, ends at B's step of {fmt.duration(step.b_ns)}: means over the step windows "
-        "of all ranks. The leaf causes' differences sum to that of the step exactly; whiskers are "
-        "95 % intervals. Grey: not told from noise.",
+        intro=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds each cause's difference "
+        f"and ends at B's step of {fmt.duration(step.b_ns)}: means over the step windows of "
+        "all ranks. The differences of the leaf causes sum to that of the step exactly; "
+        "whiskers are 95 % intervals. Grey: within noise.",
         blocks=(
             Figure(name="waterfall", title="", figure=waterfall(comparison), label=label),
             *([_changes(comparison, shown, rest, PLAIN)] if shown else []),
@@ -256,7 +259,7 @@ def _changes(comparison: Comparison, changes: Sequence[Change], rest: str, forma
         quiet = (Cell(text=t, dim=True) for t in (interval(change.ci95_ns), of_step))
         return (name, fmt.duration(change.a_ns), fmt.duration(change.b_ns), difference, *quiet)
 
-    wide = (Column(heading, wide=True) for heading in ("95 % interval", "Of A's step"))
+    wide = (Column(heading, wide=True) for heading in ("95 % interval", "Share of A's step"))
     rows = [row(c, cause_cell(c.id, c.label)) for c in changes]
     return Table(
         columns=(f"Cause, per {comparison.unit}", "A", "B", "B − A", *wide),
@@ -324,9 +327,8 @@ def _items(level: str, title: str, items: Sequence[Difference], *, top: int) -> 
     section = Section(
         title=title,
         id=level,
-        intro="Time of their device events per step of one rank. A difference is cut in two: "
-        "running more or less often, and taking longer or shorter each time. Grey rows are not "
-        "told from noise.",
+        intro="Time of their device events per step and rank. A difference splits into the "
+        "change in count and the change in duration. Grey rows are within noise.",
         blocks=(table,),
     )
     return [section] if changed else []
@@ -358,11 +360,11 @@ def _quality(comparison: Comparison) -> Section:
         title="Trace quality",
         short="Quality",
         id="quality",
-        intro="What was found about each run's data before anything was claimed from it.",
+        intro="Findings about each run's data, made before any figure was computed.",
         blocks=[
             finding_table(side.findings, ranks=side.ranks, title=name)
             if side.findings
-            else Paragraph(f"{name}: nothing that would weaken its figures.", "dim")
+            else Paragraph(f"{name}: no finding weakens its figures.", "dim")
             for name, side in (("A", comparison.a), ("B", comparison.b))
         ],
         formats=BROWSER,

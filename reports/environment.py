@@ -40,7 +40,7 @@ def section(run: Attributed) -> Section:
     return Section(
         title="Environment",
         id="environment",
-        intro="What was run, where, and what chopper could record there.",
+        intro="What was run, where, and what chopper could record.",
         blocks=blocks,
         formats=BROWSER,
     )
@@ -108,7 +108,7 @@ def _collectors(run: RunManifest) -> Table:
             worst = max(first.clock_alignment_error_ns or 0, report.clock_alignment_error_ns or 0)
             if worst:
                 rows[key] = msgspec.structs.replace(first, clock_alignment_error_ns=worst), ranks
-    clock = "How far its clock may be from that of the run's other recordings, as measured"
+    clock = "Clock offset from the run's other recordings, as measured"
     return Table(
         title="Collectors",
         columns=(

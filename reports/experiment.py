@@ -105,13 +105,13 @@ def facts(experiment: Experiment) -> list[str]:
 def intervals(experiment: Experiment) -> str:
     """Return what ± and intervals are of, and how they were made."""
     if all(row.estimate.ci95 is None for row in experiment.rows):
-        return "One repetition: no spread and no interval; --repeats 3 gives both."
+        return "One repetition: no spread and no interval; --repeats 3 adds both."
     of = "repetitions"
     if all(len(variant.runs) < 2 for variant in experiment.plan.variants):
-        of = "parts of a single run, which are less independent than runs (--repeats 3)"
+        of = "parts of a single run, which are less independent than separate runs (--repeats 3)"
     return (
-        f"± is the coefficient of variation and 95 % Student's t over {of}; of a ratio between "
-        "logarithms, with Welch's degrees of freedom."
+        f"± is the coefficient of variation, and 95 % intervals are Student's t over {of}; for "
+        "ratios, on logarithms with Welch's degrees of freedom."
     )
 
 
@@ -154,7 +154,7 @@ def _glance(experiment: Experiment) -> list[Section]:
         Section(
             title="At a glance",
             id="curves",
-            intro="Means; whiskers reach from the least to the most of the repetitions.",
+            intro="Means; whiskers reach from the minimum to the maximum of the repetitions.",
             blocks=[
                 Figure(name=f"sweep-{i}", title=title, figure=figure)
                 for i, (title, figure) in enumerate(drawn)
@@ -167,15 +167,13 @@ def _glance(experiment: Experiment) -> list[Section]:
 def _measured(experiment: Experiment) -> Section:
     baseline = experiment.plan.baseline
     ratios = (
-        f", and in brackets how many times the value of {baseline}, with its 95 % interval"
-        if baseline
-        else ""
+        f", and in parentheses the ratio to {baseline}, with its 95 % interval" if baseline else ""
     )
     return Section(
         title="What was measured",
         short="Measured",
         id="measured",
-        intro=f"Means over the repetitions, ± their coefficient of variation{ratios}.",
+        intro=f"Means over the repetitions, ± the coefficient of variation{ratios}.",
         blocks=tables(experiment),
     )
 
@@ -196,12 +194,12 @@ def _removed(experiment: Experiment) -> list[Section]:
             Figure(name=f"causes-{i}", title="", figure=waterfall(comparison), label=label),
         ]
     section = Section(
-        title="Which cause each variant removed",
+        title="Causes that each variant removed",
         short="Causes",
         id="causes",
         intro=f"From the step of {baseline} to that of the variant, in the repetitions with the "
-        "median step. Every nanosecond of the difference is in exactly one bar; whiskers are 95 % "
-        "intervals over steps.",
+        "median step. Every nanosecond of the difference is in exactly one bar; whiskers "
+        "are 95 % intervals over steps.",
         blocks=blocks,
     )
     return [section] if blocks else []
@@ -216,17 +214,17 @@ def _change_line(change: Change, step_ns: int) -> str:
 def _method(experiment: Experiment) -> Section:
     plan = experiment.plan
     variants = [f"{v.name}: {v.summary} ({fmt.plural(len(v.runs), 'run')})" for v in plan.variants]
-    own = "; the length of a step is the mean of those that were traced" if plan.steps else ""
+    own = "; the length of a step is the mean over the traced steps" if plan.steps else ""
     return Section(
-        title="How each number was made",
+        title="How the numbers are computed",
         short="Method",
         id="method",
         blocks=(
             Paragraph(intervals(experiment), "dim"),
             Items(items=variants, title="Variants", formats=BROWSER),
             Paragraph(
-                "They ran in turn, so that a change of the machine hits all alike. The workload "
-                f"measured its own numbers{own}.",
+                "They ran alternately, so that drift of the machine affects all of them alike. "
+                f"The workload measured its own numbers{own}.",
                 formats=BROWSER,
             ),
             Paragraph(f"`{shlex.join(plan.command)}`", formats=BROWSER),
@@ -261,7 +259,7 @@ def _causes(experiment: Experiment) -> list[Table]:
                 ("Step", *(fmt.duration(whole[v]) for v in variants)),
             ],
             totals=1,
-            note="Of each rank, in the steps that were traced.",
+            note="Means per rank over the traced steps.",
         )
     ]
 
@@ -271,7 +269,7 @@ def _of_view(experiment: Experiment, shown: ShownView) -> Table:
 
     view, rows = VIEWS[shown.view], list(experiment.view_rows(shown))
     if not rows:
-        note = f"Not known here: {view.needs or 'no rows'}."
+        note = f"Unknown here: {view.needs or 'no rows'}."
         return Table(title=view.title, columns=(), rows=(), note=note)
     return replace(_by_variant(experiment, view.title, rows), note=view.summary)
 
@@ -373,7 +371,7 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
         interval = _interval(h)
         value = _ours(h) + (f" (95 %: {interval})" if interval else "")
         if h.ratio is not None:
-            value += f", {h.ratio:.2f}× what is stated"
+            value += f", {h.ratio:.2f}× the published value"
         stated = {"survey": h.survey, "primary source": h.primary}
         facts = [Fact(label=who, value=words) for who, words in stated.items() if words]
         facts.append(Fact(label="here", value=value, note=h.configuration))

@@ -161,23 +161,25 @@ def _reference_hz(run: Attributed, clocked: Clocked) -> float | None:
 
 def _lead(clocks: _Clocks) -> str:
     if clocks.clocked is None:
-        return "Clocks were sampled, but no kernel of a step lies within the readings."
+        return "Clocks were sampled, but no kernel of a step lies within the samples."
     if clocks.reference_hz is None:
         return (
-            "The clock that the device's peak is quoted at is not known, so what the clock cost is "
-            "not claimed; at which clock the time was spent is."
+            "The reference clock of the device's peak is unknown, so time lost to the clock is "
+            "withheld; the distribution of clocks is shown."
         )
     reference = fmt.hertz(clocks.reference_hz)
     lost_ns = sum(clocks.lost().values())
     if not lost_ns or not clocks.judged:
         return f"No time was lost to a clock below the reference of {reference}."
-    few = f", of {len(clocks.judged)} of {len(clocks.steps)} whose clock is known"
+    few = ""
+    if len(clocks.judged) < len(clocks.steps):
+        few = f", for {len(clocks.judged)} of {len(clocks.steps)} with a known clock"
     return (
-        f"With its kernels at the reference clock of {reference} and all else as it was, a "
-        f"{clocks.story.unit} would take {fmt.duration(clocks.step_ns('at_reference_ns'))} instead "
-        f"of {fmt.duration(clocks.step_ns('observed_ns'))}"
-        f"{few if len(clocks.judged) < len(clocks.steps) else ''}. The clock's share beside the "
-        f"other causes is {fmt.duration(lost_ns / clocks.story.windows)}."
+        f"With all kernels at the reference clock of {reference} and everything else unchanged, "
+        f"a {clocks.story.unit} would take {fmt.duration(clocks.step_ns('at_reference_ns'))} "
+        f"instead of {fmt.duration(clocks.step_ns('observed_ns'))}{few}. "
+        "The clock's share alongside the other causes is "
+        f"{fmt.duration(lost_ns / clocks.story.windows)}."
     )
 
 
@@ -194,12 +196,12 @@ def _clock_facts(clocks: _Clocks) -> Iterator[Fact]:
         yield Fact(label="Clock while computing", value=fmt.hertz(mean_hz), note=words)
     lost = clocks.lost()
     if [*lost] == ["compute.clock.unlabelled"]:
-        yield Fact(label="Held down by", value=fmt.UNKNOWN, note="no reasons were recorded")
+        yield Fact(label="Clock limited by", value=fmt.UNKNOWN, note="no reasons were recorded")
     elif lost:
         label = {cause: CAUSES[cause].label for cause in lost}
         whole_ns = sum(lost.values())
         words = "; ".join(f"{label[c]} {fmt.ratio(ns / whole_ns)}" for c, ns in lost.items())
-        yield Fact(label="Held down by", value=next(iter(label.values())), note=words)
+        yield Fact(label="Clock limited by", value=next(iter(label.values())), note=words)
 
 
 def _reading_facts(clocks: _Clocks) -> Iterator[Fact]:
@@ -210,12 +212,12 @@ def _reading_facts(clocks: _Clocks) -> Iterator[Fact]:
         limit = f", limit {' / '.join(map(_watts, limits))}" if limits else ""
         bases = sorted({r["power_basis"] for r in clocks.limits if r["power_basis"]})
         basis = " / ".join(bases) or "instant or averaged, not recorded which"
-        words = f"highest {_watts(np.nanmax(power_w))}{limit}; readings: {basis}"
+        words = f"max {_watts(np.nanmax(power_w))}{limit}; samples: {basis}"
         yield Fact(label="Board power, mean", value=_watts(np.nanmean(power_w)), note=words)
     heat_c = np.concatenate([np.zeros(0), *(r.temperature_c for r in clocks.readings)])
     if np.isfinite(heat_c).any():
-        words = f"lowest {np.nanmin(heat_c):.0f} °C, mean {np.nanmean(heat_c):.0f} °C"
-        yield Fact(label="Temperature, highest", value=f"{np.nanmax(heat_c):.0f} °C", note=words)
+        words = f"min {np.nanmin(heat_c):.0f} °C, mean {np.nanmean(heat_c):.0f} °C"
+        yield Fact(label="Temperature, max", value=f"{np.nanmax(heat_c):.0f} °C", note=words)
 
 
 def _watts(power_w: float) -> str:
@@ -237,12 +239,15 @@ def _kernels(story: Story) -> list[Block]:
     rows = [r for r in story.table("clock_by_kernel").to_pylist() if r["loss_ns"]]
     rows.sort(key=lambda r: -r["loss_ns"])
     table = Table(
-        title="Kernels that pull the clock down",
+        title="Kernels that lower the clock",
         columns=(
             *("Kernel", f"Lost per {story.unit}", "Clock"),
-            Column("Held by, share of its time", kind="prose"),
-            Column("Depends", hint="How much of a change of the clock its duration follows"),
-            Column("Board power", hint="Of the whole board while it ran: never one kernel's own"),
+            Column("Limited by, share of its time", kind="prose"),
+            Column(
+                "Sensitivity",
+                hint="How strongly its duration depends on the clock (1: inversely proportional)",
+            ),
+            Column("Board power", hint="Of the whole board while it ran, not of the kernel alone"),
         ),
         rows=[
             (
@@ -287,32 +292,33 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
     if rows:
         yield Figure(
             name="frequency_clocks",
-            title="At which clock the time was spent",
+            title="Time by SM clock",
             figure=_distribution(rows, clocks.reference_hz),
-            note=f"Share of the computing time at each clock, {by}; darkest: each row's most.",
+            note=f"Share of the compute time at each clock, {by}; the darkest cell is each row's "
+            "largest.",
             label="Distribution of the SM clock by phase and by operator",
         )
-    words = "No kernel of a step lies within the readings."
+    words = "No kernel of a step lies within the samples."
     if clocks.judged:
         words = "Green: at the reference clock. Blue: lost to the clock. Orange: mean clock."
     elif clocks.clocked is not None and clocks.reference_hz is None:
-        words = "The clock at which the device's peak is quoted is not known."
+        words = "The reference clock of the device's peak is unknown."
     yield Figure(
         name="frequency_steps",
-        title=f"What each {clocks.story.unit} would take at the reference clock",
+        title=f"Time of each {clocks.story.unit} at the reference clock",
         figure=_steps_at_reference(clocks) if clocks.judged else {},
         note=words,
         half=True,
     )
     powered = [r for r in clocks.readings if np.isfinite(r.power_w).any()]
-    words = "Power was not read beside the clocks."
+    words = "Power was not sampled together with the clocks."
     if powered:
         words = (
-            "A dot is one reading. A wall at the power limit is a power cap; a slope with heat is "
-            "thermal. "
+            "Each dot is one sample. A wall at the power limit indicates a power cap; a slope "
+            "with temperature indicates thermal throttling. "
         )
         if not any(np.isfinite(r.temperature_c).any() for r in clocks.readings):
-            words += "Temperature was not read."
+            words += "Temperature was not sampled."
     yield Figure(
         name="frequency_power",
         title="Clock, power, temperature",
@@ -337,7 +343,7 @@ def _rows(clocks: _Clocks) -> Iterator[_Row]:
     if clocked is None:
         for one in clocks.readings[:_MAX_LOGGED]:
             weight = np.diff(one.time_ns, append=one.time_ns[-1]).astype(np.float64)
-            yield _Row(f"{one.name}, all readings", one.clock_hz, weight)
+            yield _Row(f"{one.name}, all samples", one.clock_hz, weight)
         return
     known = np.flatnonzero(~np.isnan(clocked.clock_hz))
     time_ns, clock_hz = clocked.time_ns[known].astype(np.float64), clocked.clock_hz[known]

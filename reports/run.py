@@ -243,9 +243,9 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
     kinds = {_kind(c) for c in causes} if format == "txt" else set()
     notes = [f"Scaled: {_SCALED[0].lower()}{_SCALED[1:]}"] if story.scale else []
     if "model" in kinds:
-        notes.append("~ a model has a part in it; the others are recorded times")
+        notes.append("~ depends on a model; all other figures are recorded times")
     if "not supported" in kinds:
-        notes.append("? the data does not support it (see findings)")
+        notes.append("? not supported by the data (see findings)")
     if any(one.step_ns is not None for one in saving.values()):
         notes.append(
             "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
@@ -253,8 +253,8 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         )
         if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
             notes.append(
-                "It may exceed a cause's own time: work that is queued earlier takes other idle "
-                "time with it, and one rank's time is also the others' wait."
+                "It may exceed the cause's own time: launching work earlier removes other idle "
+                "time as well, and the time of one rank is also the wait of others."
             )
     else:
         reason = next((one.reason for one in saving.values() if one.reason), "")
@@ -305,7 +305,11 @@ def _tracing_rows(story: Story) -> list[tuple[str, ...]]:
     if not story.tracing or step.untraced is None or step.tracing_ns is None:
         return []
     observed = max(story.observed_per_window_ns, 1)
-    label = "Tracing, at slower steps" if step.is_slow_nearby else "Tracing itself (profiler)"
+    label = (
+        "Profiler overhead (tracing), with slower steps"
+        if step.is_slow_nearby
+        else "Profiler overhead (tracing)"
+    )
     quartiles = step.untraced.quartile_low_ns, step.untraced.quartile_high_ns
     return [
         (
@@ -376,7 +380,7 @@ def _browser_page(run: Attributed) -> Page:
         Section(
             title="Breakdown",
             id="breakdown",
-            intro="The same nanoseconds, grouped another way. Select a row to see its causes.",
+            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
             blocks=(Widget("breakdown.html.j2"),),
         ),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
@@ -462,17 +466,17 @@ def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
     from chopper.reports import figures
 
     known = story.ideal_per_window_ns is not None
-    begins = f"The ideal is unknown, so this starts at 0. {sentence(story.ideal_reason)}"
+    begins = f"The ideal time is unknown, so the figure starts at 0. {sentence(story.ideal_reason)}"
     if known:
         begins = (
-            "Starts at what the hardware needs at its peak, adds every cause, ends at what was "
-            f"observed{' while tracing' if story.tracing else ''}."
+            "Starts at the ideal time of the hardware, adds every cause, ends at the observed "
+            f"time{' while tracing' if story.tracing else ''}."
         )
     waterfall = Figure(
         name="waterfall",
         title="",
         figure=figures.waterfall(story),
-        label="Waterfall from ideal to observed time; the table below holds the same figures",
+        label="Waterfall from ideal to observed time; the table below has the same figures",
     )
     return Section(
         title="From ideal to observed" if known else "Where the time went",
@@ -506,8 +510,8 @@ def _steps(story: Story) -> Section:
 
 def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
     intro = (
-        f"Sampled over the whole run; shaded bands are traced {story.unit}s. At most 1 500 points "
-        "per line, the extremes kept."
+        f"Sampled over the whole run; shaded bands are traced {story.unit}s. At most 1 500 "
+        "points per line; extremes are kept."
     )
     drawn = Figure(name="telemetry", title="", figure=figure, label="Telemetry over the run")
     return Section(title="Telemetry", id="telemetry", intro=intro, blocks=(drawn,))
@@ -515,9 +519,9 @@ def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
 
 def _quality(run: Attributed) -> Section:
     blocks = _coverage(run)
-    intro = "No check found anything that would weaken the figures of this report."
+    intro = "No finding weakens the figures of this report."
     if run.findings:
-        intro = "What was found about the data before anything was claimed from it."
+        intro = "Findings about the data, made before any figure was computed."
         blocks.insert(0, finding_table(run.findings, ranks=len(run.ranks)))
     return Section(title="Trace quality", short="Quality", id="quality", intro=intro, blocks=blocks)
 
@@ -553,7 +557,7 @@ def _method(story: Story) -> Section:
         ],
     )
     return Section(
-        title="How each number was made",
+        title="How the numbers are computed",
         short="Method",
         id="method",
         intro="All times are integer nanoseconds; causes sum to the observed time exactly.",

@@ -104,7 +104,7 @@ class Story:
             whole, *by_type = [r for r in rows if r["ceiling"] == name]
             rate, source = whole["peak_flop_per_s"], whole["source"]
             if source is None:
-                lines.append(f"{label}: not known: {whole['reason']}")
+                lines.append(f"{label}: unknown: {whole['reason']}")
                 continue
             lines.append(
                 f"{label}: {f'{fmt.flops(rate)} {_mix(by_type)}, ' if rate else ''}{source}"
@@ -115,7 +115,7 @@ class Story:
                 used.append(f"{share} of the {name} ceiling")
             reasons += filter(None, [whole["reason"]])
         if not used:
-            return lines, f"MFU and HFU: not known: {reasons[0]}" if reasons else ""
+            return lines, f"MFU and HFU: unknown: {reasons[0]}" if reasons else ""
         why = f" ({reasons[0]})" if reasons else ""
         of = ", by the steps without a trace" if self.step.untraced is not None else ""
         return lines, "; ".join(used) + of + why
@@ -185,18 +185,15 @@ def _why_no_ideal(run: Attributed) -> str:
     if without:
         names = sorted({r.device for r in without if r.device})
         if names:
-            return f"no peak is known for {', '.join(names)}"
+            return f"the peak of {', '.join(names)} is unknown"
         if all(_on_host(run, r.rank) for r in without):
-            return (
-                "the CPU of this run was not calibrated (chopper calibrate measures what it "
-                "achieves)"
-            )
+            return "the CPU of this run was not calibrated (chopper calibrate measures its ceiling)"
         return "the trace does not say which device it was recorded on"
     times = {row.id: row.time_ns for row in run.causes()}
     if not times.get("compute"):
         return "nothing was computed on the device"
     if times.get("compute.no_peak"):
-        return "the shapes or the data types of the model's products were not recorded"
+        return "shapes or data types of the matrix products were not recorded"
     return "no matrix product, convolution or attention was recognised"
 
 
@@ -205,7 +202,7 @@ def verdict(story: Story) -> tuple[str, str]:
     run, step = story.run, story.step
     if not run.observed_ns:
         if any(f.code == "run.no_trace" for f in run.findings):
-            return "Readings without a kernel trace: there is nothing to attribute.", ""
+            return "There is telemetry but no kernel trace: nothing to attribute.", ""
         return "Nothing ran on the device in this trace.", ""
     noun = "A step" if story.unit == "step" else "The recorded window"
     mean = " on average" if run.windows.num_rows > 1 else ""
@@ -217,23 +214,23 @@ def verdict(story: Story) -> tuple[str, str]:
     takes = f"{noun} takes {fmt.duration(observed)}{mean};"
     ideal = story.ideal_per_window_ns
     if ideal is None:
-        return f"{takes} how fast it could be is not known.", sentence(story.ideal_reason)
+        return f"{takes} the ideal time is unknown.", sentence(story.ideal_reason)
     covered = run.coverage.get("math_with_peak_ratio")
     if covered is not None and covered < _COVERED_RATIO:
         return (
-            f"{takes} how fast it could be is known for {fmt.ratio(covered)} of its math.",
-            f"That part would take {fmt.duration(ideal)} at peak, so the ideal is longer, and no "
-            "ratio to it is given.",
+            f"{takes} the ideal time is known for {fmt.ratio(covered)} of its math.",
+            f"That part would take {fmt.duration(ideal)} at peak; the whole ideal time is "
+            "longer, so no ratio to it is shown.",
         )
     detail = (
         f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "
-        f"time is model math at the device's peak, {fmt.duration(observed - ideal)} is the gap."
+        f"time is model math at the device's peak, the gap is {fmt.duration(observed - ideal)}."
     )
     missing = sum(r.time_ns for r in run.causes() if r.id in _NO_MODEL)
     if missing > 0.01 * run.observed_ns:
         detail += (
-            f" The ideal is a lower bound: {fmt.ratio(missing / run.observed_ns)} of the time is "
-            "computing that no model covers."
+            f" The ideal time is a lower bound: {fmt.ratio(missing / run.observed_ns)} of the "
+            "time is compute that no model covers."
         )
     return f"{takes} at peak, its math would take {fmt.duration(ideal)}.", detail
 
@@ -245,19 +242,19 @@ def tracing(step: StepTime) -> str:
         return ""
     uneven = ", which are uneven" if untraced.statistic == "mean" else ""
     said = (
-        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.steps_count, 'step')} "
-        f"without a trace{uneven}; half of them took {fmt.duration(untraced.quartile_low_ns)} to "
-        f"{fmt.duration(untraced.quartile_high_ns)}. The causes are those of "
-        f"{fmt.plural(step.traced_count, 'traced step')} of {fmt.duration(step.traced_mean_ns)} on "
-        "average:"
+        f"The step time is the {untraced.statistic} of "
+        f"{fmt.plural(untraced.steps_count, 'step')} without a trace{uneven}; half of them took "
+        f"{fmt.duration(untraced.quartile_low_ns)} to {fmt.duration(untraced.quartile_high_ns)}. "
+        f"The causes are those of {fmt.plural(step.traced_count, 'traced step')} of "
+        f"{fmt.duration(step.traced_mean_ns)} on average:"
     )
     low, high = step.tracing_ci95_ns or (None, None)
     if low is not None and high is not None and low <= 0 <= high:
-        return f"{said} tracing itself made no difference that can be told from noise."
+        return f"{said} tracing itself made no significant difference."
     if step.is_slow_nearby:
         return (
-            f"{said} the untraced steps next to them took {fmt.duration(step.nearby_ns)}, so most "
-            "of the difference is not tracing; --steps records other ones."
+            f"{said} the adjacent untraced steps took {fmt.duration(step.nearby_ns)}, so most of "
+            "the difference is not due to tracing; --steps records other steps."
         )
     verb = "added" if step.tracing_ns >= 0 else "took off"
     share = fmt.ratio(abs(step.tracing_ratio or 0.0))
@@ -297,8 +294,8 @@ def _straggler(story: Story) -> list[Evidence]:
     if last is None:
         return []
     value = (
-        f"came last in {fmt.ratio(last.late_ratio)} of the collectives, "
-        f"caused {fmt.ratio(last.share_ratio)} of the waiting"
+        f"arrived last in {fmt.ratio(last.late_ratio)} of the collectives, caused "
+        f"{fmt.ratio(last.share_ratio)} of the waiting"
     )
     if last.cause is not None and last.excess_ns:
         per_step = fmt.duration(last.excess_ns / max(story.run.steps, 1))

@@ -101,13 +101,13 @@ def build(
         )
     if short:
         notes.append(
-            f"{fmt.plural(short, 'host span')} are left out: the shortest of their step, beyond "
-            "what one page can hold. No device event is left out for being short."
+            f"{fmt.plural(short, 'host span')} are left out: the shortest of their step, to "
+            "limit the size of the page. No device event is left out for being short."
         )
     if deep:
         notes.append(
-            f"{fmt.plural(deep, 'host span')} are not drawn: more than {MAX_DEPTH} levels deep, or "
-            f"on threads beyond the {MAX_THREADS} busiest."
+            f"{fmt.plural(deep, 'host span')} are not drawn: nested more than {MAX_DEPTH} levels "
+            f"deep, or on threads other than the {MAX_THREADS} busiest."
         )
     if isinstance(replay, str):
         notes.append(f"The critical path is not marked: {replay.rpartition('replayed: ')[2]}.")
@@ -147,8 +147,8 @@ def _choose(
         return windows, []
     kept_ranks = len({w.rank for w in chosen})
     note = (
-        f"{len(chosen)} of {fmt.plural(len(windows), 'step window')} are embedded event by event, "
-        "chosen as each rank's median step, then its slowest, then other slow steps"
+        f"{len(chosen)} of {fmt.plural(len(windows), 'step window')} are embedded event by "
+        "event: the median step of each rank, then its slowest, then other slow steps"
     )
     if kept_ranks < len(by_rank):
         note += f"; {kept_ranks} of {len(by_rank)} ranks, slowest and fastest first"

@@ -137,7 +137,7 @@ def _table(console: Console, table: model.Table) -> None:
         shown = {i for block in below for i in block}
         rest = [printable(columns[i].heading) for block in blocks for i in block if i not in shown]
         if rest:
-            words = f"… not shown, but in --csv and --json: {', '.join(rest)}"
+            words = f"… hidden columns (see --csv and --json): {', '.join(rest)}"
             console.print(Text(words, style="dim"))
     more = fmt.plural(len(rows) - len(listed), "more row")
     notes = f"… {more} (--top N)" if len(rows) > len(listed) else "", table.rest, table.note

@@ -21,9 +21,9 @@ _COLUMNS = (
 )
 _MARKS: dict[str, Mark] = {"missed": "error", "ok": "ok", "refused": "warning", "skipped": "info"}
 _LEGEND = (
-    "Injected: true time with the injection minus true time without it, over all flavours. "
-    "Recovered, leaked: of the worst case, as shares of what it injected. Into: the cause that "
-    "received most of the leak."
+    "Injected: true time with the injection minus true time without it, summed over all "
+    "variants. Recovered, leaked: worst case, as shares of what it injected. Into: the cause "
+    "that received most of the leak."
 )
 
 
@@ -58,10 +58,10 @@ def _row(cases: Sequence[Case]) -> tuple[str | Cell, ...]:
 def verdict(cases: Sequence[Case]) -> str:
     """Return the overall score in one line."""
     total = score(cases)
-    parts = [f"{total.ok} of {total.ok + total.missed} cases within their bar"]
+    parts = [f"{total.ok} of {total.ok + total.missed} cases within their limits"]
     if total.recovered_ratio is not None:
         parts.append(f"{total.recovered_ratio:.2%} of the injected time recovered")
-        parts.append(f"worst case {total.worst_error_ratio:.2%} off")
+        parts.append(f"worst case off by {total.worst_error_ratio:.2%}")
         parts.append(f"worst leak {total.worst_leaked_ratio:.2%}")
     if total.refused:
         parts.append(f"{total.refused} refused")

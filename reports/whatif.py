@@ -34,7 +34,7 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
         blocks.append(Items(items=prediction.changes))
     if prediction.reference_rank is not None and len(prediction.observed.ranks) > 1:
         rank = prediction.reference_rank
-        blocks.append(Paragraph(f"Every rank is assumed to be as quick as rank {rank}.", "dim"))
+        blocks.append(Paragraph(f"Every rank is assumed to be as fast as rank {rank}.", "dim"))
     blocks += [Paragraph(line) for line in _details(prediction)]
     if prediction.notes:
         blocks.append(Items(items=[Item(note, "warning") for note in prediction.notes]))
@@ -71,7 +71,7 @@ def _headline(prediction: WhatIf) -> str:
     observed = f"A {_unit(prediction)} takes {fmt.duration(prediction.observed_step_ns)}"
     predicted = fmt.duration(prediction.predicted_step_ns)
     if not prediction.changes:
-        return f"{observed}; replayed unchanged, {predicted}."
+        return f"{observed}; replayed without changes, {predicted}."
     if prediction.predicted_ci95_ns is not None:
         predicted += f" ({fmt.interval(prediction.predicted_ci95_ns)})"
     saved = prediction.saved_ratio
@@ -93,7 +93,7 @@ def _details(prediction: WhatIf) -> list[str]:
     if prediction.changes and following is not None:
         lines.append(
             f"Next bottleneck: {CAUSES[following.id].label} ({following.id}), "
-            f"{fmt.ratio(following.share_ratio)} of what is left."
+            f"{fmt.ratio(following.share_ratio)} of the remaining time."
         )
     step = prediction.observed.step_time()
     if step.untraced is not None:

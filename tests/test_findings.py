@@ -141,7 +141,7 @@ def test_gaps_without_launches_have_flagged_causes(tmp_path):
     assert all(i.startswith("idle.") for i in flagged)
     assert all(rows[i].ci95_ns is None for i in flagged)
     text, page = render(found, "txt"), render(found, "html")
-    assert "? the data does not support it" in text
+    assert "? not supported by the data" in text
     assert "Withheld (see findings): " in page
     assert ">not supported</span>" in page
     leaves = sum(row.time_ns for row in found.leaves())
@@ -172,7 +172,7 @@ def test_clocks_that_are_far_apart_are_said_and_all_are_in_the_report(tmp_path):
     ]
     attribution = chopper.attribute(run)
     (found,) = [f for f in attribution.findings if f.code == "telemetry.clock_apart"]
-    assert found.message.startswith("nvml: its clock may be 7.00 ms from that of")
+    assert found.message.startswith("nvml: its clock may differ by 7.00 ms from that of")
     page = render(attribution, "html")
     assert '<td class="num">± 6.86 µs</td>' in page
     assert "1 not read: host_energy: no RAPL domain" in page
@@ -190,7 +190,7 @@ def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
     put_table(run, 0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
     found = [f.message for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
     assert bool(found) == said
-    assert not said or "in 56% of the time" in found[0]
+    assert not said or "a core 56% of the time" in found[0]
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1]])

@@ -16,7 +16,7 @@ def bases_of(ranks: Sequence[RankSummary], results: Sequence[RankResult]) -> dic
     words = {
         "peak": "; ".join(sorted({r.peak_source for r in ranks if r.peak_source}))
         or "no peak known",
-        "clocks": ", brought to one clock"
+        "clocks": ", normalized to one clock"
         if one_clock
         else "; clocks were not measured and may differ",
         "unmeasured": _unmeasured([f.unmeasured for f in factors]),

@@ -196,9 +196,9 @@ def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
     """Return why contention was not measured; None where it was."""
     if not (contention.alone_count > 0).any():
         return (
-            "it cannot be told from a clock that changes faster than it is sampled"
+            "contention cannot be separated from a clock that changes faster than it is sampled"
             if np.isnan(compared).all() and len(compared)
-            else "nothing ran alone to compare with"
+            else "no instance of the same work ran alone"
         )
     overlapped = contention.overlapped_count > 0
     if overlapped.any() and np.isnan(contention.baseline_ns[overlapped]).all():
@@ -266,19 +266,19 @@ def _no_clock(
 ) -> str | None:
     """Return why the clock of no kernel is known, None where that of some is."""
     if ceiling is None or not len(rows):
-        return "no kernel with a known peak"
+        return "no kernel has a known peak"
     if np.isnan(reference[rows]).all():
-        return "the peak has no clock that it is quoted at"
+        return "the reference clock of the peak is unknown"
     state = clocks.state[rows]
     if (clocks.known[rows] & ~np.isnan(reference[rows])).any():
         return None
     if (state == SPARSE).any():
-        return "clock samples are too far apart for how fast the clock changes"
+        return "the clock changes faster than it was sampled"
     if (state == NO_OVERLAP).any():
         return "no clock samples before and after the kernels"
     if (state == NO_SAMPLES).all():
-        return "no clock samples of the device"
-    return "no kernel has both a clock and a clock that its peak is quoted at"
+        return "the device's clock was not sampled"
+    return "no kernel has both a sampled clock and a reference clock"
 
 
 def _waves(
@@ -299,7 +299,7 @@ def _waves(
     counted = (ints(events.table, "registers_count") >= 0) & (codes >= 0) & work.math
     math = rows[counted[rows]]
     if not len(math):
-        return wave_ln, "grids in blocks were not recorded"
+        return wave_ln, "grid sizes were not recorded"
     blocks = np.array([last_wave.extent(grid) or 0 for grid in grids], dtype=np.float64)
     loss = np.log(last_wave.loss_ratio(blocks[codes[math]], ceiling.units_count))
     wave_ln[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
@@ -348,5 +348,5 @@ def _counters(
         np.where(work.math, np.maximum(np.nan_to_num(performed), 0.0), 0.0),
         np.where(work.math, np.maximum(np.nan_to_num(idle), 0.0), 0.0),
         joined.findings,
-        None if known.any() else "the counters fit no kernel of model math",
+        None if known.any() else "the counters match no kernel of the model math",
     )

@@ -114,7 +114,7 @@ def step_time(
     reason = None
     if untraced is None or untraced.steps_count < MIN_STEPS:
         reason = (
-            "the recording does not say during which steps a trace was being taken"
+            "the recording does not say which steps were traced"
             if not recorded.untraced.any()
             else f"fewer than {MIN_STEPS} {kind} steps ran without a trace"
         )

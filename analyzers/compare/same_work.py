@@ -32,12 +32,12 @@ _SPEED_KNOWN_RATIO = 0.5
 
 _PLAIN = {
     "world_size": ("World size", "a rank's share of the work follows from it", "count"),
-    "device": ("Devices", "other hardware may be the whole difference", ""),
+    "device": ("Devices", "different hardware may explain the whole difference", ""),
     "dtype": ("Data types", "arithmetic of the products, ≥ 1 % of FLOP", ""),
-    "peak": ("Peaks known", "only known peaks split computing further", ""),
+    "peak": ("Peaks known", "compute is split further only where peaks are known", ""),
     "torch": ("PyTorch", "as recorded by the run", ""),
-    "recording": ("Recorded", "what is recorded costs the host time", ""),
-    "ranks": ("Ranks in the run", "times are means over the ranks that were recorded", "count"),
+    "recording": ("Recorded", "recording more costs host time", ""),
+    "ranks": ("Ranks in the run", "times are means over the recorded ranks", "count"),
     "steps": ("Steps compared", "times are per step; fewer steps make wider intervals", "count"),
 }
 """Checks that pass where both values are equal: label, meaning and unit."""
@@ -143,7 +143,7 @@ def _recorded(run: Attributed) -> str | None:
 
 def _flop(sides: Sides) -> Check:
     (a, why_a), (b, why_b) = (_flop_per_step(side) for side in sides)
-    note = "model math per step of one rank, recomputation left out"
+    note = "model math per step and rank, without recomputation"
     ratio = 0.0
     if a is None or b is None:
         note += "".join(f"; {n}: {why}" for n, why in (("A", why_a), ("B", why_b)) if why)
@@ -166,7 +166,7 @@ def _flop_per_step(side: Steps) -> tuple[int | None, str]:
     known = ~np.isnan(flop)
     share = float(dur[known].sum() / max(dur.sum(), 1))
     if not len(rows):
-        return None, "no matrix product, convolution or attention was recognised"
+        return None, "no matrix product, convolution or attention was recognized"
     if share < _FLOP_KNOWN_RATIO:
         return None, f"the shapes of {1 - share:.0%} of the products' time are not known"
     return round(float(flop[known].sum()) / side.window_count) or None, ""
@@ -180,7 +180,7 @@ def _tokens(runs: Pair) -> Check:
         a,
         b,
         unit="count",
-        note="indices looked up in the largest embedding, per step of one rank",
+        note="indices looked up in the largest embedding, per step and rank",
         same=a is not None and b is not None and abs(b - a) <= _FLOP_PASS_RATIO * a,
     )
 

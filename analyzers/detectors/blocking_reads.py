@@ -17,7 +17,7 @@ DETECTOR = Detector(
     condition="An operator that copies nothing to the device (item, nonzero, a copy to the host) "
     "makes a call that returns only when the device has finished all earlier work. The "
     "three operators that wait longest are replayed.",
-    without="the host goes on without waiting at those calls",
+    without="the host does not wait at these calls",
     evidence="{calls} calls waited {waited_ns:ns} in total",
     remedy="Read values every N steps, or after the step; keep them on the device (tensor "
     "operations instead of Python's), or copy with non_blocking=True into pinned memory.",

@@ -16,7 +16,7 @@ CAUSE = "idle.preparation.data"
 DETECTOR = Detector(
     title="The data loader is the bottleneck",
     condition="The device was idle while the host waited for a batch or prepared one.",
-    without="batches are there when they are asked for",
+    without="every batch is ready when it is requested",
     evidence="{stall_ns:ns} waiting for data, most of it in {function}",
     remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; if one function "
     "dominates, make it cheaper or precompute its result.",

@@ -17,7 +17,7 @@ DETECTOR = Detector(
     "waited at count. One rank arrived last in more of them than halfway between its "
     "share by chance and all: more than three quarters with two ranks, more than nine "
     "sixteenths with eight.",
-    without="no rank waits for another, and each takes as long as the middle one",
+    without="no rank waits for another, and each takes as long as the median rank",
     evidence="it arrived last in {late_ratio:ratio} of the collectives and caused "
     "{share_ratio:ratio} of the waiting; compared with other ranks, it spends more time "
     "on {cause}",

@@ -17,7 +17,7 @@ DETECTOR = Detector(
     condition="Tensor-core kernels whose name gives an operand alignment of one or two elements, "
     f"while at least {_FEWEST} better aligned products of the same data type came closer "
     "to their ideal time.",
-    without="they come as near to their ideal time as the aligned ones in the middle",
+    without="they come as close to their ideal time as the median aligned product",
     evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
     "{other_ratio:ratio}",
     remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "

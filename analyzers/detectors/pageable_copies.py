@@ -16,7 +16,7 @@ DETECTOR = Detector(
     title="Blocking copies to the device",
     condition="A copy to the device came from pageable memory, or its call returned only when the "
     "copy was done.",
-    without="the host does not wait at those copies",
+    without="the host does not wait at these copies",
     evidence="{copies} copies, {pageable} of them from pageable memory; the host waited "
     "{waited_ns:ns}",
     remedy="Set pin_memory=True on the DataLoader (or tensor.pin_memory()), and copy with "

@@ -25,7 +25,7 @@ DETECTOR = Detector(
     "beyond its bytes at the bandwidth of the rank's largest collectives, if those are "
     "ten times as large; otherwise, for calls of at most 250 kB, at a tenth of the link's "
     "peak.",
-    without="all but one call for each bucket lose their latency",
+    without="all but one call per bucket lose their latency",
     evidence="{count} {collective} calls per step of {bytes:bytes} on average, each with a latency "
     "of {latency_ns:ns}",
     remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",

@@ -38,8 +38,8 @@ NOT_FIXABLE = {
     "compute.vector.roofline": "it is what the bytes take at the device's bandwidth",
     "communication.transfer.at_peak": "it is what the bytes take on the link: a faster link "
     "(--link), or less to send",
-    "idle.unlaunched": "no launch was recorded, so nothing says what the device waited for",
-    "idle.no_step": "no device event tells what was waited for",
+    "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
+    "idle.no_step": "no device event shows what was waited for",
 }
 """Leaves that nothing takes away, and why."""
 _BASES = ("compute.ideal", "compute.vector.roofline")

@@ -30,7 +30,7 @@ VIEW = View(
     ),
     title="Contention",
     section="Clocks",
-    needs="no kernel whose ideal time is known ran beside another one",
+    needs="no kernel with a known ideal time overlapped another one",
 )
 
 

@@ -43,7 +43,7 @@ MAX_ERROR_RATIO = 0.1
 _GROUPS = 200
 """Rows of groups of steps of one device at most: longer runs have longer groups."""
 _TOO_SHORT = f"an energy counter says nothing below {MIN_SPAN_NS / 1e9:.0f} s"
-_NO_METER = "neither an energy counter that moved nor its power was read more than once"
+_NO_METER = "neither a changing energy counter nor more than one power reading was recorded"
 _NO_TOKENS = "none per token: nobody counted the tokens of these steps (prof.step(tokens=…) does)"
 _BREAK_RATIO = 0.01
 """Steps further apart than this share of a step do not follow each other."""

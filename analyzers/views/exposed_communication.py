@@ -38,7 +38,7 @@ VIEW = View(
     ),
     title="Exposed and hidden communication",
     section="Communication",
-    needs="nothing communicated",
+    needs="no communication was recorded",
 )
 
 

@@ -32,7 +32,7 @@ VIEW = View(
     ),
     title="Lead of ranks",
     section="Communication",
-    needs="one rank only, or ranks that ran nothing in common",
+    needs="there is only one rank, or the ranks ran nothing in common",
 )
 
 

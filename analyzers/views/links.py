@@ -205,9 +205,9 @@ def _signals(row: Row) -> Iterator[str]:
     if row.get("sent_pause_ratio", 0) >= _LEAST_PAUSE:
         yield f"told others to pause for {fmt.ratio(row['sent_pause_ratio'])}"
     for name, what in (
-        ("cnp_handled_hz", "slowed down by notifications"),
-        ("cnp_sent_hz", "sent notifications"),
-        ("ecn_marked_hz", "marked packets"),
+        ("cnp_handled_hz", "slowed down by congestion notifications"),
+        ("cnp_sent_hz", "sent congestion notifications"),
+        ("ecn_marked_hz", "received marked packets"),
     ):
         if row.get(name):
             yield f"{what}, {row[name]:.3g}/s"

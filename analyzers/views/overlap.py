@@ -42,7 +42,7 @@ VIEW = View(
     ),
     title="Overlap with communication",
     section="Communication",
-    needs="nothing communicated, or nothing computed",
+    needs="no communication, or no compute, was recorded",
 )
 
 

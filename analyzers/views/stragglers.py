@@ -43,7 +43,7 @@ VIEW = View(
     ),
     title="Stragglers",
     section="Communication",
-    needs="no collective was seen on all ranks of its group, or nobody waited",
+    needs="no collective was seen on all ranks of its group, or no rank waited",
 )
 
 

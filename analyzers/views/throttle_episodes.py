@@ -61,7 +61,8 @@ VIEW = View(
     version=2,
     title="Throttle episodes",
     section="Clocks",
-    needs="no reading with reasons was recorded, or none names power, heat or a set clock",
+    needs="no sample with a throttle reason was recorded, or no reason is power, heat or a set "
+    "clock",
 )
 
 

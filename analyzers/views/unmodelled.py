@@ -21,10 +21,10 @@ _KEYS = ["cause", "kernel", "op", "reason"]
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
 _STRUCTURAL = (
     "no model of its operator",
-    "no operator around its launch",
-    "its launch is not in the trace, nor the same kernel with an operator",
+    "no enclosing operator",
+    "its launch is not in the trace, nor is the same kernel with an operator",
     "replayed by a graph; the same kernel was not seen with an operator",
-    "launched without an operator inside a wrapper",
+    "launched inside a wrapper, without an operator",
 )
 
 VIEW = View(
@@ -41,7 +41,7 @@ VIEW = View(
     ),
     title="Unmodelled kernels",
     section="Operators",
-    needs="every kernel that computed has a model, and the device its peaks",
+    needs="every compute kernel has a model, and the device's peaks are known",
 )
 
 
@@ -124,7 +124,9 @@ def _of_work(work: Work, kernel: str, ceiling: Ceiling | None) -> str:
         dtype = matmul_dtype(work.dtype, kernel)
         if ceiling is None:
             return "the device's peak is not known"
-        return f"no peak known for {dtype}" if dtype else "the type it computed in is not known"
+        return (
+            f"no peak known for {dtype}" if dtype else "the data type of its arithmetic is unknown"
+        )
     if work.family not in MATH_FAMILIES and work.bytes_count is not None:
         return "the device's memory bandwidth is not known"
     return (work.reason or "not known").removeprefix("bytes: ")

@@ -73,7 +73,7 @@ class _Math:
     flop: dict[str, tuple[float, float]]
     unknown_ratio: float = 0.0
     products_ns: int = 0
-    reason: str = "no matrix product, convolution or attention was recognised"
+    reason: str = "no matrix product, convolution or attention was recognized"
 
 
 def utilization(run: Attributed) -> pa.Table:
@@ -141,7 +141,7 @@ def _of_rank(math: _Math, ceilings: Ceilings | None, row: Row) -> list[Row]:
         model, hardware = (sum(of) for of in zip(*math.flop.values(), strict=True))
         row |= {"model_flop": round(model), "hardware_flop": round(hardware)}
     if ceiling is None:
-        return [row | {"reason": getattr(ceilings, f"{name}_reason", None) or "not known"}]
+        return [row | {"reason": getattr(ceilings, f"{name}_reason", None) or "unknown"}]
     row["source"] = ceiling.source
     if not math.flop or not row["time_ns"]:
         return [row | {"reason": math.reason}]
@@ -157,7 +157,7 @@ def _of_rank(math: _Math, ceilings: Ceilings | None, row: Row) -> list[Row]:
             }
             one |= _against([{"peak_flop_per_s": peak, **needs}], row["time_ns"])
         else:
-            one["reason"] = "no peak is known for this type"
+            one["reason"] = "the peak for this data type is unknown"
         types.append(one)
     row |= _against(types, row["time_ns"])
     beyond = _beyond(row, math)

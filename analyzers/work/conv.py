@@ -174,7 +174,7 @@ def _wants(record: Record, position: int | None) -> tuple[bool, bool, bool]:
         mask = record.booleans(index)
         if mask is not None and len(mask) >= 2:
             return (mask[0], mask[1], len(mask) > 2 and mask[2])
-    raise Unknown("which gradients are wanted was not recorded")
+    raise Unknown("the requested gradients were not recorded")
 
 
 def _is_transposed(

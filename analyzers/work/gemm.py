@@ -109,7 +109,7 @@ def linear_backward(record: Record) -> Work:
     x, grad, weight = record.shape(0), record.shape(1), _rank(record.shape(2), 2)
     mask = record.booleans(3)
     if mask is None or len(mask) < 2:
-        raise Unknown("which gradients are wanted was not recorded")
+        raise Unknown("the requested gradients were not recorded")
     _same(grad[-1] if grad else 0, weight[0])
     if prod(x) != prod(grad[:-1]) * weight[1]:
         raise Unknown("input and gradient shapes do not fit")

@@ -105,7 +105,7 @@ def command(
         None if force else _stored(path, kind, ranks, threads or measuring.default_threads(ranks))
     )
     if found is None:
-        with progress("calibrating, which keeps the machine busy"):
+        with progress("calibrating; the machine is busy meanwhile"):
             found = measuring.calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
         calibration.save(found, path, replace_damaged=force)
         click.echo(f"stored in {path}", err=True)
@@ -178,7 +178,7 @@ def page(found: Calibration) -> Page:
         name = f"{kind}, {found.link_ranks} ranks, {found.link_backend}"
         add(name, rates, fmt.rate, kind)
     rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
-    rows.append(("launching one and waiting for it", fmt.duration(found.roundtrip_ns), ""))
+    rows.append(("launching an operator and waiting for it", fmt.duration(found.roundtrip_ns), ""))
     notes = [f"{_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items())]
     notes += [f"no {what}: {why}" for what, why in sorted(found.absent.items())]
     table = Table(columns=("measured", "best", Column("", kind="name")), rows=rows)

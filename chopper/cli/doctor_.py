@@ -35,7 +35,7 @@ def command(as_json: bool) -> None:
     """
     from chopper.cli.output import progress
 
-    with progress("looking at this machine"):
+    with progress("probing this machine"):
         found = examine()
     shared.present(lambda: page(found), lambda: found, as_json=as_json)
 
@@ -279,7 +279,7 @@ def _collector_item(collector: dict[str, Any]) -> Item:
     return Item("; ".join(said), "ok" if collector["available"] else "error")
 
 
-_UNUSED = ", not used unless asked for"
+_UNUSED = ", off by default"
 
 
 def _device_item(device: dict[str, Any]) -> Item:

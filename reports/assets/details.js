@@ -95,7 +95,7 @@ class Details {
     })));
     const table = el("table", { class: "detail" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
     this.host.replaceChildren(table);
-    if (!rows.length) this.host.append(el("p", { class: "empty" }, "No row has these words."));
+    if (!rows.length) this.host.append(el("p", { class: "empty" }, "No row matches these words."));
     const foot = [];
     if (rows.length > shown.length) {
       foot.push(`${count(shown.length)} of ${count(rows.length)} rows`,

@@ -41,7 +41,7 @@ class Rows {
       shown += !row.hidden;
     }
     this.more.hidden = found <= shown;
-    this.said.textContent = found ? `${count(shown)} of ${count(found)} rows` : "No row has this name.";
+    this.said.textContent = found ? `${count(shown)} of ${count(found)} rows` : "No row matches this name.";
   }
 }
 document.querySelectorAll("[data-rows]").forEach((host) => new Rows(host));

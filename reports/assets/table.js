@@ -78,7 +78,7 @@ class Breakdown {
     const body = shown.flatMap((row) => this.row(row, columns, longest));
     const table = el("table", { class: "grid" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
     const parts = [table];
-    if (!rows.length) parts.push(el("p", { class: "empty" }, "No row has this name."));
+    if (!rows.length) parts.push(el("p", { class: "empty" }, "No row matches this name."));
     const hidden = rows.length - shown.length, cut = this.level.cut;
     if (hidden > 0 || cut) {
       const foot = el("div", { class: "grid-foot" });

@@ -85,7 +85,7 @@ def test_a_collector_that_raises_is_shown_and_the_rest_too(
     assert "No module named 'nowhere'" in collectors["absent"]["reason"]
     assert collectors["absent"]["remedy"] == "repair or remove the package that offers it"
     assert collectors["host"]["available"]
-    assert "✗ raising: not available, not used unless asked for" in to_text.render(page(found))
+    assert "✗ raising: not available, off by default" in to_text.render(page(found))
 
 
 def test_a_damaged_calibration_is_shown_not_raised(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_every_format_shows_what_was_measured(made, format):
 def test_what_intervals_are_of_is_said(made):
     plan = ex.read_plan(made)
     for runs, said in (
-        (3, "Student's t over repetitions; of a ratio between logarithms"),
-        (1, "One repetition: no spread and no interval; --repeats 3 gives both"),
+        (3, "Student's t over repetitions; for ratios, on logarithms"),
+        (1, "One repetition: no spread and no interval; --repeats 3 adds both"),
     ):
         for variant in plan.variants:
             variant.runs = variant.runs[:runs]
@@ -275,9 +275,9 @@ def test_views_that_a_workload_wants_stand_there_or_say_why_not(traced):
     found = load(traced)
     notes = {g.title: g.note for g in report.tables(found) if not g.rows}
     for name in ("clock_by_step", "memory_determinism"):
-        assert notes[VIEWS[name].title] == f"Not known here: {VIEWS[name].needs}."
+        assert notes[VIEWS[name].title] == f"Unknown here: {VIEWS[name].needs}."
     page = report.render(found, "html")
-    assert page.count("Not known here: ") >= 2
+    assert page.count("Unknown here: ") >= 2
     assert found.to_dict()["views"]["clock_by_step"] == []
 
 

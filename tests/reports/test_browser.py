@@ -308,7 +308,7 @@ def test_detailed_tables_can_be_chosen_sorted_and_filtered(opened) -> None:
     page.fill("#details-filter", "flash_fwd")
     assert 0 < rows.count() < everything
     page.fill("#details-filter", "no kernel of this name")
-    assert "No row has these words." in table.inner_text()
+    assert "No row matches these words." in table.inner_text()
     page.locator("#view-kernels").press("ArrowDown")
     assert page.locator("#view-kernels").get_attribute("aria-selected") == "false"
     assert page.locator("#details-filter").input_value() == ""

@@ -37,7 +37,7 @@ def test_markdown_shows_names_as_they_are(pair) -> None:
     text = report.render(pair, "md")
     assert text.startswith("# ")
     assert not re.search(r"(?<!\\)<script", text)
-    assert "## Where the difference lies" in text
+    assert "## Where the runs differ" in text
 
 
 def test_the_page_escapes_what_a_trace_says(pair) -> None:

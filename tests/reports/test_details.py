@@ -74,7 +74,7 @@ def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
     end = header.index("time") + len("time")
     cells = [line[:end] for line in shown[shown.index(header) + 1 :] if not line.startswith("…")]
     assert all(re.search(r"(ns|µs|ms|s)$", cell) for cell in cells)
-    assert "not shown, but in --csv and --json: " in " ".join(shown)
+    assert "hidden columns (see --csv and --json): " in " ".join(shown)
 
 
 def test_an_empty_view_says_why() -> None:

@@ -121,10 +121,10 @@ def test_the_lead_says_what_a_step_would_take(page: Section) -> None:
 
 def test_facts_name_the_clock_what_held_it_power_and_heat(page: Section) -> None:
     facts = {f.label: (f.value, f.note) for f in tiles(page)}
-    assert facts["Held down by"] == ("Power cap", "Power cap 100 %")
-    assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W; readings: instant")
+    assert facts["Clock limited by"] == ("Power cap", "Power cap 100 %")
+    assert facts["Board power, mean"] == ("390 W", "max 390 W, limit 400 W; samples: instant")
     assert facts["Clock while computing"][0] == "1.17 GHz"
-    assert facts["Temperature, highest"][0].endswith("°C")
+    assert facts["Temperature, max"][0].endswith("°C")
 
 
 def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
@@ -135,9 +135,9 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
     bare = chopper.attribute(run)
     made = section_of(bare)
     assert made is not None
-    assert Fact(label="Held down by", value="–", note="no reasons were recorded") in tiles(made)
-    [kernel] = rows(made, "Kernels that pull the clock down")
-    assert kernel["Held by, share of its time"] == "Throttle reason not recorded 100 %"
+    assert Fact(label="Clock limited by", value="–", note="no reasons were recorded") in tiles(made)
+    [kernel] = rows(made, "Kernels that lower the clock")
+    assert kernel["Limited by, share of its time"] == "Throttle reason not recorded 100 %"
 
 
 def test_rows_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
@@ -181,10 +181,10 @@ def test_energy_stands_there_or_why_it_is_not_known(page: Section) -> None:
 
 
 def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
-    (row,) = rows(page, "Kernels that pull the clock down")
+    (row,) = rows(page, "Kernels that lower the clock")
     assert row["Kernel"] == "ampere_bf16_s16816gemm (aten::mm · 4096×4096, 4096×4096)"
     # More than half of the time was in the throttled steps; in the others nothing held the clock.
-    held = row["Held by, share of its time"].split("; ")
+    held = row["Limited by, share of its time"].split("; ")
     assert [words.rpartition(" ")[0].rpartition(" ")[0] for words in held] == [
         "Power cap",
         "Nothing",
@@ -281,10 +281,10 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribute
     assert made is not None
     assert "no kernel of a step" in made.intro
     names: Any = drawn(made)["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
-    assert names == ["rank 0, all readings"]
+    assert names == ["rank 0, all samples"]
     assert not drawn(made)["frequency_steps"]
     html = reports.render(bare, "html")
     assert 'id="frequency"' in html
     # What is not drawn says why.
-    assert "No kernel of a step lies within the readings." in html
-    assert "Temperature was not read." in html
+    assert "No kernel of a step lies within the samples." in html
+    assert "Temperature was not sampled." in html

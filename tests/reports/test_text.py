@@ -116,8 +116,8 @@ def test_verdict_with_and_without_an_ideal() -> None:
     unknown = Story(make(Shape(peak=False)))
     assert unknown.ideal_per_window_ns is None
     headline, detail = verdict(unknown)
-    assert "not known" in headline
-    assert detail == "No peak is known for Unheard-of Device."
+    assert "the ideal time is unknown" in headline
+    assert detail == "The peak of Unheard-of Device is unknown."
 
 
 def test_the_three_largest_causes_are_the_largest_leaves_that_are_causes() -> None:

@@ -98,7 +98,7 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
 
 def estimate(options: Options) -> Cost:
     """Return money and energy at a throughput that is measured, given or projected."""
-    options.exactly_one("run", "tokens_per_s", "model", missing="no throughput given")
+    options.exactly_one("run", "tokens_per_s", "model", missing="no throughput")
     if "utilization_ratio" in options.given and not options.model:
         raise UsageError("--utilization needs --model, whose throughput it projects")
     if options.against is None and options.against_price is not None:
@@ -365,9 +365,9 @@ def _comparison(result: Cost, other: Against) -> Section:
     at_peak = _money(result, other.per_million_tokens_at_peak_ratio)
     rows = [
         ("its price per hour", _money(result, other.price_per_device_hour)),
-        ("has to be faster by, to cost the same", _some(other.break_even_ratio, ".2f", "×")),
+        ("speedup needed for equal cost", _some(other.break_even_ratio, ".2f", "×")),
         ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
-        ("per million tokens, if as much faster as its peak", at_peak),
+        ("per million tokens, if its speedup equals the ratio of the peaks", at_peak),
     ]
     return values(f"Against {other.device}", rows, other.price_source)
 
@@ -378,7 +378,7 @@ def _figure(result: Cost) -> Figure:
     speeds = [0.5 + 0.1 * i for i in range(36)]
     price = other.price_per_device_hour if other else result.price_per_device_hour
     scale = price / result.price_per_device_hour * result.per_million_tokens
-    faster = other.device if other else "faster at the same price"
+    faster = other.device if other else "faster at equal price"
     figure = lines(
         {
             name: (speeds, [result.per_million_tokens] * len(speeds)),

@@ -123,7 +123,7 @@ def test_without_samples_nothing_is_claimed_of_the_clock() -> None:
     missing = [f for f in result.findings if f.code == "telemetry.clock_missing"]
     assert [f.withholds for f in missing] == [("compute.clock",)]
     assert result.factors is not None
-    assert result.factors.unmeasured["clock"] == "no clock samples of the device"
+    assert result.factors.unmeasured["clock"] == "the device's clock was not sampled"
     assert result.coverage["clock_ratio"] == (0.0, 0.0)
 
 
@@ -180,7 +180,7 @@ def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
     times, result = attribute(*products(bounds), script.samples(100), unknown)
     assert not [cause for cause in times if cause.startswith("compute.clock")]
     assert result.factors is not None
-    assert "quoted" in result.factors.unmeasured["clock"]
+    assert "reference clock" in result.factors.unmeasured["clock"]
 
 
 # Sensitivity ------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_where_none_ran_alone_contention_is_a_bound_in_a_finding() -> None:
     assert [f.count for f in found] == [20]
     assert result.factors is not None
     assert result.factors.contention.bound_ns.sum() == pytest.approx(19 * (3_250_000 - 2_600_000))
-    assert result.factors.unmeasured["contention"] == "nothing ran alone to compare with"
+    assert result.factors.unmeasured["contention"] == "no instance of the same work ran alone"
 
 
 def test_products_that_divide_the_device_are_not_slower_together() -> None:
@@ -484,7 +484,7 @@ def test_grids_in_threads_are_not_taken_for_blocks() -> None:
     times, result = attribute(host, device)
     assert times["compute.efficiency.wave_quantization"] == 0
     assert result.factors is not None
-    assert "grids in blocks" in result.factors.unmeasured["wave quantization"]
+    assert "grid sizes" in result.factors.unmeasured["wave quantization"]
 
 
 def test_resident_blocks_of_an_h100() -> None:
@@ -584,7 +584,7 @@ def test_counters_of_other_kernels_change_nothing_and_are_named() -> None:
     assert times["compute.efficiency.rest"] == 3 * MS
     assert "counters.not_matched" in codes(result)
     assert result.factors is not None
-    assert "fit no kernel" in result.factors.unmeasured["instructions and tensor cores"]
+    assert "match no kernel" in result.factors.unmeasured["instructions and tensor cores"]
 
 
 # All together -----------------------------------------------------------------------------------

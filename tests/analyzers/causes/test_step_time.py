@@ -105,7 +105,7 @@ def test_the_median_of_untraced_steps_is_the_step_time() -> None:
     assert document["observed_ns"] == sum(r.time_ns for r in found.leaves()) == 90 * MS
     shown = reports.render(found, "txt")
     assert "A step takes 10.0 ms" in shown
-    assert "Tracing itself (profiler)" in shown
+    assert "Profiler overhead (tracing)" in shown
     assert "12 steps, 3 traced" in shown
     assert "Step without a trace" in reports.render(found, "md")
 
@@ -132,7 +132,7 @@ def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> No
     )
     assert found.step_time().nearby_ns == 28 * MS
     assert "steps.slowed_by_tracing" not in codes(found)
-    assert "took 28.0 ms, so most of the difference is not tracing" in to_text.render(
+    assert "took 28.0 ms, so most of the difference is not due to tracing" in to_text.render(
         run.page(found, "txt"), width=300
     )
 
@@ -140,7 +140,7 @@ def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> No
 def test_tracing_that_costs_nothing_is_no_finding() -> None:
     found = recorded([10, 11, 9, 10, 10, 11, 9, 10, 11], range(3, 6), profiled=range(3, 6))
     assert "steps.slowed_by_tracing" not in codes(found)
-    assert "no difference that can be told from noise" in story.tracing(found.step_time())
+    assert "no significant difference" in story.tracing(found.step_time())
 
 
 def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
@@ -373,8 +373,8 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     found = again(found)
     assert found.step_time().outside == Outside(40 * MS, 45 * MS, 165 * MS, {"evaluation": 30 * MS})
     assert codes(found)["run.outside_steps"] == (
-        "40.0 ms of the program's 120 ms (33%) come after the last step (of them evaluation 30.0 "
-        "ms); the 45.0 ms in which chopper started, wrote traces and ended are not counted"
+        "40.0 ms of the program's 120 ms (33%) follow the last step (of them evaluation 30.0 ms); "
+        "another 45.0 ms, in which chopper started, wrote traces and shut down, are not counted"
     )
 
 

@@ -161,7 +161,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("limits --flop 1e50", "expected 1e+15 to 1e+40"),
         ("limits --device b200 --peak 1e15", "--device and --peak contradict"),
         ("limits --search-step 1", "step of the search"),
-        ("cost", "no throughput given"),
+        ("cost", "no throughput"),
         ("cost --tokens-per-s 1 --model gpt2", "contradict"),
         ("cost --tokens-per-s 1", "has no price"),
         ("cost --tokens-per-s 1 --device a100-sxm4-80gb", "no price of"),

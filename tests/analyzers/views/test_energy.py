@@ -209,7 +209,7 @@ def test_a_counter_that_stands_still_is_no_energy_of_zero() -> None:
     rows = energy_of(a_run(device_counter=still))
     assert rows[0]["energy_j"] is None
     assert rows[0]["reason"] == (
-        "neither an energy counter that moved nor its power was read more than once"
+        "neither a changing energy counter nor more than one power reading was recorded"
     )
 
 
@@ -322,7 +322,7 @@ def test_of_all_devices_those_without_energy_are_named(dead: tuple[int, ...], sa
         put_table(run, rank, "device_counter", counter(rank, power_w=0 if rank in dead else 400))
     whole = next(r for r in energy_of(run) if r["source"] == "all devices")
     assert whole["energy_j"] is None
-    assert whole["reason"].startswith(f"{said}neither an energy counter that moved")
+    assert whole["reason"].startswith(f"{said}neither a changing energy counter")
 
 
 def test_ranks_on_parts_of_one_socket_share_its_energy() -> None:

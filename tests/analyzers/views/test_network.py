@@ -86,7 +86,7 @@ def test_words_of_four_bytes_and_congestion_of_a_roce_port(tmp_path: Path) -> No
     assert whole["retransmits_per_byte"] == pytest.approx(8 / 16e9)
     assert whole["error_count"] == 0
     assert whole["pause_ratio"] is None
-    assert "slowed down by notifications, 150/s" in whole["signal"]
+    assert "slowed down by congestion notifications, 150/s" in whole["signal"]
     by_step = {row["step"]: row for row in rows[1:]}
     assert next(iter(by_step)) == 2  # the congested one on top
     assert by_step[2]["cnp_handled_hz"] == pytest.approx(600)

@@ -575,7 +575,7 @@ def test_rarer_products_worked_by_hand(
 def test_a_backward_that_does_not_say_which_gradients_has_no_count() -> None:
     work = of("aten::linear_backward", [[6, 8], [6, 16], [16, 8], []], ["float"] * 3 + [""])
     assert work.flop_count is None
-    assert work.reason == "which gradients are wanted was not recorded"
+    assert work.reason == "the requested gradients were not recorded"
 
 
 def test_a_convolution_from_a_triton_template() -> None:
