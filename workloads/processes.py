@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chopper.experiments.declarations import as_program
 from chopper.fresh_python import end_with_parent, own_python
@@ -33,10 +35,33 @@ _GRACE_S = 30.0
 
 
 def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = ()) -> None:
-    """Run ``ranks`` processes of a module to their end; none is left when this returns.
+    """Run ranks to their end, as the first that failed; a line says which that was, and how."""
+    with running_ranks(module, ranks, linked=linked, words=words) as started:
+        failed = first_failure(started)
+        if failed is None:
+            return
+        code = failed.code
+        if code not in (130, -signal.SIGINT):  # which was wanted
+            how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+            process = f"rank {failed.rank} (process {started[failed.rank].pid})"
+            sys.stderr.write(f"chopper: {process} ended first, {how}\n")
+        raise SystemExit(code if code > 0 else 128 - code)
+
+
+@contextlib.contextmanager
+def running_ranks(
+    module: str,
+    ranks: int,
+    *,
+    linked: bool,
+    words: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    **started_with: Any,
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start ``ranks`` processes of a module for the length of the block; none is left after it.
 
     Each is given ``words``; with a link also ``--channel``, a socket for ``link.enter``. SystemExit
-    has the code of the first rank that failed.
+    says that there can be none.
     """
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
@@ -54,8 +79,9 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
                 started.append(
                     subprocess.Popen(
                         own_python(quiet.__name__, str(os.getpid()), module, *words, *channel),
-                        env=_environment(rank, ranks, store),
+                        env=_environment(environment, rank, ranks, store),
                         pass_fds=passed,
+                        **started_with,
                     )
                 )
         for _, theirs in channels:
@@ -66,23 +92,39 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
             try:
                 link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
             except OSError as exc:
-                raise SystemExit(f"{module}: the ranks cannot be linked: {exc}") from exc
-        while True:
-            codes = [process.poll() for process in started]
-            failed = [(rank, code) for rank, code in enumerate(codes) if code]
-            if failed:
-                # Of several at once, one that was killed: the others fail of losing it.
-                rank, code = min(failed, key=lambda of: of[1] > 0)
-                _tell_first(rank, started[rank].pid, code)
-                raise SystemExit(code if code > 0 else 128 - code)
-            if None not in codes:
-                break
-            time.sleep(_POLL_S)
+                raise SystemExit(f"the ranks of {module} cannot be linked: {exc}") from exc
+        yield started
 
 
-def _environment(rank: int, ranks: int, store: socket.socket | None) -> dict[str, str]:
+class Failure(NamedTuple):
+    """The rank that failed first, and its exit code: -n where signal n killed it."""
+
+    rank: int
+    code: int
+
+
+def first_failure(
+    started: Sequence[subprocess.Popen[bytes]], timeout_s: float = math.inf
+) -> Failure | None:
+    """Wait until all have ended well, or one has not; TimeoutError when that takes too long."""
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s:
+        codes = [process.poll() for process in started]
+        failed = [Failure(rank, code) for rank, code in enumerate(codes) if code]
+        if failed:
+            # Of several at once, one that was killed: the others fail of losing it.
+            return min(failed, key=lambda of: of.code > 0)
+        if None not in codes:
+            return None
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"the ranks did not end within {timeout_s:.0f} s")
+
+
+def _environment(
+    base: Mapping[str, str], rank: int, ranks: int, store: socket.socket | None
+) -> dict[str, str]:
     # A torchrun around all this would be asked for its store, and counts restarts of its own.
-    found = {name: v for name, v in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    found = {name: v for name, v in base.items() if not name.startswith("TORCHELASTIC_")}
     found |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -121,13 +163,6 @@ def _signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _tell_first(rank: int, pid: int, code: int) -> None:
-    """Say which rank took the others with it, unless an interrupt was wanted."""
-    if code not in (130, -signal.SIGINT):
-        how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
-        sys.stderr.write(f"chopper: rank {rank} (process {pid}) ended first, {how}\n")
 
 
 @contextlib.contextmanager

@@ -9,22 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper.errors import CaptureError
-from chopper.fresh_python import own_python
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.validation.injections.plan import Job, Truth
 from chopper.workloads import link
+from chopper.workloads.processes import first_failure, running_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +34,6 @@ LINKED = "slow_link"
 """The injection whose ranks are joined by a link that can be shaped."""
 _START_LIMIT_S, _STEP_LIMIT_S = 120.0, 5.0
 RANKS = 2
-_POLL_S = 0.05
-_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,50 +128,34 @@ def run(job: Job, *, timeout_s: float) -> None:
     Raises:
         CaptureError: a rank failed, or they took too long. The last line that it wrote says why.
     """
-    with ended_by_signals(), contextlib.ExitStack() as stack:
-        channels = [socket.socketpair() for _ in range(RANKS)]
-        for pair in channels:
-            for end in pair:
-                stack.enter_context(end)
-        log = stack.enter_context(Path(job.directory, "ranks.log").open("w+b"))
-        environment = _environment(job)
-        started: list[subprocess.Popen[bytes]] = []
-        stack.callback(_end, started)
-        for rank in range(RANKS):
-            started.append(
-                subprocess.Popen(
-                    own_python(
-                        "chopper.validation.injections.program",
-                        *(str(os.getpid()), str(channels[rank][1].fileno())),
-                        pack_message(job).decode(),
-                    ),
-                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    pass_fds=[channels[rank][1].fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    # Its own session: what the rank starts can be ended with it.
-                    start_new_session=True,
-                )
-            )
-        for _, theirs in channels:
-            theirs.close()  # so that a rank that ends is noticed
-        if job.linked:
-            try:
-                link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
-            except OSError as exc:
-                raise CaptureError(f"the ranks cannot be linked: {exc}") from exc
-        _wait(started, log, timeout_s)
+    log = Path(job.directory, "ranks.log")
+    with (
+        log.open("wb") as out,
+        running_ranks(
+            "chopper.validation.injections.program",
+            RANKS,
+            linked=job.linked,
+            words=[pack_message(job).decode()],
+            environment=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            # Its own session, whose priority the rank may raise.
+            start_new_session=True,
+        ) as started,
+    ):
+        try:
+            failed = first_failure(started, timeout_s)
+        except TimeoutError as exc:
+            raise CaptureError(f"{exc}: {_last_line(log)}") from exc
+        if failed is not None:
+            how = f"rank {failed.rank} ended with exit code {failed.code}"
+            raise CaptureError(f"{how}: {_last_line(log)}")
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     return {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("CHOPPER_", "TORCHELASTIC_"))},
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        # In namespaces of their own nobody else listens; else they meet by a file.
-        **({"MASTER_ADDR": link.ADDRESSES[0], "MASTER_PORT": "29500"} if job.linked else {}),
-        "GLOO_SOCKET_IFNAME": link.INTERFACE if job.linked else "lo",
+        **{k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")},
         # Two ranks share few cores: neither may take them all.
         "OMP_NUM_THREADS": "1",
         # Memory that was freed stays the process's: pages that fault in again, which on a virtual
@@ -189,50 +169,14 @@ def _environment(job: Job) -> dict[str, str]:
     }
 
 
-def _wait(started: list[subprocess.Popen[bytes]], log: Any, timeout_s: float) -> None:
-    """Wait until all have ended well, or one has not."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        codes = [process.poll() for process in started]
-        failed = next((rank for rank, code in enumerate(codes) if code), None)
-        if failed is not None:
-            raise CaptureError(
-                f"rank {failed} ended with exit code {codes[failed]}: {_last_line(log)}"
-            )
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > deadline:
-            raise CaptureError(f"the ranks did not end within {timeout_s:.0f} s: {_last_line(log)}")
-        time.sleep(_POLL_S)
-
-
-def _last_line(log: Any) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "it wrote nothing"
-
-
-def _end(started: list[subprocess.Popen[bytes]]) -> None:
-    """End the ranks and all that they started."""
-    for process in started:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is not None:
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
-        # Its children may outlive it by a moment, or for ever.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as an exception, so that it cleans up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def leave(number: int, frame: object) -> None:  # noqa: ARG001
         raise SystemExit(128 + number)

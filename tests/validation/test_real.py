@@ -275,7 +275,7 @@ def programs(parents: Container[int]) -> list[psutil.Process]:
         try:
             _, *words = process.cmdline()
             program = "chopper.validation.injections.program"
-            if program in words and int(words[words.index(program) + 1]) in parents:
+            if program in words and int(words[words.index(program) - 1]) in parents:
                 found.append(process)
         except (psutil.Error, ValueError):
             continue

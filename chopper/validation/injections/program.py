@@ -1,9 +1,7 @@
 """The training that causes are injected into: two ranks, FSDP2, a small Llama, on the CPU.
 
-    python -m chopper.validation.injections.program PARENT_PID CHANNEL_FD JOB
-
-Started by :mod:`chopper.validation.recordings`, once per rank. Each plan of the job is one
-recording; process group and processes are shared. What a step calls of an injector is in
+Started by :mod:`chopper.validation.recordings` with a job, once per rank. Each plan of the job is
+one recording; process group and processes are shared. What a step calls of an injector is in
 :mod:`chopper.validation.injections.injectors`.
 """
 
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -19,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper.fresh_python import end_with_parent
 from chopper.storage.files import unpack_message
 from chopper.validation.injections.plan import VOCABULARY, WARM_UP_STEPS, Job
 from chopper.workloads import link
@@ -36,31 +32,23 @@ _PRIORITY = -15
 _TOUCHED_BYTES = 2 << 30
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Join the other rank, make all recordings of the job, leave."""
-    parent, channel, job_text = argv
-    end_with_parent(int(parent), signal.SIGKILL)
+    job_text, *channel = sys.argv[1:]
     _ask_for_priority()
     job = unpack_message(job_text, Job)
     if job.linked:
-        link.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
+        link.join(socket.socket(fileno=int(channel[-1])), int(os.environ["RANK"]))
 
     # Only now: the link needs a process of one thread.
     import torch
     import torch.distributed as dist
 
     from chopper.validation.injections.injectors import INJECTORS
+    from chopper.workloads.ranks import join_group
 
     torch.set_num_threads(1)
-    if job.linked:
-        dist.init_process_group("gloo")
-    else:  # by a file: a port that is free now may be another's when rank 0 comes to listen there
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{Path(job.directory).resolve()}/meeting",
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-        )
+    join_group(torch.device("cpu"))
     touched = False
     try:
         for plan in job.plans:
@@ -212,7 +200,3 @@ def _ask_for_priority() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         Path("/proc/self/autogroup").write_text(str(_PRIORITY))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
