@@ -36,14 +36,10 @@ _RECOMPUTE = "compute.recompute"
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time that an injection adds to a cause, as the injector of this or another rank measured it.
+    """Time that an injection adds to a cause and those that share it, as an injector measured it.
 
-    Attributes:
-        cause: id of a cause, a leaf or one above leaves.
-        truth_of: rank whose attribution is looked at → rank whose injector measured it.
-        measured: name of the injector's measurement; of arrivals, the truth is by how much the
-            other rank came later.
-        shared_with: causes that share this time with it.
+    ``truth_of``: rank whose attribution is looked at → rank whose injector measured it.
+    Of arrivals, the truth is by how much the other rank came later.
     """
 
     cause: str
@@ -57,14 +53,9 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Injection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kind of injection.
+    """One kind of injection: where its time belongs, and what else it adds.
 
-    Attributes:
-        own: where its time belongs.
-        amounts: for small, medium and large; seconds, repetitions or bits per second, as the
-            injector takes them.
-        also: what else it adds, with a truth of its own.
-        straggler: rank that the collectives' table has to name in the steps with the injection.
+    ``amounts`` are for small, medium and large; the collectives' table has to name ``straggler``.
     """
 
     own: Expected
@@ -92,13 +83,7 @@ def run_cases(
     seed: int = 0,
     quick: bool = False,
 ) -> Iterator[Case]:
-    """Inject and attribute: yield the cases in order, each as it is done.
-
-    Args:
-        injections: names, from :func:`injections`.
-        magnitudes: of ``small``, ``medium``, ``large``.
-        seed: of everything random.
-        quick: a subset.
+    """Inject amounts by magnitude and attribute; yield each case as it is done.
 
     Raises:
         CaptureError: the training failed.
@@ -140,7 +125,6 @@ def _cases(recorded: Recorded, levels: Sequence[str]) -> list[Case]:
 
 
 def _case(name: str, injection: Injection, **fields: Any) -> Case:
-    """A case of real training."""
     described: dict[str, Any] = {"magnitude": "", "flavour": "cpu", "bar": REAL} | fields
     return Case(suite="real", injection=name, cause=injection.own.cause, **described)
 
@@ -160,8 +144,8 @@ def _excused(case: Case, other_cores: float) -> Case:
 def per_step(attribution: Attributed) -> np.ndarray:
     """Attributed time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds.
 
-    All of the phase ``recompute`` counts as recomputation: without a device, the dispatch and the
-    Python between the operators that are run again are idle time of that phase.
+    All of the phase ``recompute`` counts as recomputation: without a device, what is between the
+    operators that are run again is idle time of that phase.
     """
     number = {
         (rank, index): step
@@ -194,7 +178,6 @@ def named_stragglers(attribution: Attributed) -> dict[int, int]:
 
 
 def _named_right(case: Case, straggler: int | None, named: Sequence[int | None]) -> Case:
-    """A case misses when the late rank is not the one that is named."""
     right = sum(rank == straggler for rank in named)
     if straggler is None or case.status in ("skipped", "refused") or right >= 0.9 * len(named):
         return case
@@ -211,17 +194,10 @@ def score(
     truths: Sequence[Truth],
     levels: Sequence[str],
 ) -> list[Case]:
-    """Compare what was attributed with what was injected, pair by pair.
+    """Compare what was attributed with what was injected, pair by pair, level by level.
 
     Errors are summed trimmed: a hiccup of the machine in one step is as long as all that was
     injected. Their interval is the 95 % percentile one.
-
-    Args:
-        plan: which step holds what.
-        injection: where it belongs.
-        attributed: (ranks, steps, LEAVES), from :func:`per_step`.
-        truths: per rank.
-        levels: magnitude of each level of the plan.
     """
     cases = []
     for level, magnitude in enumerate(levels):
@@ -289,13 +265,7 @@ def _trimmed_total(error_ns: np.ndarray) -> int:
 
 
 def _leaks(errors_ns: dict[str, np.ndarray]) -> dict[str, int]:
-    """Return the summed error in ns of each cause whose error is more than noise.
-
-    ``_FALSE_LEAKS`` is shared by all causes that vary at all (Bonferroni).
-
-    Args:
-        errors_ns: cause → (pairs,) attributed less true time.
-    """
+    """Sum each cause's errors by pair where they are more than noise (Bonferroni over causes)."""
     errors = {cause: error_ns for cause, error_ns in errors_ns.items() if error_ns.any()}
     return {
         cause: total

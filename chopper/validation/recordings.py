@@ -38,13 +38,7 @@ RANKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One plan, recorded in two ranks of this machine.
-
-    Attributes:
-        truths: by rank.
-        attribution: of the recording; None where the injection could not be made here.
-        other_cores: cores that other programs used while the plans were recorded.
-    """
+    """One plan, recorded in two ranks; no attribution where the injection is impossible here."""
 
     plan: Plan
     truths: list[Truth]
@@ -58,11 +52,7 @@ class Recorded:
 
 
 def record(plans: Sequence[Plan]) -> Iterator[Recorded]:
-    """Record plans one after the other and attribute them; only ``slow_link`` has a link to shape.
-
-    Raises:
-        CaptureError: the training failed.
-    """
+    """Record and attribute plans one after the other; only ``slow_link`` has a link to shape."""
     linked = [plan for plan in plans if plan.injection == LINKED]
     alone = [plan for plan in plans if plan.injection != LINKED]
     unavailable = link.unavailable() if linked else None
@@ -123,11 +113,7 @@ def others_while() -> Iterator[OtherPrograms]:
 
 
 def run(job: Job, *, timeout_s: float) -> None:
-    """Run the job in two ranks to its end.
-
-    Raises:
-        CaptureError: a rank failed, or they took too long. The last line that it wrote says why.
-    """
+    """Run the job in two ranks to its end; CaptureError has the last line of one that failed."""
     log = Path(job.directory, "ranks.log")
     with (
         log.open("wb") as out,

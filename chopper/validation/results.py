@@ -32,9 +32,7 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     suite: Literal["synthetic", "real"]
     injection: str
-    """Name of the injector: ``data_stall``."""
     cause: str
-    """Id of the cause that it belongs to."""
     magnitude: str
     flavour: str
     """``cuda`` or ``rocm`` traces, ``cpu`` for real ones."""
@@ -43,7 +41,6 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     recovered_ns: int = 0
     """The cause's attributed time with the injection less that without it."""
     ci95_ns: tuple[int, int] | None = None
-    """Interval of ``recovered_ns``, where it is a measurement."""
     leaked_ns: dict[str, int] = {}
     """Other cause → by how much its attributed change exceeds its true change."""
     scale_ns: int | None = None
@@ -51,11 +48,9 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     leak_scale_ns: int | None = None
     """Unit of leaks, where it is another: all that is injected together."""
     mixed: bool = False
-    """Injected together with others."""
     bar: Bar = ALONE
     status: Status = "ok"
     reason: str | None = None
-    """Why it was refused or skipped, or what was missed."""
 
     @property
     def unit_ns(self) -> int:
@@ -89,11 +84,7 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 def judged(case: Case) -> Case:
-    """The case with its status by its bar; what was refused or skipped stays so.
-
-    A measured case also holds when the injected time lies within the interval of what was
-    recovered.
-    """
+    """The case with its status by its bar, or by its interval; none of what was not scored."""
     if case.status in ("refused", "skipped"):
         return case
     missed = []

@@ -64,13 +64,9 @@ def run_cases(
     seed: int = 0,
     quick: bool = False,
 ) -> Iterator[Case]:
-    """Inject and attribute: yield the cases in order, each as it is done.
+    """Inject and attribute; yield each case as it is done.
 
-    Args:
-        injections: names, from :func:`injections`.
-        magnitudes: of ``small``, ``medium``, ``large``.
-        seed: of everything random.
-        quick: one magnitude and flavour in turn of the most telling injections.
+    ``quick`` takes one magnitude and flavour in turn of the most telling injections.
     """
     every = [(flavour, magnitude) for flavour in FLAVOURS for magnitude in magnitudes]
     chosen = [n for n in injections if not quick or n in _QUICK]
@@ -130,11 +126,7 @@ def _difference(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """One run of the model: cause → nanoseconds, in its books and by the attribution.
-
-    Attributes:
-        refusals: factor of compute → why the attribution did not measure it.
-    """
+    """One run of the model: nanoseconds of causes in its books and by the attribution; refusals."""
 
     truth: dict[str, int]
     attributed: dict[str, int]

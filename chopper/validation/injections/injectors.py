@@ -60,12 +60,7 @@ while True:
 
 
 class Injector:
-    """Does nothing, and measures nothing: the base of all injectors.
-
-    Args:
-        plan: what to inject.
-        rank: of this process.
-    """
+    """Does nothing, and measures nothing: the base of all injectors."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
@@ -106,17 +101,11 @@ class Injector:
         return loader
 
     batch = 2
-    """Sequences per rank and step."""
     sequence = 64
-    """Tokens per sequence."""
     dim = 128
-    """Width of the model."""
     layers = 2
-    """Blocks of the model."""
     workers = 0
-    """Processes that load data."""
     wraps_feed_forward = False
-    """Call feed-forward networks through ``feed_forward``."""
     on_touched_memory = True
     """Run with pages that were written to before, so that no step pays for fresh ones."""
     by_hand = True
@@ -308,10 +297,7 @@ class _Collections(Injector):
 
 
 class _Recomputation(Injector):
-    """Blocks' feed-forward networks are checkpointed: they run again in backward.
-
-    Amounts are their number.
-    """
+    """Blocks' feed-forward networks, so many, are checkpointed: they run again in backward."""
 
     wraps_feed_forward = True
     # Wide and short: what runs again is products, and what is not kept meanwhile is little memory.
@@ -419,10 +405,10 @@ class _BusyNeighbour(Injector):
 
 
 class _LockedMemory(Injector):
-    """Buffers are allocated as locked memory, as staging buffers of devices are.
+    """Buffers, so many, are allocated as locked memory, as staging buffers of devices are.
 
     Pages of locked memory are there when the allocation returns, so the allocator pays for them,
-    not the first to write. Amounts are the number of buffers.
+    not the first to write.
     """
 
     on_touched_memory = False

@@ -13,7 +13,6 @@ ARRIVAL = "arrival"
 MEETING = "meeting"
 """Measurement: when a rank came to the barrier before it, in the same clock."""
 VOCABULARY = 512
-"""Tokens that the model knows."""
 WARM_UP_STEPS = 3
 """Run before the first recorded step: lazy set-up, first allocations, the loader's start."""
 
@@ -21,8 +20,7 @@ WARM_UP_STEPS = 3
 class Plan(msgspec.Struct, kw_only=True, frozen=True):
     """One recording: pairs of steps, one with the injection and one without, in random order.
 
-    Both steps of a pair are neighbours, so drift of the machine and what else runs on it weigh on
-    both alike.
+    Both are neighbours, so drift of the machine and what else runs on it weigh on both alike.
     """
 
     injection: str
@@ -30,7 +28,6 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     amounts: tuple[float, ...]
     """Amount of each level: seconds, repetitions, or bits per second."""
     pairs_count: int
-    """Pairs of steps per level."""
     seed: int = 0
     scale: int = 1
     """Length of the sequences, in those of the injector."""
@@ -59,12 +56,7 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """Times that one rank's injector measured with its own clock.
-
-    Attributes:
-        injected_ns: name of what was measured → its time in each step, from step 0.
-        skipped: why the injection could not be made here.
-    """
+    """Times per step, from step 0, that one rank's injector measured with its own clock."""
 
     injected_ns: dict[str, list[int]] = {}
     skipped: str | None = None

@@ -135,7 +135,6 @@ def train(injector: Injector, output: Path) -> None:
 
 
 def _average_gradients(model: torch.nn.Module, injector: Injector) -> None:
-    """One collective over all gradients."""
     import torch
 
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -151,7 +150,6 @@ def _average_gradients(model: torch.nn.Module, injector: Injector) -> None:
 def _wrapped(
     block: torch.nn.Module, call: Callable[[torch.nn.Module, tuple[Any, ...]], Any]
 ) -> torch.nn.Module:
-    """A module that calls another one as ``call`` does."""
     from torch import nn
 
     class Wrapped(nn.Module):
@@ -166,7 +164,6 @@ def _wrapped(
 
 
 def _dataset(steps: int, item: Callable[[int], Any]) -> Any:
-    """A dataset of as many items as there are steps."""
     from torch.utils.data import Dataset
 
     class Tokens(Dataset[Any]):
@@ -182,8 +179,7 @@ def _dataset(steps: int, item: Callable[[int], Any]) -> Any:
 def _touch_memory() -> None:
     """Write to memory once and give it back to the process's allocator, which keeps it.
 
-    A recording grows by megabytes per step. Where its pages come fresh, a step's first writers pay
-    for them, which on a virtual machine takes longer than their work, and nobody injected that.
+    Where a recording's pages come fresh, a step's first writers would pay for them.
     """
     import psutil
     import torch

@@ -84,15 +84,12 @@ class Task:
     """One kernel or copy.
 
     Attributes:
-        account: what its time is booked under when it computes: math, vector, or a cause's id.
+        account: booked under math, vector, or a cause's id when it computes.
         alone_ns: how long it takes alone at the reference clock.
         ideal_ns, roofline_ns: of its FLOP at peak; of its bytes too.
         wave_ratio: by how much rounds that are not full lengthen it; part of alone_ns.
-        sensitivity: s in t ∝ clock^(-s): 0, the clock does not matter; 1, it takes as much
-            longer as the clock is lower.
-        contended: whether communication beside it slows it down.
+        sensitivity: s in t ∝ clock^(-s).
         shape: grid, block, bytes …: what a trace shows of it.
-        launch_ns, returned_ns: the call that launched it; None where it was not recorded.
     """
 
     name: str
@@ -138,7 +135,6 @@ class Collective:
     in_elements: int
     out_elements: int
     bus_ns: float
-    """Its bytes times the bus factor at the link's peak."""
     transfer_ns: int
     tasks: dict[int, Task] = field(default_factory=dict)
     ready_ns: int = -1
@@ -262,7 +258,6 @@ class _Stream:
         self._event_ns = -(1 << 62)
 
     def push(self, item: Task | Event) -> None:
-        """Add a task, or an event to wait for."""
         self._queue.append(item)
         if isinstance(item, Task):
             self._device.simulation.at(item.available_ns, self._go_on)
@@ -295,7 +290,6 @@ class _Stream:
             self._device.begin(head)
 
     def ended(self, task: Task) -> None:
-        """The running task is done."""
         assert self._running is task
         self._running = None
         self._free_ns = self._device.simulation.now_ns + self._device.stream_gap_ns

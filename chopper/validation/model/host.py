@@ -168,16 +168,10 @@ class Host:
         around: str | None = None,
         recorded: bool = True,
     ) -> Program:
-        """An operator with its kernels, some Python before it.
+        """An operator with its kernels; where it is ``recorded``, some Python runs before it.
 
-        Args:
-            name: as recorded.
-            key: place in the program.
-            tasks: kernels.
-            dims: of its arguments as recorded.
-            node: autograd makes a node of it, so that it takes a sequence number.
-            around: a composite operator that calls it.
-            recorded: whether Python runs before it (not inside autograd).
+        ``dims`` are of its arguments as recorded; of a ``node`` autograd takes a sequence number; a
+        composite operator may stand ``around`` it.
         """
         if self.graph_tasks is not None:
             self.graph_tasks += tasks

@@ -27,7 +27,6 @@ class _Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low_ms: tuple[tuple[float, float], ...] = ()
 
     def clocks(self, at: int) -> tuple[Clock, ...]:
-        """The dips of a magnitude."""
         ratio = self.ratios[at]
         return tuple(
             Clock(ratio, self.reason, round(begin * _MS), round(end * _MS))
@@ -39,12 +38,10 @@ class Injection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of trouble, or several at once; each amount for small, medium and large."""
 
     cause: str = ""
-    """The cause that it belongs to; of several at once, none."""
     about: str = ""
     ms: dict[str, tuple[float, float, float]] = {}
     """Doses of time by knob of the plan."""
     doses: dict[str, tuple[float, float, float]] = {}
-    """Other doses."""
     ranks: tuple[int, ...] | None = None
     """That get the doses; null: all."""
     knobs: dict[str, tuple[Any, Any, Any]] = {}

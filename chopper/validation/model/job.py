@@ -61,7 +61,6 @@ def simulate(plan: Plan) -> Recording:
 def _schedule_clock(
     dips: list[Clock], device: Device, begins: Event, changes: list[tuple[int, float, int]]
 ) -> None:
-    """Set the clock lower between the times of the dips."""
     _, usual_hz, usual_reason = changes[0]
 
     def start() -> None:
@@ -88,7 +87,6 @@ class _Program(Layers):
     """The loop around the model."""
 
     def train(self) -> Program:
-        """All steps."""
         plan = self.plan
         yield from self.busy(10 * US * (self.rank + 1), "python")
         for step in range(plan.warmup_steps + plan.steps):
@@ -110,7 +108,6 @@ class _Program(Layers):
         self.record.tasks = self.device.tasks
 
     def one_step(self) -> Program:
-        """One step."""
         plan, rank, step = self.plan, self.rank, self.step
         yield from self.limit_lead()
         yield from self.next_batch()
@@ -144,7 +141,6 @@ class _Program(Layers):
             yield from self.busy(4 * US, "synchronization")
 
     def next_batch(self) -> Program:
-        """Wait for the data loader."""
         with self.row(
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "user_annotation"
         ):
@@ -155,7 +151,6 @@ class _Program(Layers):
             yield from self.busy(self.plan.data.at(self.rank, self.step), "data")
 
     def copy_batch(self) -> Program:
-        """The batch goes to the device."""
         yield from self.busy(5 * US, "python")
         shape: dict[str, Any] = {
             "Concrete Inputs": ["", "", "True"],
@@ -174,7 +169,6 @@ class _Program(Layers):
             yield from self.busy(1 * US, "dispatch")
 
     def optimizer(self) -> Program:
-        """Update what this rank owns, once all gradients are here."""
         with self.row("Optimizer.step#AdamW.step", "user_annotation"):
             yield from self.busy(25 * US, "python")
             for event in self.reduced:
@@ -214,7 +208,6 @@ class _Program(Layers):
             yield from self.busy(1 * US, "synchronization")
 
     def blocking_copy(self, task: Task, wake_ns: float) -> Program:
-        """A copy call that returns when the copy is done."""
         task.call = self.node.prefix + "MemcpyWithStream"
         task.external = self.external
         task.launch_ns = self.now

@@ -35,8 +35,8 @@ def ledger(recording: Recording) -> dict[str, int]:
 def window(record: RankRecord) -> tuple[int, int]:
     """Begin and end of a rank's windows together.
 
-    From the first traced step's start on the host, or the end of what had been launched before it,
-    to the end of the last task that the steps launched.
+    From the first traced step's start on the host, or the end of what was launched before it, to
+    the end of the last task.
     """
     first = record.steps[0][1]
     before = [t.end_ns for t in record.tasks if t.launch_ns < first and t.end_ns > first]
@@ -107,7 +107,6 @@ class _Program:
         self._first = first
 
     def idle(self, low: int, high: int, spent: dict[str, float]) -> None:
-        """Book one gap."""
         task = self._first.get(high)
         if task is None:
             spent["idle.no_step"] += high - low
@@ -152,7 +151,6 @@ def _book(
     end: int,
     spent: dict[str, float],
 ) -> None:
-    """Book the exclusive time of one task."""
     length = max(task.end_ns - task.start_ns, 1)
     if task.collective is not None:
         ready = max(task.collective.ready_ns, task.start_ns)

@@ -15,9 +15,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     device_name: str
     memory_bytes: int
-    """As the driver reports it."""
     units: int
-    """Streaming multiprocessors or compute units."""
     compute_stream: int
     communication_stream: int
     second_communication_stream: int
@@ -31,7 +29,6 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
     copy_to_host: str
     memset: str
     prefix: str
-    """Of the runtime's calls."""
     block: int
     gemm_shape: dict[str, int]
     bus_bytes_per_s: float

@@ -13,7 +13,6 @@ class Dose:
     ranks: tuple[int, ...] | None = None
     """None: on all."""
     every: int = 1
-    """In every n-th step."""
 
     def at(self, rank: int, step: int) -> float:
         """The amount in one step of one rank."""
@@ -27,13 +26,7 @@ _NONE = Dose()
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A lower device clock between two times, counted from the first traced step.
-
-    Attributes:
-        ratio: of the reference clock.
-        begin_ns, end_ns: None for always.
-        reason: NVML's bit of why.
-    """
+    """A lower device clock between two times, counted from the first traced step; None: always."""
 
     ratio: float
     reason: int

@@ -29,10 +29,8 @@ class Span:
 class RankRecord:
     """Everything that happened on a rank.
 
-    Attributes:
-        segments: (start, end, what) of the program, in order: what is a label, or the task that
-            a call launched.
-        steps: (number, start, end) of the host's steps.
+    ``segments`` are (start, end, label or launched task) of the program, in order; ``steps`` are
+    (number, start, end) of the host's.
     """
 
     rank: int

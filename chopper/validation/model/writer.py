@@ -39,7 +39,6 @@ class _Clock:
         self._drift = plan.host_drift_ns_per_s[rank % len(plan.host_drift_ns_per_s)] / 1e9
 
     def at(self, true_ns: int) -> int:
-        """Nanoseconds after the trace's base."""
         return self._offset_ns + true_ns + round(true_ns * self._drift)
 
 
@@ -203,7 +202,6 @@ def _device_row(
 
 
 def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[Any]]:
-    """Clock samples of one device, at uneven times, each some time after it was due."""
     plan, node = recording.plan, recording.machine
     rng = random.Random(f"{plan.seed}/{rank}/sampler")
     period = 1e9 / plan.telemetry_hz
