@@ -10,6 +10,7 @@ from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Attribution
 from chopper.errors import UsageError
+from chopper.notebook import as_cell
 from chopper.storage.run import Run
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class AttributedRun(Attributed):
 
     :func:`report`, :func:`compare` and :func:`whatif` take it and join nothing again.
     """
+
+    def _repr_html_(self) -> str:
+        return as_cell(self, "chopper.reports.run:notebook_page")
 
     def recoverable(self) -> dict[str, Recoverable]:
         """Predict what removing each cause alone would save, by replaying the run.

@@ -92,6 +92,11 @@ def page(run: Attributed, format: Format) -> Page:
     return _page(story, [*first, _top_list(story), causes, *levels, *_findings(story), coverage])
 
 
+def notebook_page(run: Attributed) -> Page:
+    """Return the page of a run without what a browser's scripts make."""
+    return page(run, "md")
+
+
 def _first(story: Story, replay: Replay | str) -> list[Section]:
     """Return what to try first; nothing where the run cannot be replayed."""
     if isinstance(replay, str):

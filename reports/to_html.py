@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_CELL_PX, _ROW_PX, _MOST_CELL_PX = 200, 34, 560
+"""Height of a cell, of each row of its tables, and the most, beyond which it scrolls."""
 _DURATION = re.compile(r"(−?\d[\d.,\u202f]{0,20} ?(?:ns|µs|ms|s|min \d+ s)\b)")
 
 
@@ -64,6 +66,33 @@ def render(page: Page) -> str:
         plotly_bytes=plotly.size_bytes,
         script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
     )
+
+
+def cell(page: Page) -> str:
+    """Return a page, all but its figures, as HTML for a notebook's cell.
+
+    It stands in a frame whose styles reach nothing else and which runs no script, and is small
+    enough to be stored with the notebook.
+    """
+    from markupsafe import Markup as safe
+
+    blocks = list(page.blocks("md"))
+    document = (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(
+            page=page,
+            sections=[s for s in page.sections if any("md" in b.formats for b in s.blocks)],
+            css=safe(_asset("report.css")),
+            figures=any(isinstance(b, model.Figure) for b in page.blocks("html")),
+        )
+    )
+    rows = sum(len(b.rows) for b in blocks if isinstance(b, model.Table))
+    height_px = min(_CELL_PX + _ROW_PX * (rows + len(blocks)), _MOST_CELL_PX)
+    attributes = safe('title="{}" srcdoc="{}"').format(page.title, document)
+    style = f"width:100%;height:{height_px}px;border:0"
+    frame: str = safe('<iframe sandbox {} style="{}"></iframe>').format(attributes, style)
+    return str(frame)
 
 
 @cache

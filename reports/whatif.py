@@ -62,6 +62,11 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
     )
 
 
+def notebook_page(prediction: WhatIf) -> Page:
+    """Return the page of a prediction, the observed run replayed again."""
+    return page(prediction, Replay(prediction.observed))
+
+
 def _unit(prediction: WhatIf) -> str:
     unit = "step" if next(iter(prediction.steps), None) is not None else "window"
     return unit if prediction.observed.step_time().untraced is None else f"traced {unit}"

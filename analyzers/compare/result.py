@@ -13,6 +13,7 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES
+from chopper.notebook import as_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -295,9 +296,7 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<p><b>{escape(self.verdict)}</b></p>{self.table.to_html(index=False)}"
+        return as_cell(self, "chopper.reports.comparison:page")
 
     def __repr__(self) -> str:
         return f"<chopper.Comparison of {self.a.source!r} and {self.b.source!r}: {self.verdict}>"

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from chopper.notebook import as_cell
+
 _ASSUMPTIONS = tomllib.loads(
     files("chopper").joinpath("data", "assumptions.toml").read_text(encoding="utf-8")
 )
@@ -35,6 +37,10 @@ class Estimate(msgspec.Struct, kw_only=True, frozen=True):
         """The documented JSON form: the schema, then the fields."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {"schema": self.SCHEMA, **fields}
+
+    def _repr_html_(self) -> str:
+        name = self.SCHEMA.removeprefix("chopper.estimate.").partition("/")[0]
+        return as_cell(self, f"chopper.cli.estimates.{name}:page")
 
 
 class Option(msgspec.Struct, frozen=True):

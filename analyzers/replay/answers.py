@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from chopper.notebook import as_cell
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -62,6 +64,9 @@ class WhatIf:
         from chopper.analyzers.replay.changes import NOT_FIXABLE
 
         return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)
+
+    def _repr_html_(self) -> str:
+        return as_cell(self, "chopper.reports.whatif:notebook_page")
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form, schema ``chopper.whatif/1``."""

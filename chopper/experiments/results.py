@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper.errors import InputError
+from chopper.notebook import as_cell
 from chopper.storage.files import decode_json, encode_json, read_bytes
 from chopper.storage.layout import EXPERIMENT
 
@@ -153,6 +154,9 @@ class Experiment:
     def variants(self) -> tuple[str, ...]:
         """Names, the baseline first when there is one."""
         return tuple(v.name for v in self.plan.variants)
+
+    def _repr_html_(self) -> str:
+        return as_cell(self, "chopper.reports.experiment:page")
 
     def find(self, measure: str, variant: str | None = None, **labels: Any) -> Row | None:
         """The row of a measure with (at least) these labels; of the first variant by default."""

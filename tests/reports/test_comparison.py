@@ -60,11 +60,8 @@ def test_the_waterfall_ends_at_the_difference() -> None:
     assert waterfall(compare(a, a)) == {"data": [], "layout": {}}
 
 
-def test_a_comparison_renders_in_a_notebook(tmp_path) -> None:
+def test_a_comparison_has_a_table(tmp_path) -> None:
     found = chopper.compare(trace(tmp_path / "a.json"), trace(tmp_path / "b.json", adds=2))
-    html = found._repr_html_()
-    assert "<table" in html
-    assert found.verdict.split(":")[0] in html
     assert list(found.table["cause"]) == [c.id for c in found.changes]
     assert found.table["difference_ns"].dtype == "int64"
     assert "chopper.Comparison" in repr(found)
