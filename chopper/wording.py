@@ -6,6 +6,7 @@ the fourth is noise on any machine. Nothing here is read back by a program: JSON
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -246,6 +247,29 @@ def ellipsize(text: str, width: int) -> str:
     return text[:head] + "…" + (text[-tail:] if tail else "")
 
 
+def ellipsize_all(texts: Sequence[str], width: int) -> list[str]:
+    """Shorten texts as :func:`ellipsize` does, but so that two that differ still do.
+
+    Of those that would look alike, the part from where they begin to differ is shown, too.
+    """
+    shown = [ellipsize(text, width) for text in texts]
+    alike: dict[str, set[str]] = {}
+    for text, short in zip(texts, shown, strict=True):
+        alike.setdefault(short, set()).add(text)
+    head = width // 3
+    for i, text in enumerate(texts):
+        differing = alike[shown[i]]
+        if len(differing) > 1 and width >= _TELLING_WIDTH:
+            others = differing - {text}
+            same = [sum(itertools.takewhile(bool, map(str.__eq__, text, o))) for o in others]
+            start = max(max(same) - 2, head)
+            shown[i] = f"{text[:head]}…{ellipsize(text[start:], width - head - 1)}"
+    return shown
+
+
+_TELLING_WIDTH = 12
+"""Columns below which a text has no room for its begin and for what tells it apart."""
+
 # Template arguments that say nothing about what a kernel does.
 _NOISE = re.compile(
     r"^([Aa]rray|OffsetCalculator|TrivialOffsetCalculator|LoadWithoutCast|StoreWithoutCast|LoadWithCast"
@@ -290,6 +314,12 @@ def kernel_name(name: str) -> str:
     if not parsed or text[end - 1 : end] == " " or (rest and not rest.startswith(("(", "::"))):
         return name
     return parsed
+
+
+def whole_kernel_name(name: str) -> str:
+    """A kernel's name with all of its template arguments, without namespaces and parameters."""
+    text = without_suffixes(name).replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.sub(r"\w+::", "", re.sub(r">\((?!.*>\().*$", ">", text))
 
 
 _SIZE = re.compile(r"\d{1,9}")

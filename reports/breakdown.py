@@ -50,13 +50,16 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     observed = max(story.run.observed_ns, 1)
     own = level in ("op", "kernel")
     lines = []
-    for group in groups[:rows]:
+    labels = [_label(story, group, level) for group in groups[:rows]]
+    alike = {label for label, number in Counter(labels).items() if number > 1}
+    for group, label in zip(groups, labels, strict=False):
         cause, time_ns = max(group.causes.items(), key=lambda kv: kv[1], default=("", 0))
         mostly = fmt.UNKNOWN
         if cause and group.time_ns:
             mostly = f"{fmt.ratio(time_ns / group.time_ns)} {CAUSES[cause].label}"
         share = group.time_ns / observed
-        label = _label(story, group, level)
+        if level == "kernel" and group.key is not None and label in alike:
+            label = fmt.whole_kernel_name(str(group.key))
         if level == "step" and group.key is not None:
             label = f"step {label}"
         lines.append(

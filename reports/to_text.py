@@ -21,7 +21,7 @@ _GAP = 2
 _NAME_WIDTHS = (24, 17)
 """Least width of a first column of names, and of the others, where they are longer."""
 _PROSE_WIDTH = 24
-_WANTED = 44
+_WANTED = {"name": 30, "prose": 44}
 """Width of names and prose for which columns are left out; beyond, they are shortened."""
 _BAR_WIDTHS = (6, 30)
 MARKS = {
@@ -162,7 +162,7 @@ def _layout(
     natural = [max(n, len(printable(c.heading))) for n, c in zip(cells, columns, strict=True)]
     chosen = list(range(len(columns)))
     wanted = [
-        n if c.kind in ("number", "id") else min(n, _WANTED)
+        n if c.kind in ("number", "id") else min(n, _WANTED[c.kind])
         for n, c in zip(natural, columns, strict=True)
     ]
     wide = [i for i in chosen if columns[i].wide]
@@ -217,16 +217,19 @@ def _grid(
         grid.add_column(heading, justify=side, width=width, overflow="fold")
     if drawn:
         grid.add_column("", no_wrap=True, width=spare)
-    for row, bar in zip(rows, bars, strict=True):
-        cells = [_styled(row[i], width, columns[i].kind) for i, width in widths.items()]
+    texts = {i: [_text(row[i]) for row in rows] for i in widths}
+    for i, width in widths.items():
+        if columns[i].kind == "name":
+            texts[i] = fmt.ellipsize_all(texts[i], width)
+    for number, (row, bar) in enumerate(zip(rows, bars, strict=True)):
+        cells = [Text(texts[i][number], style=_style(row[i])) for i in widths]
         grid.add_row(*cells, *([_bar(bar, spare)] if drawn else []))
     console.print(grid)
 
 
-def _styled(cell: Cell, width: int, kind: str) -> Text:
+def _style(cell: Cell) -> str:
     style = MARKS[cell.mark][1] if cell.mark else ""
-    style = "bold" if cell.strong else style or ("dim" if cell.dim else "")
-    return Text(fmt.ellipsize(_text(cell), width) if kind == "name" else _text(cell), style=style)
+    return "bold" if cell.strong else style or ("dim" if cell.dim else "")
 
 
 def _bar(cell: Cell | None, width: int) -> Text:

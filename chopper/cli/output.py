@@ -72,7 +72,8 @@ def print_page(page: Page) -> None:
     from chopper.reports import to_text
 
     terminal = sys.stdout.isatty()
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120) if terminal else 100
+    width = shutil.get_terminal_size((100, 24)).columns  # COLUMNS first, piped or not
+    width = width if os.environ.get("COLUMNS") else min(width, 120)
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
 

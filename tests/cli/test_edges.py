@@ -252,3 +252,10 @@ def test_options_of_nonsense(command: list[str], expected: str, sources: Path) -
     outcome = run(*(str(sources / "run") if w == "RUN" else w for w in command))
     assert outcome.code in (1, 2)
     assert expected in outcome.line
+
+
+def test_columns_are_obeyed_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (60, 80, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = run("estimate", "cost", "--device", "h100", "--model", "gpt2").out
+        assert columns * 0.8 < max(map(len, shown.splitlines())) <= columns

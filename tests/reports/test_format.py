@@ -141,3 +141,28 @@ def test_findings_of_several_ranks_are_one() -> None:
     ((same, ranks),) = merged([lost(0, 4), lost(2, 4)])
     assert of_ranks(same, same.message, ranks, 4) == "Ranks 0, 2: 4 events are lost"
     assert of_ranks(lost(0, 4), "alone", [0], 1) == "alone"
+
+
+def test_texts_that_differ_are_still_different_when_they_are_shortened() -> None:
+    begin, end = "void at::native::vectorized_elementwise_kernel<4, ", ", std::array<char*, 3ul> >"
+    texts = [f"{begin}{name}{end}" for name in ("AddFunctor", "MulFunctor", "AddFunctor")]
+    shown = fmt.ellipsize_all(texts, 30)
+    assert shown[0] == shown[2] != shown[1]
+    assert "Add" in shown[0]
+    assert "Mul" in shown[1]
+    assert all(len(text) <= 30 for text in shown)
+    assert fmt.ellipsize_all([*texts[:1], "short"], 30) == [
+        fmt.ellipsize(texts[0], 30),
+        "short",
+    ]
+
+
+@given(st.lists(st.text(max_size=60), max_size=6), st.integers(min_value=1, max_value=40))
+def test_shortened_texts_fit(texts: list[str], width: int) -> None:
+    assert all(len(text) <= width for text in fmt.ellipsize_all(texts, width))
+
+
+def test_a_whole_kernel_name_keeps_what_tells_instances_apart() -> None:
+    name = "void at::native::(anonymous namespace)::Cat<float, int, {0}, 64>(at::Meta<4>, int)"
+    assert fmt.kernel_name(name.format(2)) == fmt.kernel_name(name.format(3))
+    assert fmt.whole_kernel_name(name.format(3)) == "Cat<float, int, 3, 64>"
