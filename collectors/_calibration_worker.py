@@ -1,6 +1,6 @@
 """One worker of a calibration: measures in a process of its own, in step with its peers.
 
-Its orders come on stdin, its progress goes to stdout, its result into a file.
+Its progress goes to stdout, its result into a file.
 """
 
 from __future__ import annotations
@@ -238,12 +238,12 @@ class _Worker:
             self.result.link.append(rate)
 
 
-def main(directory: Path) -> None:
-    """Body of a worker: its job on stdin, progress on stdout, its result in a file of a folder."""
-    job = unpack_message(sys.stdin.buffer.readline(), Job)
+def main(directory: Path, orders: str) -> None:
+    """Measure as ordered; the result goes into a file of the directory."""
+    job = unpack_message(orders, Job)
     result = _Worker(job, directory).run()
     (directory / f"result-{job.rank}.json").write_bytes(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -25,13 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper.collectors._calibration_worker import (
-    Job,
-    Plan,
-    Result,
-    Section,
-    last_line,
-)
+from chopper.collectors import _calibration_worker
+from chopper.collectors._calibration_worker import Job, Plan, Result, Section, last_line
 from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
 from chopper.hardware.calibration import Calibration, Measured
@@ -192,37 +187,25 @@ def _run_workers(jobs: list[Job], say: Callable[[str], None]) -> list[Result]:
     }
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(jobs[0].threads))
     workers: list[subprocess.Popen[bytes]] = []
-    with scratch("calibrate") as directory:
-        try:
-            for job in jobs:
-                with (directory / f"stderr-{job.rank}").open("wb") as errors:
-                    worker = subprocess.Popen(
-                        own_python("chopper.collectors._calibration_worker", str(directory)),
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        env=environment,
-                        bufsize=0,
-                    )
-                workers.append(worker)
-                assert worker.stdin is not None
-                with contextlib.suppress(BrokenPipeError):  # it died at once; _await says of what
-                    worker.stdin.write(pack_message(job))
-            _await(workers, directory, say)
-            return [
-                msgspec.json.decode(
-                    (directory / f"result-{job.rank}.json").read_bytes(), type=Result
-                )
-                for job in jobs
-            ]
-        finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-                worker.wait()
-                for pipe in (worker.stdin, worker.stdout):
-                    if pipe is not None:
-                        pipe.close()
+    with scratch("calibrate") as directory, contextlib.ExitStack() as running:
+        for job in jobs:
+            errors = running.enter_context((directory / f"stderr-{job.rank}").open("wb"))
+            worker = subprocess.Popen(
+                own_python(
+                    _calibration_worker.__name__, str(directory), pack_message(job).decode()
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                bufsize=0,
+            )
+            running.enter_context(worker)
+            running.callback(worker.kill)  # before it is waited for
+            workers.append(worker)
+        _await(workers, directory, say)
+        files = [directory / f"result-{job.rank}.json" for job in jobs]
+        return [msgspec.json.decode(file.read_bytes(), type=Result) for file in files]
 
 
 def _await(
