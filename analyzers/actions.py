@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
+from chopper.analyzers.trace.names import is_program_frame
 from chopper.errors import ChopperError
 
 _DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_FRAME = re.compile(r"[^(]*\.py\(\d+\): ")
-_LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|python3\.\d+)/|^<|^threading\.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,10 +203,10 @@ def where(material: Material, sighting: Sighting) -> Where:
         codes, values = material.links[rank].layers
         layer = _most((codes[rows], values), np.ones(len(rows)))
     return Where(
-        phase=_most((events.phase[0][chosen], events.phase[1]), weight[chosen]),
+        phase=sighting.phase or _most((events.phase[0][chosen], events.phase[1]), weight[chosen]),
         layer=layer,
         op=_most((events.op[0][chosen], events.op[1]), weight[chosen]),
-        line=_line(material, sighting),
+        line=sighting.line or _line(material, sighting),
     )
 
 
@@ -227,12 +225,7 @@ def _line(material: Material, sighting: Sighting) -> str | None:
     seen: Counter[str] = Counter()
     for rank, calls in sighting.calls.items():
         host = material.links[rank].host
-        frame = host.nesting.nearest(host.where(_is_program))[calls]
+        frame = host.nesting.nearest(host.of("python") & host.named(is_program_frame))[calls]
         codes, values = host.names
         seen.update(values[code] for code in codes[frame[frame >= 0]].tolist())
     return max(seen, key=seen.__getitem__, default=None)
-
-
-def _is_program(category: str, name: str) -> bool:
-    """Tell whether a span is a Python frame of the program itself."""
-    return category == "python" and bool(_FRAME.match(name)) and not _LIBRARIES.search(name)

@@ -48,6 +48,7 @@ class Sighting:
         detector: its name.
         events: rank → rows of `device_event` that it is about.
         calls: rank → rows of `host_span` that it is about.
+        phase, line: the place, where it is not that of the events and of the calls.
         evidence: numbers and names for the sentences of the detector.
         gone: rank → rows of `device_event` that would not run.
         run_ns: rank → (rows of `device_event`, how long each would run).
@@ -59,6 +60,8 @@ class Sighting:
     detector: str
     events: Mapping[int, np.ndarray]
     calls: Mapping[int, np.ndarray] = field(default_factory=dict)
+    phase: str | None = None
+    line: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     gone: Mapping[int, np.ndarray] = field(default_factory=dict)
     run_ns: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -11,13 +12,20 @@ from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.names import is_program_frame
+from chopper.analyzers.trace.tables import HostSpans
 
 CAUSE = "idle.preparation.data"
+_LOADERS = {
+    "_MultiProcessing": "in its worker processes, which a trace does not show",
+    "_SingleProcess": "in the training process itself (num_workers=0)",
+}
+_NO_STACKS = "; Python stacks (with_stack=True) would name the function"
 DETECTOR = Detector(
     title="The data loader is the bottleneck",
     condition="The device was idle while the host waited for a batch or prepared one.",
     without="every batch is ready when it is requested",
-    evidence="{stall_ns:ns} waiting for data, most of it in {function}",
+    evidence="{stall_ns:ns} waiting for data, {where}",
     remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; if one function "
     "dominates, make it cheaper or precompute its result.",
     view="steps",
@@ -29,34 +37,53 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
     stall_ns, rows = spent_in(run, (CAUSE,))
     if not stall_ns:
         return
-    calls: dict[int, np.ndarray] = {}
-    spent: dict[str, float] = {}
+    spent: Counter[str] = Counter()
+    loaders: set[str] = set()
+    loading_ns = 0
+    has_stacks = False
     for rank, link in links.items():
         host = link.host
         if not len(host):
             continue
         loading = host.named(lambda name: name.startswith("enumerate(DataLoader)"))
         loading &= spans_in_steps(run, rank)[0]
-        if not loading.any():
-            continue
-        calls[rank] = np.flatnonzero(loading)
-        inside = host.nesting.within(loading)
         codes, values = host.names
-        nested = np.bincount(
-            host.nesting.parent[inside & (host.nesting.parent >= 0)],
-            weights=host.dur_ns[inside & (host.nesting.parent >= 0)],
-            minlength=len(host),
-        )
-        own = np.where(inside, host.dur_ns - nested, 0)
-        for code, time in enumerate(np.bincount(codes, weights=own, minlength=len(values))):
-            spent[values[code]] = spent.get(values[code], 0) + time
+        loaders.update(values[code] for code in np.unique(codes[loading]).tolist())
+        loading_ns += int(host.dur_ns[loading].sum())
+        has_stacks |= bool((host.of("python") & host.nesting.within(loading)).any())
+        spent.update(_spent(host, loading))
+    function, function_ns = max(spent.items(), key=lambda item: item[1], default=("", 0))
+    if 2 * function_ns > loading_ns:
+        where = f"most of it in {function}"
+    else:
+        function = ""
+        kind = next((kind for kind in _LOADERS if kind in str(loaders)), None)
+        where = "in what was not recorded" if kind is None else _LOADERS[kind]
+        where += _NO_STACKS if kind == "_SingleProcess" and not has_stacks else ""
     yield Sighting(
         detector="data_loading",
-        events=rows,
-        calls=calls,
+        events={rank: row[:0] for rank, row in rows.items()},
         changes=Changes(fix=(CAUSE,)),
-        evidence={
-            "stall_ns": stall_ns,
-            "function": max(spent, key=spent.__getitem__, default=None),
-        },
+        phase="data",
+        line=function if is_program_frame(function) else None,
+        evidence={"stall_ns": stall_ns, "function": function or None, "where": where},
     )
+
+
+def _spent(host: HostSpans, loading: np.ndarray) -> Counter[str]:
+    """Return the time in a loader by the program's function, else by the outermost operator.
+
+    What libraries do is the time of the program's function that called them.
+    """
+    nesting = host.nesting
+    inside = nesting.within(loading)
+    child = np.flatnonzero(inside & (nesting.parent >= 0))
+    nested_ns = np.bincount(nesting.parent[child], host.dur_ns[child], minlength=len(host))
+    frames = nesting.nearest(inside & host.of("python") & host.named(is_program_frame))
+    operators = nesting.topmost(inside & ~loading & host.of("cpu_op"))
+    owner = np.where(frames >= 0, frames, operators)
+    known = np.flatnonzero(inside & (owner >= 0))
+    codes, values = host.names
+    own_ns = (host.dur_ns - nested_ns)[known]
+    time_ns = np.bincount(codes[owner[known]], own_ns, minlength=len(values)).tolist()
+    return Counter({name: int(t) for name, t in zip(values, time_ns, strict=True) if t > 0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from chopper.analyzers.work.kernels import NameSearch
 
@@ -214,3 +215,36 @@ def module_of(name: str) -> str | None:
     """The module that a Python-stack row names, for example ``BertLayer_2``."""
     match = _MODULE.match(name)
     return match[1] if match else None
+
+
+_FRAME = re.compile(r"([^(]*)\.py\(\d+\): ")
+_INSTALLED = re.compile(r"(^|[\\/])(site-packages|dist-packages|torch|python3\.\d+)[\\/]|^<")
+_MAY_BE_SCRIPTS = {"code", "profile", "test", "this", "trace"}
+_MODULES = {"torch_guard", "typing_extensions"}
+_LIBRARY = re.compile(
+    r"(PIL|accelerate|aiter|albumentations|apex|chopper|cv2|datasets|deepspeed|diffusers|einops"
+    r"|fbgemm_gpu|flash_attn|flashinfer|fsspec|google|huggingface_hub|hydra|ignite|imageio"
+    r"|ipykernel|IPython|jax|lightning|lightning_fabric|matplotlib|mlflow|nemo|numba|numpy|nvidia"
+    r"|omegaconf|packaging|pandas|peft|pkg_resources|pyarrow|pydantic|pytorch_lightning|ray"
+    r"|safetensors|scipy|sgl_kernel|sglang|skimage|sklearn|streaming|tensorboard|tensordict"
+    r"|tensorflow|timm|tokenizers|torch|torch(ao|audio|data|metrics|rec|text|vision|_guard)|tornado"
+    r"|tqdm|transformer_engine|transformers|triton|triton_kernels|trl"
+    r"|typing_extensions|vllm|wandb|webdataset|xformers|yaml|zmq)"
+)
+
+
+def is_program_frame(name: str) -> bool:
+    """Tell whether a span is a Python frame of the program itself.
+
+    PyTorch cuts a file's path at the entry of sys.path that it was found by: of a library, as of
+    the program's own packages, the package's name comes first. So the standard library and common
+    libraries are told by that name.
+    """
+    frame = _FRAME.match(name)
+    if frame is None or _INSTALLED.search(name):
+        return False
+    package, *inner = re.split(r"[\\/]", frame[1])
+    if package in sys.stdlib_module_names and package not in _MAY_BE_SCRIPTS:
+        return False
+    # A script may be called torch_train.py; a library is a folder, or a module that is known.
+    return not _LIBRARY.fullmatch(package) or (not inner and package not in _MODULES)

@@ -21,6 +21,7 @@ from chopper.analyzers.detectors import (
     small_collectives,
 )
 from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.views.stragglers import Worst
 from chopper.errors import UsageError
 from chopper.reports import actions as report
@@ -28,6 +29,7 @@ from chopper.reports.page import Paragraph
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Clock, Dose, Plan
 from chopper.validation.model.writer import write
+from tests.kineto_writer import Trace
 
 MS = 1_000_000
 POWER_CAP = 4
@@ -157,8 +159,97 @@ def test_the_line_of_the_program_is_named(traces_dir: Path) -> None:
     run = chopper.attribute(
         traces_dir / "tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz"
     )
-    first = found(run)[0]
-    assert first.where.line == "torchvision/models/resnet.py(89): forward"
+    [seen] = actions.sightings("allocator_retries", material := Material(run, Replay(run)))
+    # Not torchvision's, which called the operators.
+    assert actions.where(material, seen).line == "train_single_gpu.py(41): main"
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_program"),
+    [
+        ("train.py(12): main", True),
+        ("mine/layers.py(3): forward", True),
+        ("/home/me/project/train.py(12): <module>", True),
+        ("C:\\work\\train.py(12): main", True),
+        # Scripts that are called like a module of the standard library, or like a library.
+        ("test.py(4): main", True),
+        ("torch_train.py(4): main", True),
+        ("torch_models/net.py(4): forward", True),
+        # PyTorch cuts the entry of sys.path: of libraries the package's name is left.
+        ("torch/nn/modules/module.py(1776): _call_impl", False),
+        ("torchvision/models/resnet.py(89): forward", False),
+        ("transformers/models/bert/modeling_bert.py(5): forward", False),
+        ("json/decoder.py(332): decode", False),
+        ("contextlib.py(132): __enter__", False),
+        ("torch_guard.py(90): wrapper", False),
+        ("/opt/venv/lib/python3.12/site-packages/mine/train.py(1): f", False),
+        ("/usr/lib/python3/dist-packages/yaml/loader.py(1): f", False),
+        ("/usr/lib/python3.10/threading.py(953): run", False),
+        ("C:\\Python\\Lib\\site-packages\\tqdm\\std.py(1): f", False),
+        ("<string>(2): __init__", False),
+        ("<built-in function perf_counter>", False),
+        ("nn.Module: Linear_0", False),
+    ],
+)
+def test_frames_of_libraries_are_not_the_programs(frame: str, is_program: bool) -> None:
+    assert is_program_frame(frame) is is_program
+
+
+LOADS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+@pytest.mark.parametrize(
+    ("loader", "frames", "line", "where"),
+    [
+        # A library's time is that of the function that called it.
+        (
+            LOADS,
+            [
+                ("torch/utils/data/_utils/fetch.py(49): fetch", 500),
+                ("mine/data.py(7): decode", 480),
+                ("PIL/Image.py(1): open", 470),
+            ],
+            "mine/data.py(7): decode",
+            "most of it in mine/data.py(7): decode",
+        ),
+        (
+            LOADS,
+            [("torch/utils/data/_utils/fetch.py(49): fetch", 500), ("mine/data.py(7): decode", 90)],
+            None,
+            "in the training process itself (num_workers=0)",
+        ),
+        (
+            LOADS,
+            [],
+            None,
+            "in the training process itself (num_workers=0); Python stacks (with_stack=True) would "
+            "name the function",
+        ),
+        (WORKERS, [], None, "in its worker processes, which a trace does not show"),
+    ],
+)
+def test_the_place_of_data_loading_is_the_function_that_takes_the_time(
+    tmp_path: Path, loader: str, frames: list[tuple[str, int]], line: str | None, where: str
+) -> None:
+    """Each frame lies in the one before it; the device waits for the loader in each step."""
+    trace = Trace()
+    for number in range(3):
+        at = number * 1_000_000
+        trace.step(number, at, 1_000_000)
+        trace.op(loader, at + 10_000, 600_000)
+        for depth, (name, us) in enumerate(frames):
+            trace.python(name, at + (20 + depth) * 1_000, us * 1_000)
+        op = trace.op("aten::mm", at + 700_000, 50_000)
+        call, kernel = at + 710_000, at + 730_000
+        trace.launch("gemm", call, 10_000, kernel_at=kernel, kernel_for=200_000, op=op)
+    (tmp_path / "trace.json").write_bytes(trace.encode())
+    run = chopper.attribute(tmp_path / "trace.json")
+    material = Material(run, Replay(run))
+    [seen] = actions.sightings("data_loading", material)
+    place = actions.where(material, seen)
+    assert (place.phase, place.line) == ("data", line)
+    assert (seen.evidence["function"], seen.evidence["where"]) == (line, where)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("of <b>{0}</b>"), UsageError("no such cause")])
