@@ -136,19 +136,14 @@ class ReplayCollector:
             KeyError: no table of this name is declared.
         """
         from chopper.errors import CollectorUnavailable
-        from chopper.storage.streams import StreamWriter
+        from chopper.storage.streams import write_table
         from chopper.tables import TABLES
 
         if self._refuse is not None:
             raise CollectorUnavailable(self._refuse)
         checked = {name: TABLES[name].validate(table) for name, table in self._tables.items()}
         for name, table in checked.items():
-            writer = StreamWriter(context.directory / f"{name}.arrow", name)
-            try:
-                writer.write(table.to_pydict())
-            finally:
-                writer.close()
-            self._files = (*self._files, f"{name}.arrow")
+            self._files += (write_table(context.directory, name, table.to_pydict()),)
 
     def stop(self) -> CollectorReport:
         """Say what was written."""

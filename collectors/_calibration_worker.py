@@ -1,6 +1,6 @@
 """One worker of a calibration: measures in a process of its own, in step with its peers.
 
-Its progress goes to stdout, its result into a file.
+Its result goes into a file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """In which each rate is measured."""
-_TITLES = {
-    "launch": "launch latency",
-    "gemm": "matrix products",
-    "memory": "memory bandwidth",
-    "transfer": "copies between host and device",
-    "link": "collectives",
-}
-"""Section → what it measures, in words."""
-
 Section = Literal["launch", "gemm", "memory", "transfer", "link"]
 
 
@@ -106,8 +97,6 @@ class _Worker:
         if job.world_size > 1:
             self._join()
         for section in job.sections:
-            if job.rank == 0:
-                os.write(1, _TITLES[section].encode() + b"\n")
             if section == "link" or (job.rank < job.ranks and job.ranks > 1):
                 self.torch.distributed.barrier()
             if section == "link" or job.rank < job.ranks:

@@ -6,7 +6,6 @@ the recording ends it is taken once and written as the tables that a snapshot fi
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any, ClassVar
 
@@ -72,7 +71,7 @@ class AllocatorHistoryCollector:
     def stop(self) -> CollectorReport:
         """Take it, write it, and let the allocator keep none."""
         from chopper.collectors.snapshot import tables_of
-        from chopper.storage.streams import StreamWriter
+        from chopper.storage.streams import write_table
 
         assert self._context is not None
         began_ns = time.monotonic_ns()
@@ -81,13 +80,11 @@ class AllocatorHistoryCollector:
         finally:
             self._memory._record_memory_history(enabled=None)
         tables = tables_of(snapshot, self.name)
-        files = []
-        for name, table in tables.items():
-            if table.num_rows:
-                path = self._context.directory / f"{name}.arrow"
-                with contextlib.closing(StreamWriter(path, name)) as writer:
-                    writer.write(table.to_pydict())
-                files.append(path.name)
+        files = [
+            write_table(self._context.directory, name, table.to_pydict())
+            for name, table in tables.items()
+            if table.num_rows
+        ]
         count = tables["allocator_event"].num_rows
         full = count >= MOST_ENTRIES
         return CollectorReport(

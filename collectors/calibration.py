@@ -21,7 +21,6 @@ import time
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,9 +33,6 @@ from chopper.hardware.environment import usable_cores
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TIMEOUT_S = 180.0
 
@@ -54,7 +50,6 @@ def calibrate(
     ranks: int = 1,
     threads: int | None = None,
     quick: bool = False,
-    progress: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Measure this machine; takes under 30 s, quick under 10 s.
 
@@ -63,7 +58,6 @@ def calibrate(
         ranks: processes that measure at the same time, on an accelerator each or on the host.
         threads: of each; None divides the cores among the ranks.
         quick: fewer shapes and repeats.
-        progress: told in a few words what is being measured.
 
     Raises:
         CollectorUnavailable: torch is missing, or a worker failed; the message says why.
@@ -73,8 +67,6 @@ def calibrate(
     if ranks < 1 or (threads is not None and threads < 1):
         raise UsageError("ranks and threads begin at 1")
     threads = threads or default_threads(ranks)
-    say = progress or (lambda _text: None)
-    say("loading torch")
     device_type, device_count = find_device(device)
     if device_type != "cpu" and ranks > device_count:
         raise UsageError(
@@ -94,7 +86,7 @@ def calibrate(
         )
         for rank in range(workers)
     ]
-    merged = _merge(_run_workers(jobs, say)[:ranks])
+    merged = _merge(_run_workers(jobs)[:ranks])
     measured = msgspec.structs.asdict(merged) | {"absent": merged.absent | absent}
     return Calibration(
         kind="quick" if quick else "full",
@@ -177,8 +169,8 @@ def _torch_is_for_cpus() -> bool:
     return bool(built_for) and all(value.strip() == "None" for value in built_for)
 
 
-def _run_workers(jobs: list[Job], say: Callable[[str], None]) -> list[Result]:
-    """Start a worker for each job, pass on what the first says, collect what all measured."""
+def _run_workers(jobs: list[Job]) -> list[Result]:
+    """Start a worker for each job, and collect what all measured."""
     # This is not one of a program's ranks, and nothing to be recorded.
     environment = {
         name: value
@@ -203,14 +195,13 @@ def _run_workers(jobs: list[Job], say: Callable[[str], None]) -> list[Result]:
             running.enter_context(worker)
             running.callback(worker.kill)  # before it is waited for
             workers.append(worker)
-        _await(workers, directory, say)
+        _await(workers, directory)
         files = [directory / f"result-{job.rank}.json" for job in jobs]
         return [msgspec.json.decode(file.read_bytes(), type=Result) for file in files]
 
 
-def _await(
-    workers: list[subprocess.Popen[bytes]], directory: Path, say: Callable[[str], None]
-) -> None:
+def _await(workers: list[subprocess.Popen[bytes]], directory: Path) -> None:
+    """Wait until each worker has closed its stdout, which it does when it ends."""
     deadline_s = time.monotonic() + _TIMEOUT_S
     talking = {worker.stdout: rank for rank, worker in enumerate(workers) if worker.stdout}
     while talking:
@@ -219,10 +210,7 @@ def _await(
         if not readable:
             raise CollectorUnavailable(f"calibration did not end within {_TIMEOUT_S:.0f} s")
         for pipe in readable:
-            line = pipe.readline()
-            if line:
-                if talking[pipe] == 0:
-                    say(line.decode().strip())
+            if pipe.readline():
                 continue
             rank = talking.pop(pipe)
             if workers[rank].wait() != 0:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from pathlib import Path
 
-import pyarrow as pa
-
 from chopper.collectors.formats import readers
 from chopper.errors import OutputError
 from chopper.ingest.read import read_sources
@@ -18,7 +16,7 @@ from chopper.ingest.sources import find
 from chopper.storage import manifest
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
-from chopper.storage.streams import StreamWriter
+from chopper.storage.streams import write_table
 
 
 def write_run(
@@ -51,22 +49,13 @@ def write_run(
             part.traces = tuple(names)
             write_atomic(folder / MANIFEST, manifest.encode(part))
             for rank, name in sorted(imported.attached):
-                if rank == part.rank:
-                    _write_table(folder, name, imported.run.table(rank, name))
+                table = imported.run.table(rank, name)
+                if rank == part.rank and table.num_rows:
+                    write_table(folder, name, table.to_pydict())
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))
     return run
-
-
-def _write_table(folder: Path, name: str, table: pa.Table) -> None:
-    """Write a table into a rank's folder, unless it is empty."""
-    if table.num_rows:
-        writer = StreamWriter(folder / f"{name}.arrow", name)
-        try:
-            writer.write(table.to_pydict())
-        finally:
-            writer.close()
 
 
 def _copy(first: Path, copy: Path, source: Path) -> None:

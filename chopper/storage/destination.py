@@ -107,28 +107,14 @@ def _real(path: Path) -> Path:
         raise OutputError(f"{path}: cannot be read ({exc}); choose another -o") from exc
 
 
-def _remove_entries(path: Path) -> None:
-    """Remove what chopper wrote into a run directory, and nothing else."""
-    for entry in [e for e in path.iterdir() if is_own(e)]:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def prepare_output(path: Path, *, force: bool = False) -> Path:
+def prepare_output(path: Path) -> Path:
     """Make an empty directory for a new run.
-
-    An existing run is replaced only with ``force``; a directory that holds anything else is
-    never touched.
 
     Raises:
         OutputError: it exists and is not empty, is not a directory, or cannot be created.
     """
-    replace = check_output(path, force=force)
+    check_output(path)
     try:
-        if replace:
-            _remove_entries(path)
         # Through a link whose target is missing, the target is made.
         _real(path).mkdir(parents=True, exist_ok=True)
         probe = path / ".chopper-probe"
@@ -185,7 +171,7 @@ def new_output(
             if holds_recording(run_dir):
                 shutil.rmtree(old, ignore_errors=True)
             else:
-                _put_back(run_dir, old if replace else None, keep=existed)
+                _put_back(run_dir, old, existed=existed)
 
 
 def claim_file(run_dir: Path) -> Path:
@@ -243,7 +229,7 @@ def recover(path: Path) -> list[str]:
                 f"before is kept as {path.with_name(visible.name)}"
             )
         else:
-            _put_back(run_dir, old, keep=True)
+            _put_back(run_dir, old)
             lines.append(
                 f"an earlier command was killed before it recorded anything: the run that it was "
                 f"to replace is back in {path}"
@@ -251,25 +237,33 @@ def recover(path: Path) -> list[str]:
     return lines
 
 
-def _put_back(run_dir: Path, old: Path | None, *, keep: bool) -> None:
-    """Undo a recording that recorded nothing; what the command wrote there itself stays."""
+def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
+    """Undo a recording that recorded nothing; what the command wrote there itself stays.
+
+    Args:
+        run_dir: where it was to record.
+        old: the run that was there, moved away; there is none where nothing was replaced.
+        existed: whether there was a directory.
+    """
+    replaced = old.is_dir()
     try:
         if run_dir.is_dir():
-            _remove_entries(run_dir)
-            if old is None and keep:
-                return
-            with contextlib.suppress(OSError):
-                run_dir.rmdir()
-        if old is None:
-            return
-        if not run_dir.exists():
+            for entry in [e for e in run_dir.iterdir() if is_own(e)]:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            if replaced or not existed:
+                with contextlib.suppress(OSError):
+                    run_dir.rmdir()
+        if replaced and not run_dir.exists():
             old.replace(run_dir)
-            return
-        for entry in old.iterdir():
-            entry.replace(run_dir / entry.name)
-        old.rmdir()
+        elif replaced:
+            for entry in old.iterdir():
+                entry.replace(run_dir / entry.name)
+            old.rmdir()
     except OSError as exc:
-        remains = f"; the run that was there is kept as {old}" if old is not None else ""
+        remains = f"; the run that was there is kept as {old}" if replaced else ""
         raise OutputError(f"{run_dir}: cannot be put back ({reason_of(exc)}){remains}") from exc
 
 

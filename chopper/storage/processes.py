@@ -36,13 +36,10 @@ def part_of(folder: Path) -> m.RankManifest | None:
         return None
 
 
-def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
+def recorded_by(directory: Path) -> str | None:
     """Name the process that records into a rank's folder now; None when nobody does.
 
-    Args:
-        directory: the folder of one rank.
-        anywhere: count recordings of other hosts, which are taken for alive for an hour after
-            their last sign of life.
+    Recordings of other hosts are taken for alive for an hour after their last sign of life.
     """
     part = part_of(directory)
     if part is None or part.status != "running" or part.pid is None:
@@ -50,7 +47,7 @@ def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
     alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
     if alive is not None:
         return f"process {part.pid}" if alive and part.pid != os.getpid() else None
-    if not anywhere or part.hostname is None:
+    if part.hostname is None:
         return None
     seen_s = last_written_s(directory)
     if seen_s is None or time.time() - seen_s >= _RECENT_S:

@@ -39,10 +39,6 @@ class ChecksummedSink(io.BufferedWriter):
         self.crc32 = zlib.crc32(data, self.crc32)
         return super().write(data)
 
-    def batch_metadata(self) -> dict[bytes, bytes]:
-        """Return the metadata of the next batch: the checksum of what stands before it."""
-        return {CHECKSUM: b"%08x" % self.crc32}
-
     def write_trailer(self) -> None:
         """Write the checksum of the whole file, after the stream's end."""
         self.write(_TRAILER + b"%08x" % self.crc32)
@@ -213,7 +209,8 @@ class StreamWriter:
         schema = self._declared.arrow
         batch = pa.record_batch([to_arrow(columns[f.name], f.type) for f in schema], schema=schema)
         try:
-            self._writer.write_batch(batch, self._sink.batch_metadata())
+            before = {CHECKSUM: b"%08x" % self._sink.crc32}
+            self._writer.write_batch(batch, before)
             self._sink.flush()
         except OSError as exc:
             raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
@@ -241,6 +238,13 @@ class StreamWriter:
         finally:
             with contextlib.suppress(OSError):
                 self._sink.close()
+
+
+def write_table(folder: Path, name: str, columns: dict[str, Any]) -> str:
+    """Write a whole table into a folder, and return the file's name."""
+    with contextlib.closing(StreamWriter(folder / f"{name}.arrow", name)) as writer:
+        writer.write(columns)
+    return writer.path.name
 
 
 class RowLog:

@@ -173,8 +173,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_measure_together(tiny: None) -> None:
-    said: list[str] = []
-    result = measuring.calibrate(device="cpu", ranks=2, threads=1, quick=True, progress=said.append)
+    result = measuring.calibrate(device="cpu", ranks=2, threads=1, quick=True)
     assert (result.ranks, result.threads, result.kind) == (2, 1, "quick")
     assert result.hostname == socket.gethostname()
     assert set(result.gemm) == {"fp32", "bf16", "fp16", "fp64"}
@@ -190,13 +189,6 @@ def test_two_ranks_measure_together(tiny: None) -> None:
     assert result.roundtrip_ns is not None
     assert min(result.launch_ns, result.roundtrip_ns) > 0
     assert result.absent == {"transfer": "no accelerator"}
-    assert said == [
-        "loading torch",
-        "launch latency",
-        "matrix products",
-        "memory bandwidth",
-        "collectives",
-    ]
 
 
 @pytest.mark.slow

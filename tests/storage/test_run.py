@@ -188,13 +188,14 @@ def test_output_is_prepared_but_nothing_is_overwritten(tmp_path: Path) -> None:
         prepare_output(fresh)
     assert check_output(fresh, force=True)
     assert (fresh / "manifest.json").exists()
-    prepare_output(fresh, force=True)
-    assert list(fresh.iterdir()) == []
+    with new_output(fresh, force=True) as place:
+        assert list(place.iterdir()) == []
+    (fresh / "manifest.json").unlink()
     (fresh / "thesis.tex").write_text("mine")
     with pytest.raises(OutputError, match="holds files that are not a chopper run"):
-        prepare_output(fresh, force=True)
+        check_output(fresh, force=True)
     with pytest.raises(OutputError, match="is a file"):
-        prepare_output(fresh / "thesis.tex", force=True)
+        prepare_output(fresh / "thesis.tex")
     assert (fresh / "thesis.tex").read_text() == "mine"
     with pytest.raises(OutputError, match="cannot write here"):
         prepare_output(Path("/proc/nothing/run"))
@@ -262,13 +263,15 @@ def test_force_removes_what_chopper_wrote_and_nothing_else(tmp_path: Path) -> No
     (run / "model.ckpt").write_text("a week of work")
     before = files(run)
     with pytest.raises(OutputError, match=r"what chopper did not write \(model.ckpt\)"):
-        prepare_output(run, force=True)
+        check_output(run, force=True)
     with pytest.raises(OutputError, match=r"model\.ckpt"), new_output(run, force=True):
         pass
     assert files(run) == before
     (run / "model.ckpt").unlink()
-    prepare_output(run, force=True)
-    assert list(run.iterdir()) == []
+    with new_output(run, force=True) as place:
+        assert list(place.iterdir()) == []
+        recorded(place, rank=3)
+    assert list(files(run)) == ["rank-00003/manifest.json"]
 
 
 def test_the_old_run_goes_when_the_new_one_has_a_rank(tmp_path: Path) -> None:
@@ -320,8 +323,6 @@ def test_links_to_a_run_are_followed(tmp_path: Path) -> None:
         recorded(place, rank=1)
     assert link.is_symlink()
     assert Run.open(link).ranks == [1]
-    prepare_output(link, force=True)
-    assert list(run.iterdir()) == []
     dangling = tmp_path / "dangling"
     dangling.symlink_to(tmp_path / "target")
     with new_output(dangling) as place:

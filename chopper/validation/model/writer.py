@@ -10,7 +10,7 @@ import msgspec
 from chopper.recording.finish import finalize
 from chopper.storage.manifest import Device
 from chopper.storage.parts import RunWriter
-from chopper.storage.streams import StreamWriter
+from chopper.storage.streams import write_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,12 +49,7 @@ def _write_rank(recording: Recording, record: RankRecord, directory: Path) -> No
     (writer.directory / "trace.json").write_bytes(
         msgspec.json.encode(_document(recording, record, clock))
     )
-    samples = _samples(recording, record.rank, clock)
-    stream = StreamWriter(writer.directory / "device_clock.arrow", "device_clock")
-    try:
-        stream.write(samples)
-    finally:
-        stream.close()
+    write_table(writer.directory, "device_clock", _samples(recording, record.rank, clock))
     part = writer.manifest
     part.world_size = plan.ranks
     part.local_rank = record.rank
