@@ -55,7 +55,7 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
         of_b["recoverable_step_a_ns"] == of_a["recoverable_step_ns"] == pytest.approx(2e6, rel=0.03)
     )
     text = to_text.render(comparison_report.page(compare(runs[0], runs[1])), width=100)
-    assert text.index("What to try first in B") < text.index("Where the difference lies")
+    assert text.index("What to try first in B") < text.index("Where the runs differ")
     assert "; in A 2.0" in text
     text = to_text.render(comparison_report.page(compare(runs[2], runs[1])), width=100)
     assert "; not seen in A" in text

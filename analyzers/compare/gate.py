@@ -156,24 +156,27 @@ def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> tup
     else:
         measured = next((c for c in comparison.changes if c.id == quantity), None)
     if measured is None and quantity == "untraced":
-        few = "a run has fewer than three steps of the other's kind without a trace: not failed"
+        few = "a run has fewer than three untraced steps of the kind compared: not failed"
         return "undecided", few
     if measured is None:
         none = "neither run spent time there"
         return ("undecided", f"{none}: no percentage") if relative else (_met(condition, 0), none)
     a, b = fmt.duration(measured.a_ns), fmt.duration(measured.b_ns)
     if relative and not measured.a_ns:
-        return "undecided", f"A spent nothing there, B {b}: no percentage; give a time"
+        return (
+            "undecided",
+            f"A spent no time there, B {b}: no percentage; specify the limit as a time",
+        )
     value: float = measured.difference_ns / (measured.a_ns if relative else 1)
     interval: tuple[float, float] | None = measured.ci95_ratio if relative else measured.ci95_ns
     show = signed if relative else signed_duration
     times = f"{show(value)}, from {a} to {b}"
     if point:
-        return _met(condition, value), f"{times}; by the difference itself"
+        return _met(condition, value), f"{times}; judged by the difference itself"
     if interval is None:
         return "undecided", (
             f"{times}; fewer than 3 steps give no interval: not failed ({_met(condition, value)} "
-            "the limit by the difference itself, which --fail-on-point goes by)"
+            "the limit by the difference itself; --fail-on-point judges by that)"
         )
     nearest = interval[0] if condition.sign == ">" else interval[1]
     return _met(condition, nearest), f"{times}; 95 %: {show(interval[0])} … {show(interval[1])}"

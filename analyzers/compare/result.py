@@ -204,7 +204,7 @@ class Comparison:
             sure = [c for c in self._told(_SURE_WIDTH) if abs(c.difference_ns) >= least]
             though = "; ".join(_said(c) for c in sure[:_NAMED])
             interval = f"95 %: {signed(low)[:-2]} … {signed(high)}"
-            return f"No difference can be told from noise: {times} ({interval})" + (
+            return f"No significant difference: {times} ({interval})" + (
                 f"; yet {though}." if though else "."
             )
         faster = step.difference_ns < 0
@@ -216,7 +216,7 @@ class Comparison:
         text += self._because(faster)
         explain = [c for c in self.checks if c.explains]
         other = "; ".join(f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in explain)
-        return f"{text}." + (f" It may come from elsewhere: {other}." if other else "")
+        return f"{text}." + (f" Other possible reasons: {other}." if other else "")
 
     def _because(self, faster: bool) -> str:
         least = _LARGE_RATIO * abs(self.step.difference_ns)
@@ -329,7 +329,7 @@ def signed_duration(time_ns: float | None) -> str:
 
 # Labels that are no nouns.
 _NOUNS = {
-    "idle.preparation": "Idle time with the host late",
+    "idle.preparation": "Host-bound idle time",
     "compute.efficiency": "Time below peak",
     "idle.no_step": "Time without any event",
 }

@@ -168,24 +168,24 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
     kinds = [run.step_time().kind for run in runs]
     notes = []
     if kinds[0] != kinds[1]:
-        notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
+        notes.append(f"the compared steps are of {kinds[0]} in A and of {kinds[1]} in B")
     for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
         for kind in run.step_time().kinds if run.whole is not run else ():
             if kind.traced_steps and kind.name not in (of, FIRST):
                 notes.append(
                     f"{name}: {plural(len(kind.traced_steps), 'traced step')} ({kind.name}: "
-                    f"{ranges(kind.traced_steps)}) left out: the steps compared are of {of}"
+                    f"{ranges(kind.traced_steps)}) excluded: the compared steps are of {of}"
                 )
         if side.ranks_left_out:
             ranks = "ranks" if len(side.ranks_left_out) > 1 else "rank"
             notes.append(
-                f"{name}: {ranks} {some(side.ranks_left_out)} left out: no step holds work of its "
+                f"{name}: {ranks} {some(side.ranks_left_out)} excluded: no step ran work of its "
                 "own there"
             )
         if warm_up := _warm_up(run):
             steps = "steps" if len(warm_up) > 1 else "step"
             notes.append(
-                f"{name}: {steps} {', '.join(map(str, warm_up))} left out as warm-up: much "
+                f"{name}: {steps} {', '.join(map(str, warm_up))} excluded as warm-up: much "
                 "longer than all later ones"
             )
         each = side.step_ns
@@ -194,9 +194,9 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
         if len(slow) and median_ns:
             worst = int(slow[each[slow].argmax()])
             notes.append(
-                f"{name}: step {side.numbers[worst]} took {each[worst] / median_ns:.1f} times the "
-                f"median ({len(slow)} of {len(each)} steps took more than twice it): kept, and the "
-                "mean and its interval hold it"
+                f"{name}: step {side.numbers[worst]} took {each[worst] / median_ns:.1f} times "
+                f"the median ({len(slow)} of {len(each)} steps took more than twice the median): "
+                "it is included, and affects the mean and its interval"
             )
     return notes
 

@@ -31,14 +31,14 @@ _SPEED_KNOWN_RATIO = 0.5
 """Least share of the computing time that kernels of the same name make up."""
 
 _PLAIN = {
-    "world_size": ("World size", "a rank's share of the work follows from it", "count"),
+    "world_size": ("World size", "a rank's share of the work depends on it", "count"),
     "device": ("Devices", "different hardware may explain the whole difference", ""),
     "dtype": ("Data types", "arithmetic of the products, ≥ 1 % of FLOP", ""),
     "peak": ("Peaks known", "compute is split further only where peaks are known", ""),
     "torch": ("PyTorch", "as recorded by the run", ""),
     "recording": ("Recorded", "recording more costs host time", ""),
     "ranks": ("Ranks in the run", "times are means over the recorded ranks", "count"),
-    "steps": ("Steps compared", "times are per step; fewer steps make wider intervals", "count"),
+    "steps": ("Steps compared", "times are per step; fewer steps widen the intervals", "count"),
 }
 """Checks that pass where both values are equal: label, meaning and unit."""
 _WITHHOLD = ("world_size", "tokens")
@@ -168,7 +168,7 @@ def _flop_per_step(side: Steps) -> tuple[int | None, str]:
     if not len(rows):
         return None, "no matrix product, convolution or attention was recognized"
     if share < _FLOP_KNOWN_RATIO:
-        return None, f"the shapes of {1 - share:.0%} of the products' time are not known"
+        return None, f"the shapes of {1 - share:.0%} of the products' time are unknown"
     return round(float(flop[known].sum()) / side.window_count) or None, ""
 
 
@@ -203,7 +203,7 @@ def _ranks(run: Attributed) -> list[int]:
 
 def _operators(runs: Pair, flop: Check) -> Check:
     a, b = (_operator_counts(run) for run in runs)
-    note = "operators by name and calls per step: shared calls over all calls"
+    note = "operators by name and calls per step: calls in common over all calls"
     similarity = 1.0
     if a and b:
         pairs = {name: (a.get(name, 0.0), b.get(name, 0.0)) for name in {*a, *b}}
@@ -249,7 +249,7 @@ def _speed(sides: Sides) -> Check:
     shared = [n for n in a if n in b]
     weight = np.array([min(a[n][0], b[n][0]) for n in shared], dtype=np.float64)
     known = [sum(time for time, _ in of.values()) for of in (a, b)]
-    note = "mean duration of computing kernels by name, B over A, weighted by time"
+    note = "mean duration of compute kernels by name, B over A, weighted by time"
     label = "Time of the same kernels"
     if not shared or weight.sum() < _SPEED_KNOWN_RATIO * min(known):
         return _check("speed", label, None, None, unit="ratio", note=note)
@@ -264,7 +264,10 @@ def _speed(sides: Sides) -> Check:
     alike = (nearest - 1) * (middle - 1) >= 0.5 * (middle - 1) ** 2
     if not same:
         note += f" (median {middle:.3g}, quartiles {low:.3g} and {high:.3g})"
-        note += "; most of them alike: rather clocks, power or neighbours than the program" * alike
+        note += (
+            "; most changed by the same factor: clocks, power or neighbouring jobs rather "
+            "than the program" * alike
+        )
     return _check("speed", label, 1.0, middle, unit="ratio", note=note, same=same, explains=alike)
 
 

@@ -72,7 +72,7 @@ def memory_events(run: Attributed, rank: int) -> list[MemoryEvents]:
     if table.num_rows and linked:
         columns = _of_trace(table)
     else:
-        table, source = run.recording.table(rank, "allocator_event"), "the allocator's own history"
+        table, source = run.recording.table(rank, "allocator_event"), "the allocator's history"
         if not table.num_rows:
             return []
         columns = _of_history(table)

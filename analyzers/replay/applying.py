@@ -68,7 +68,7 @@ class Applied:
         """Causes take no time."""
         if "communication.wait" in causes and not self.coupled_ratio:
             raise UsageError(
-                "--fix straggler: no collective was seen on all ranks of its group; give the "
+                "--fix straggler: no collective was seen on all ranks of its group; pass the "
                 "traces of all ranks"
             )
         change.remove_causes(self.scenario, self.facts, causes)
@@ -82,15 +82,15 @@ class Applied:
         changed_ns, concerned_ns = change.set_clock(self.scenario, self.facts, clock_hz)
         if not changed_ns:
             raise UsageError(
-                "--clock: no clock of the device was sampled in this run, or nothing tells how "
+                "--clock: the device's clock was not sampled in this run, or nothing shows how "
                 "its kernels depend on it"
             )
         wanted = "the reference" if clock_hz is None else fmt.hertz(clock_hz)
         self.said.append(f"device clock at {wanted}")
         if changed_ns < _SAID_CLOCK_RATIO * concerned_ns:
             self.notes.append(
-                f"the clock is known for {changed_ns / concerned_ns:.0%} of the kernels' time; the "
-                "rest stays as observed"
+                f"the clock is known for {changed_ns / concerned_ns:.0%} of the kernels' time; "
+                "the rest stays as observed"
             )
 
     def link(self, changes: Changes) -> None:
@@ -98,7 +98,7 @@ class Applied:
         link = change.observed_link(self.facts)
         if link.bytes_per_s is None:
             raise UsageError(
-                "--link: no collective whose size is known was seen on all ranks of its group"
+                "--link: no collective of known size was seen on all ranks of its group"
             )
         ceilings = [f.node.joined.ceiling for f in self.facts]
         peaks = {c.link_bytes_per_s for c in ceilings if c is not None}
@@ -108,7 +108,7 @@ class Applied:
             now = peak or link.bytes_per_s
             ratio = changes.bandwidth_bytes_per_s / now
             self.notes.append(
-                f"the link now: {fmt.rate(now)}, "
+                f"the current link: {fmt.rate(now)}, "
                 + ("its peak" if peak else "what the largest transfers reached")
             )
         latency = changes.latency_ns
@@ -116,8 +116,8 @@ class Applied:
             latency = link.latency_ns * changes.latency_ratio
         if latency is not None and not link.told:
             raise UsageError(
-                "--latency: the run's messages are all of about one size, which does not tell a "
-                "link's latency from its bandwidth"
+                "--latency: the run's messages all have about the same size, so latency and "
+                "bandwidth of the link cannot be separated"
             )
         change.set_link(self.scenario, self.facts, link, ratio, latency)
         if ratio != 1.0:
@@ -138,7 +138,7 @@ class Applied:
         if not count:
             hint = _hint(what, [*change.FAMILIES, *change.operator_names(self.facts)])
             raise UsageError(
-                f"--faster {what!r}: finds no kernel and no operator; expected a family "
+                f"--faster {what!r}: matches no kernel and no operator; expected a family "
                 f"({families}) or a regular expression of names{hint}"
             )
         self.said.append(
@@ -155,14 +155,14 @@ class Applied:
             ) from exc
         if not count:
             hint = _hint(name, change.operator_names(self.facts))
-            raise UsageError(f"--without {name!r}: no operator of this run is called so{hint}")
+            raise UsageError(f"--without {name!r}: the run has no operator of this name{hint}")
         for place, gone in self.scenario.gone.items():
             node = self.scenario.ranks[place]
             step, steps = node.links.step, len(node.links.steps.start_ns)
             inside = (step >= 0) & (step < steps)
             if gone[inside if inside.any() else slice(None)].all():
                 raise UsageError(
-                    f"--without {name!r}: nothing of what rank {node.rank} ran would be left; name "
+                    f"--without {name!r}: nothing that rank {node.rank} ran would be left; name "
                     "fewer operators"
                 )
         self.said.append(f"without operator {name}")

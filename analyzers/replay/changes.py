@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 NOT_FIXABLE = {
     "compute.ideal": "it is the model's own math at the device's peak",
-    "compute.vector.roofline": "it is what the bytes take at the device's bandwidth",
-    "communication.transfer.at_peak": "it is what the bytes take on the link: a faster link "
-    "(--link), or less to send",
+    "compute.vector.roofline": "it is the time that its bytes need at the device's bandwidth",
+    "communication.transfer.at_peak": "it is the time that its bytes need on the link: use a "
+    "faster link (--link), or send less",
     "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
     "idle.no_step": "no device event shows what was waited for",
 }

@@ -62,9 +62,9 @@ class Replay:
         self.error_ratio: float = self._error()
         if self.error_ratio > ERROR_RATIO:
             raise InputError(
-                f"{run.source}: cannot be replayed: unchanged, the replay is "
-                f"{self.error_ratio:.1%} off (bar {ERROR_RATIO:.0%}); the order of its events "
-                "contradicts what they depend on"
+                f"{run.source}: cannot be replayed: without changes, the replay is off by "
+                f"{self.error_ratio:.1%} (limit {ERROR_RATIO:.0%}); the order of its events "
+                "contradicts their dependencies"
             )
 
     def counting(self, run: Attributed) -> Replay:
@@ -111,20 +111,20 @@ class Replay:
                 if k.traced_steps and k.name != step.kind
             )
             notes.append(
-                f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; "
-                f"the others ({others}) are replayed with them and not counted"
+                f"the times are of {fmt.plural(step.traced_count, 'traced step')} of "
+                f"{step.kind}; the others ({others}) are replayed too, but not counted"
             )
         events = self.base.events_count
         if graph.free > _FREE_RATIO * events:
             notes.append(
-                f"{graph.free / events:.1%} of the device events wait for nothing that was "
+                f"{graph.free / events:.1%} of the device events depend on nothing that was "
                 "recorded: they stay where they were"
             )
         edges = len(graph.source) + graph.contradicted
         if graph.contradicted > _CONTRADICTED_RATIO * edges:
             notes.append(
-                f"{graph.contradicted / edges:.1%} of the dependencies were observed in another "
-                "order and are left out"
+                f"{graph.contradicted / edges:.1%} of the dependencies contradict the observed "
+                "order and are ignored"
             )
         beside = [n.links for n in graph.ranks if not n.joined.host_only]
         count = sum(len(links.events) for links in beside)
@@ -132,19 +132,19 @@ class Replay:
         if launched < _SAID_LAUNCHED_RATIO * count:
             notes.append(
                 f"{1 - launched / count:.0%} of the device events have no recorded launch: they "
-                "follow what ran before them, or what the host did last"
+                "follow the work before them, or the last host work"
             )
         path = self.critical_path()
         lag_ratio = path.length_ns[path.kind == LAG].sum() / max(path.length_ns.sum(), 1)
         if lag_ratio > _LAG_RATIO:
             notes.append(
                 f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency "
-                "explains: it is taken to last as long whatever changes"
+                "explains: it is assumed not to change"
             )
         if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
             notes.append(
-                "collectives are not matched on all their ranks: each takes as long as observed, "
-                "whenever it begins"
+                "collectives are not matched on all their ranks: each keeps its observed "
+                "duration, whenever it starts"
             )
         return notes
 
@@ -313,16 +313,16 @@ class Prediction:
         if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
             off = (closed - mean_predicted) / max(mean_predicted, 1.0)
             notes.append(
-                f"the causes of the changed run are of steps {abs(off):.1%} "
-                f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch are "
-                "placed by their time, which cuts the steps elsewhere"
+                f"the causes of the changed run are for steps {abs(off):.1%} "
+                f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch "
+                "are placed by their time, which moves the step boundaries"
             )
         if warmed := list(self.outcome.scenario.warmed.values()):
             waits = sum(w.waits_count for w in warmed)
             each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
             notes.append(
-                f"the host's work after {fmt.plural(waits, 'wait')} that are gone is taken to be "
-                f"as quick as later in the same steps, when caches are warm: {each} less after each"
+                f"host work after {fmt.plural(waits, 'wait')} that are removed is assumed to be "
+                f"as fast as later in the same steps, with warm caches: {each} less after each"
             )
         return notes
 
@@ -340,8 +340,8 @@ def _base_of(run: Attributed) -> Base:
         )
     if not all(j.windows.recorded.all() for j in usable):
         raise InputError(
-            f"{run.source}: cannot be replayed: it was traced in several windows, and what ran "
-            "between them is not known; name the trace of one of them"
+            f"{run.source}: cannot be replayed: it was traced in several windows, and the time "
+            "between them is unknown; pass the trace of one window"
         )
     _check_launches(run.source, usable)
     return Base(build([(j, run.matched.get(j.inputs.rank)) for j in usable]))

@@ -52,18 +52,18 @@ def causes_named(name: str) -> tuple[str, ...]:
         ends = [c for c in CAUSES if c.endswith("." + asked)]
         top = [c for c in ends if not any(o != c and c.startswith(o + ".") for o in ends)]
         if len(top) > 1:
-            raise UsageError(f"--fix {name!r}: several causes are called so: {', '.join(top)}")
+            raise UsageError(f"--fix {name!r}: ambiguous, matches several causes: {', '.join(top)}")
         found = tuple(top)
     if not found:
         short = {c.rpartition(".")[2]: c for c in CAUSES}
         known = [*CAUSES, *ALIASES, *short]
         near = get_close_matches(asked, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`chopper analyze RUN` lists them"
-        raise UsageError(f"--fix {name!r}: no cause is called so; {hint}")
+        raise UsageError(f"--fix {name!r}: unknown cause; {hint}")
     for cause in found:
         why = not_fixable(cause)
         if why:
-            raise UsageError(f"--fix {name!r}: {CAUSES[cause].label} cannot be taken away: {why}")
+            raise UsageError(f"--fix {name!r}: {CAUSES[cause].label} cannot be removed: {why}")
     return found
 
 
@@ -105,19 +105,19 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.clock_hz is not None and self.reference_clock:
-            raise UsageError("--clock: give a frequency or `reference`, not both")
+            raise UsageError("--clock: specify a frequency or `reference`, not both")
         gone = [c for c in self.fix if c in ("communication", "communication.transfer")]
         if gone and self.of_link:
-            raise UsageError(f"--link with --fix {gone[0]}: nothing is transferred then; drop one")
+            raise UsageError(f"--link with --fix {gone[0]}: nothing would be transferred; drop one")
         clocks = [c for c in self.fix if c == "compute" or c.startswith("compute.clock")]
         if clocks and (self.clock_hz is not None or self.reference_clock):
             raise UsageError(f"--clock with --fix {clocks[0]}: both change the clock; drop one")
         names = [what for what, _ in self.faster]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UsageError(f"--faster {twice!r}: given twice; give one factor")
+            raise UsageError(f"--faster {twice!r}: specified twice; use one factor")
         if self.overlap and "communication" in self.fix:
-            raise UsageError("--overlap with --fix communication: nothing is left to overlap")
+            raise UsageError("--overlap with --fix communication: nothing would be left to overlap")
 
 
 _TIMES = re.compile(r"(?:x\s*([\d.]+)|([\d.]+)\s*[x×])", re.IGNORECASE)
@@ -179,7 +179,7 @@ def _positive(text: str, where: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e12:
-        raise UsageError(f"{where}: {text!r} is no factor; expected more than zero, such as x2")
+        raise UsageError(f"{where}: {text!r} is not a factor; expected more than zero, such as x2")
     return value
 
 

@@ -17,30 +17,40 @@ from chopper.analyzers.events.groups import Groups, Texts, real_or_null, text_ro
 from chopper.analyzers.views import View, column, optional
 
 NO_CLOCKS = (
-    "no clock of a device that computed was sampled (the collectors `nvml` and `amdsmi` do), or at "
-    "another time"
+    "no clock of a computing device was sampled (the collectors `nvml` and `amdsmi` do), or "
+    "only at another time"
 )
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 COLUMNS = (
-    column("time_ns", "Computing time that these kernels alone account for (level 1)."),
-    optional("clock_mean_hz", "Mean SM clock, weighted by time; null where none is known."),
-    optional("loss_ns", "Time lost to a clock below the reference; null where one is unknown."),
-    optional("loss_error_ns", "Bound of the loss's error, of sensitivity and sampling together."),
+    column("time_ns", "Compute time that these kernels alone account for (level 1)."),
+    optional("clock_mean_hz", "Mean SM clock, weighted by time; null where unknown."),
+    optional("loss_ns", "Time lost to a clock below the reference; null where a clock is unknown."),
+    optional(
+        "loss_error_ns", "Error bound of the lost time, from sensitivity and sampling together."
+    ),
     optional("clock_p5_hz", "5th percentile of the SM clock, weighted by time."),
     optional("clock_median_hz", "Median SM clock, weighted by time; null where none is known."),
     optional("clock_p95_hz", "95th percentile of the SM clock, weighted by time."),
-    optional("power_mean_w", "Mean power of the whole board in that time; null where not read."),
-    optional("power_cap_ratio", "Share under a power limit of the time whose reason is known."),
+    optional("power_mean_w", "Mean board power in that time; null where not sampled."),
+    optional(
+        "power_cap_ratio", "Share of the time under a power limit, where the reason is known."
+    ),
     optional("thermal_ratio", "Share of the time under a thermal limit."),
-    optional("application_ratio", "Share of the time at a clock that was set."),
-    optional("idle_ramp_ratio", "Share of the time at a clock still low from idling."),
-    optional("host_limited_ratio", "Share of the time in which nothing held the clock."),
+    optional("application_ratio", "Share of the time at a fixed clock."),
+    optional(
+        "idle_ramp_ratio", "Share of the time in which the clock was still ramping up from idle."
+    ),
+    optional("host_limited_ratio", "Share of the time without an active throttle reason."),
     optional("unlabelled_ratio", "Share of the time whose reason was not recorded."),
-    column("known_ratio", "Share of the time whose clock is known."),
-    optional("clock_error_hz", "Mean bound of a kernel's clock error from sampling."),
-    optional("sensitivity_ratio", "Mean dependence on the clock: 0 none, 1 inverse proportion."),
+    column("known_ratio", "Share of the time with a known clock."),
+    optional("clock_error_hz", "Mean error bound of a kernel's clock, from sampling."),
+    optional(
+        "sensitivity_ratio", "Mean sensitivity to the clock: 0 none, 1 inversely proportional."
+    ),
 )
-AT_REFERENCE = optional("at_reference_ns", "Time at the reference clock; null as the loss.")
+AT_REFERENCE = optional(
+    "at_reference_ns", "Time at the reference clock; null where the lost time is."
+)
 
 
 def clock_columns(found: Clocked, groups: Groups) -> dict[str, pa.Array | np.ndarray]:

@@ -1,6 +1,6 @@
 """SM clock, power and throttle reasons by operator, shapes and kernel.
 
-Over all ranks. Power is the whole board's while they ran, never the kernel's own: the sensor
+Over all ranks. Power is the board's while the kernels ran, not the kernels' own: the sensor
 averages over many of them.
 """
 

@@ -16,7 +16,7 @@ VIEW = View(
     __doc__,
     (
         column("rank", "Global rank that the row is about.", "int32"),
-        column("phase", "Phase: forward, backward, optimizer, evaluation or another one."),
+        column("phase", "Phase: forward, backward, optimizer, evaluation or another."),
         *COLUMNS,
         AT_REFERENCE,
     ),

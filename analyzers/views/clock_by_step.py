@@ -1,7 +1,7 @@
 """SM clock by step, and the step's time at the reference clock.
 
-That time is shorter by what kernels lost below the reference clock (longer, where they ran above
-it), with idle and communication as they were.
+The step would be shorter by the time that kernels lost below the reference clock (longer if they
+ran above it), with idle time and communication unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         optional("number", "Step number; null for a whole trace.", "int64"),
         column("observed_ns", "Observed time: length of the step's window."),
-        optional("at_reference_ns", "Length of the step at the reference clock; null as the loss."),
+        optional(
+            "at_reference_ns",
+            "Length of the step at the reference clock; null where the lost time is.",
+        ),
         *COLUMNS,
     ),
     title="Clocks by step",

@@ -1,7 +1,7 @@
 """Slowdown of kernels as the SM clock falls, with its error.
 
-Duration grows as the clock to the power of minus the sensitivity. Where one work ran at several
-clocks, the slope decides, else its place under the roofline.
+Duration grows with the clock to the power of minus the sensitivity. If the same work ran at several
+clocks, the sensitivity is their slope, otherwise it follows from the roofline.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ VIEW = View(
         column("sensitivity_error_ratio", "Standard error of that sensitivity."),
         optional("slope_ratio", "Sensitivity measured from instances at several clocks."),
         optional("slope_error_ratio", "Standard error of the measured sensitivity."),
-        column("roofline_ratio", "Ideal over roofline time: the sensitivity if none was measured."),
+        column(
+            "roofline_ratio", "Ideal over roofline time: the sensitivity if it was not measured."
+        ),
         column("count", "Number of instances."),
         column("used_count", "Number of instances that ran alone at a known clock."),
-        optional("clock_low_hz", "Lowest clock of the instances used; null where none was used."),
-        optional("clock_high_hz", "Highest clock of the instances used; null where none was used."),
+        optional("clock_low_hz", "Lowest clock of these instances; null where there are none."),
+        optional("clock_high_hz", "Highest clock of these instances; null where there are none."),
     ),
-    title="Dependence on the clock",
+    title="Sensitivity to the clock",
     section="Clocks",
     needs=NO_CLOCKS,
 )

@@ -7,10 +7,10 @@ With arrivals a_r and ends e_r of the ranks r of a collective, in one clock:
     transfer = max e_r − ready
     algbw = S / transfer,  busbw = algbw · bus factor    (nccl-tests, PERFORMANCE.md)
 
-A rank with e_r well before ready (the root of a broadcast) waited for nobody. S is the whole array:
-what one rank puts into an all-reduce, what comes out of an all-gather, what goes into a
-reduce-scatter. The bus factor is 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter,
-all-gather, all-to-all, gather and scatter, 1 for broadcast, reduce and a pair.
+A rank with e_r well before ready (the root of a broadcast) did not wait. S is the whole array: the
+input of one rank for all-reduce and reduce-scatter, the output for all-gather. The bus factor is
+2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter, all-gather, all-to-all, gather and scatter, 1
+for broadcast, reduce and send/receive.
 
 One row per collective that was matched on all ranks of its group.
 """
@@ -26,7 +26,7 @@ from chopper.analyzers.events.groups import real_or_null, reals, time_in
 from chopper.analyzers.views import View, column, optional
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 
-_ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
+_ABOVE_LINK = "withheld: exceeds the link's peak; the peak, the size or the times are wrong"
 
 VIEW = View(
     "collectives",
@@ -34,15 +34,17 @@ VIEW = View(
     (
         column("collective", "Normalized name of the collective, as allreduce."),
         optional("ranks", "Global ranks that took part; null where not recorded."),
-        optional("step", "Number of the step in which the straggler's event began.", "int64"),
-        column("waiting_ns", "Straggler wait: from each rank's arrival to the last one's, summed."),
+        optional("step", "Step number at the start of the straggler's event.", "int64"),
+        column(
+            "waiting_ns", "Straggler wait: from each rank's arrival to the last arrival, summed."
+        ),
         column("straggler_rank", "Global rank that arrived last.", "int32"),
-        column("exposed_waiting_ns", "Straggler wait that no computing hid, summed."),
+        column("exposed_waiting_ns", "Exposed part of the straggler wait, summed."),
         column("transfer_ns", "Transfer time: from the last arrival to the last rank's end."),
-        optional("message_bytes", "Size of the whole array that the collective works on."),
+        optional("message_bytes", "Size of the whole array that the collective operates on."),
         optional("bus_bytes_per_s", "Bus bandwidth, as nccl-tests defines it."),
         optional("at_peak_ratio", "Bus bandwidth as a share of the link's peak."),
-        column("exposed_ns", "Waiting and transfer that no computing hid, summed over ranks."),
+        column("exposed_ns", "Exposed part of wait and transfer, summed over ranks."),
         optional("algorithm_bytes_per_s", "Algorithm bandwidth: message size over transfer time."),
         column("phase", "Phase of the straggler's event."),
         optional("layer", "Module path of the layer of the straggler's event."),
@@ -57,7 +59,7 @@ VIEW = View(
     ),
     title="Collectives",
     section="Communication",
-    needs="no collective was seen on all ranks of its group (give the traces of all ranks)",
+    needs="no collective was seen on all ranks of its group (pass the traces of all ranks)",
 )
 
 

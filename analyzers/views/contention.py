@@ -1,6 +1,6 @@
-"""Kernels that ran beside others, compared with the same work alone, clocks made equal.
+"""Kernels that overlapped others, compared with the same work alone, normalized to one clock.
 
-Without a baseline, the time lost is bounded against the instance that overlapped least.
+Without a baseline, the lost time is a bound relative to the instance with the least overlap.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ VIEW = View(
     __doc__,
     (
         *COLUMNS,
-        optional("slowdown_ratio", "Mean duration beside others over the baseline."),
+        optional("slowdown_ratio", "Mean duration with overlap over the baseline."),
         column("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
-        optional("alone_ns", "Baseline, median duration alone; null with fewer than three."),
-        optional("overlapped_ns", "Median duration of instances that ran beside others."),
+        optional(
+            "alone_ns", "Baseline: median duration alone; null with fewer than three instances."
+        ),
+        optional("overlapped_ns", "Median duration of the instances with overlap."),
         column("alone_count", "Number of instances that ran alone."),
-        column("overlapped_count", "Number of instances that ran beside others."),
-        optional("bound_ns", "Lower bound of the time lost; null where there is a baseline."),
+        column("overlapped_count", "Number of instances with overlap."),
+        optional("bound_ns", "Lower bound of the lost time; null where there is a baseline."),
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),

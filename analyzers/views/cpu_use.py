@@ -1,9 +1,9 @@
-"""Cores in use: active, minimum and each rank's own, per phase and step.
+"""CPU cores in use: active, minimum and each rank's own, per phase and step.
 
-As the Chopper paper counts: *active cores* were busy at all in a sample, *minimum cores* are the
-cores that the same work would fill (Σ busy share). Both are means over time. A sample tells the
-time since the one before it, so a span is only looked into when it is as long as that. Time until a
-launch belongs to the phase of that launch.
+As defined in "Chopper" (arXiv 2512.08242), *active cores* were busy at all during a sample, and
+*minimum cores* would suffice for the same work (Σ busy share). Both are means over time. A sample
+covers the time since the previous one, so shorter spans are not evaluated. Time until a launch
+belongs to the phase of that launch.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ VIEW = View(
         optional("step", "Step number; null for all steps together.", "int64"),
         optional("phase", "Phase of the host; null for all phases."),
         column("time_ns", "Time of the step or phase."),
-        optional("active_cores", "Mean number of cores busy at all in a sample.", "float64"),
-        optional("minimum_cores", "Mean number of cores that the work would fill.", "float64"),
+        optional(
+            "active_cores", "Mean number of cores that were busy at all during a sample.", "float64"
+        ),
+        optional(
+            "minimum_cores", "Mean number of cores that would suffice for the work.", "float64"
+        ),
         optional("rank_cores", "Cores that the rank and its child processes used.", "float64"),
         optional("children_cores", "Cores that the rank's child processes used.", "float64"),
-        optional("system_cores", "Cores busy in the kernel of the operating system.", "float64"),
+        optional("system_cores", "Cores busy in the operating system kernel.", "float64"),
         optional("stolen_cores", "Cores taken by the hypervisor.", "float64"),
         optional("reason", "Reason why values are null.", "text"),
     ),
@@ -102,7 +106,7 @@ def cpu_use(run: Attributed) -> pa.Table:
             long = (end - start) >= period
             resolved = float((end - start)[long].sum())
             if resolved < _COVERED_RATIO * float((end - start).sum()):
-                row["reason"] = f"spans are shorter than the {period / 1e6:.0f} ms between samples"
+                row["reason"] = f"shorter than the {period / 1e6:.0f} ms between samples"
             else:
                 means = {name: s.mean(start[long], end[long]) for name, s in known.items()}
                 row |= means

@@ -1,7 +1,7 @@
 """Critical path of the run by cause and name.
 
-From a replay: its longest chain of dependencies to the end of the last step. Its times sum to the
-path.
+From a replay: the longest chain of dependencies to the end of the last step. Its times sum to the
+length of the path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Critical path of the run in order of time, with rank, cause and name.
 
-It shows which rank everything waited for, and for what. Stretches of the host lie on it where it
-was the host that was waited for.
+It shows which rank everything waited for, and why. Host work lies on the path where the device
+waited for the host.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ VIEW = View(
     __doc__,
     (
         column("rank", "Global rank on which the stretch lies.", "int32"),
-        column("start_ns", "Start since that of the path, in the clock of the stretch's rank."),
+        column("start_ns", "Start relative to the start of the path, in the clock of the rank."),
         column("dur_ns", "Duration of the stretch."),
-        column("cause", "Id of the leaf cause; of several, the one with most of the time."),
+        column("cause", "Id of the leaf cause with most of the time."),
         column("name", "Operator, kernel, host span, or what a wait led to."),
         optional("event_row", "Row of the device event that ran; null where none did.", "int64"),
         optional("span_row", "Row of the host span that ran; null where none did.", "int64"),
     ),
-    title="Critical path in time",
+    title="Critical path over time",
     section="Critical path",
     needs="the run has no device events to replay, or their launches were not recorded",
 )

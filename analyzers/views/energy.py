@@ -1,11 +1,10 @@
 """Energy per step, token and phase, by device and host domain.
 
-From differences of the devices' counters. A counter of energy moves in steps of up to 100 ms and
-boards differ by 5 % (arXiv:2312.02741): what it says of a kernel or of a short step is noise.
-Differences are taken over at least 5 s: of whole steps one after the other, or of a phase that
-lasts so long without a break. What is shorter is refused, with the reason. Where a device has no
-counter, its power is integrated over the same spans. Ranks on parts of one device share its
-counter.
+From differences of the device's energy counters. A counter is updated every 100 ms or so, and
+boards differ by 5 % (arXiv:2312.02741), so it resolves neither kernels nor short steps. Differences
+are taken over at least 5 s: over consecutive whole steps, or over a phase that lasts this long
+without interruption. Shorter spans are withheld, with the reason. Without a counter, power is
+integrated over the same spans. Ranks on parts of one device share its counter.
 """
 
 from __future__ import annotations
@@ -42,9 +41,11 @@ MAX_ERROR_RATIO = 0.1
 """With edges known worse than this share of the energy, nothing is claimed."""
 _GROUPS = 200
 """Rows of groups of steps of one device at most: longer runs have longer groups."""
-_TOO_SHORT = f"an energy counter says nothing below {MIN_SPAN_NS / 1e9:.0f} s"
+_TOO_SHORT = f"an energy counter resolves nothing below {MIN_SPAN_NS / 1e9:.0f} s"
 _NO_METER = "neither a changing energy counter nor more than one power reading was recorded"
-_NO_TOKENS = "none per token: nobody counted the tokens of these steps (prof.step(tokens=…) does)"
+_NO_TOKENS = (
+    "no energy per token: the tokens of these steps were not counted (prof.step(tokens=…) does)"
+)
 _BREAK_RATIO = 0.01
 """Steps further apart than this share of a step do not follow each other."""
 _SINCE_1970_NS = 10**17
@@ -58,12 +59,12 @@ VIEW = View(
         column("scope", "Scope: run, phase, steps (a group) or window (of another tool)."),
         column("source", "Source: all devices, device N, or a domain such as package-0/dram."),
         column("ranks", "Global ranks that compute on the source."),
-        optional("energy_per_step_j", "Mean energy per step; null where none is claimed."),
-        optional("energy_per_token_j", "Energy over the number of tokens of these steps."),
-        optional("power_mean_w", "Mean power: energy over time; null where none is claimed."),
-        optional("energy_j", "Total energy; null where none is claimed."),
-        optional("energy_error_j", "Bound of the energy's error, from readings around its edges."),
-        optional("span_ns", "Time over which the energy was measured; null where none is claimed."),
+        optional("energy_per_step_j", "Mean energy per step; null where withheld."),
+        optional("energy_per_token_j", "Energy per token of these steps."),
+        optional("power_mean_w", "Mean power: energy over time; null where withheld."),
+        optional("energy_j", "Total energy; null where withheld."),
+        optional("energy_error_j", "Error bound of the energy, from the samples around its edges."),
+        optional("span_ns", "Time over which the energy was measured; null where withheld."),
         column("step_count", "Number of steps within the span."),
         optional("phase", "Phase, in rows of scope phase."),
         optional("window", "Name of the window, in rows of scope window."),
@@ -71,10 +72,10 @@ VIEW = View(
         optional("last_step", "Number of the last step within the span.", "int64"),
         optional("tokens_count", "Number of tokens of these steps, over all ranks of the source."),
         optional("tokens_from", "Origin of the tokens: program, or embeddings of traced steps."),
-        optional("basis", "Basis of the energy: counter, or power (readings integrated)."),
+        optional("basis", "Basis of the energy: counter, or power (integrated samples)."),
         optional("host", "Name of the host; null where not recorded."),
-        optional("start_ns", "Start of the span, Unix time; null where no energy is claimed."),
-        optional("reason", "Reason why no energy is claimed, or none per token.", "text"),
+        optional("start_ns", "Start of the span, Unix time; null where the energy is withheld."),
+        optional("reason", "Reason why the energy, or the energy per token, is withheld.", "text"),
     ),
     title="Energy",
     section="Clocks",
@@ -252,7 +253,7 @@ def _of_readings(meter: Meter) -> Row:
         return _over(meter, start[long], end[long])
     if meter.broken.any():
         return {"reason": _why_broken(meter)}
-    return {"reason": f"readings span {(end - start).max() / 1e9:.2g} s; {_TOO_SHORT}"}
+    return {"reason": f"samples span {(end - start).max() / 1e9:.2g} s; {_TOO_SHORT}"}
 
 
 def _why_broken(meter: Meter) -> str:
@@ -260,8 +261,8 @@ def _why_broken(meter: Meter) -> str:
         return "the counter went backwards, or jumped by more than the device can draw"
     every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
     return (
-        f"power was read every {every_s:.2g} s; between readings more than "
-        f"{MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
+        f"power was sampled every {every_s:.2g} s; it is unknown between samples more than "
+        f"{MAX_POWER_GAP_NS / 1e9:.1f} s apart"
     )
 
 
@@ -269,9 +270,9 @@ def _why_no_group(meter: Meter, start: np.ndarray, end: np.ndarray) -> str:
     usable = meter.usable(start, end)
     if usable.any():
         length_s = int(end[usable].max() - start[usable].min()) / 1e9
-        return f"{length_s:.2g} s of steps in a row were read; {_TOO_SHORT}"
+        return f"{length_s:.2g} s of consecutive steps were sampled; {_TOO_SHORT}"
     if ((start >= meter.time_ns[0]) & (end <= meter.time_ns[-1])).any():
-        return f"{_why_broken(meter)}: in no step is the energy known throughout"
+        return f"{_why_broken(meter)}: the energy is not known throughout any step"
     return "no step lies within the readings"
 
 
@@ -309,8 +310,8 @@ def _over(meter: Meter, start_ns: np.ndarray, end_ns: np.ndarray) -> Row:
         if energy_j[0] <= 0:
             return {"reason": "the counter did not move"}
         return {
-            "reason": f"readings around its edges are too far apart: {energy_j[0]:.3g} J would be "
-            f"known to {error_j[0]:.2g} J only"
+            "reason": "the samples around its edges are too far apart: the error of "
+            f"{energy_j[0]:.3g} J would be {error_j[0]:.2g} J"
         }
     total_ns, total_j = int(span_ns[known].sum()), float(energy_j[known].sum())
     return {
@@ -347,9 +348,11 @@ def _of_phases(events: Events, unit: _Unit) -> list[Row]:
         if long.any():
             row |= _over(meter, start[long], end[long])
         elif longest_ns < MIN_SPAN_NS:
-            row["reason"] = f"lasts {longest_ns / 1e9:.2g} s at most without a break; {_TOO_SHORT}"
+            row["reason"] = (
+                f"lasts at most {longest_ns / 1e9:.2g} s without interruption; {_TOO_SHORT}"
+            )
         else:
-            row["reason"] = "readings cover no 5 s of it without a break"
+            row["reason"] = "samples cover no uninterrupted 5 s of it"
         found.append(row)
     return found
 

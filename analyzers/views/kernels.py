@@ -16,7 +16,7 @@ VIEW = View(
         column("kernel", "Name of the kernel, copy or memset as recorded."),
         optional("op", "Operator that launched it; null where none was recorded."),
         column("call_count", "Number of device events."),
-        column("time_ns", "Sum of their durations, whatever ran beside them."),
+        column("time_ns", "Sum of their durations, including overlap."),
         SHARE,
         column("mean_ns", "Mean duration of a device event."),
         column("work_class", "Class of the work: compute, communication or copy."),

@@ -1,17 +1,17 @@
 """Launch overhead by operator and phase: time before the launching call, and in it.
 
-Launch overhead as the Chopper paper defines it (arXiv 2512.08242). Compute kernels are taken in
-order of their start, per device and step. With `prev_end` the end of what ran before and
-`t_rt` the start of the call that launched the kernel:
+Launch overhead as defined in "Chopper" (arXiv 2512.08242). Compute kernels are taken in order of
+their start, per device and step. With `prev_end` the end of the kernels before and `t_rt` the start
+of the call that launched the kernel:
 
     overhead = max(0, start − prev_end),
     preparation = max(0, t_rt − prev_end), no more than the overhead,
     call = min(start − t_rt, overhead)
 
 `prev_end` is the latest end of the compute kernels before, which is that of the previous kernel
-unless kernels overlap. The first kernel of a step has none before it and no overhead: what lies
-between steps is idle time with causes of its own. Communication under the gap does not shorten it,
-which is why the run's idle causes are smaller.
+unless kernels overlap. The first kernel of a step has no kernel before it and no overhead: time
+between steps is idle time with its own causes. Communication during the gap does not shorten it, so
+the run's idle causes can be smaller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lead of each rank over the last one, by step.
 
-The lead of an event is the latest start over the ranks less its own start, in one clock
-(arXiv 2512.08242). Collectives are matched as for waiting; computing kernels by step, name and
-order, where all ranks ran equally many of that name in that step.
+The lead of an event is the latest start over the ranks minus its own start, in one clock (arXiv
+2512.08242). Collectives are matched across ranks; compute kernels by step, name and order, if all
+ranks ran the same number of that name in that step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         optional("step", "Step number; null where no step holds it.", "int64"),
         column("kind", "Kind of the compared events: collective or kernel."),
-        column("median_ns", "Median lead: time by which this rank begins before the last one."),
+        column("median_ns", "Median lead: how long before the last rank this rank starts."),
         column("p95_ns", "95th percentile of the lead."),
-        column("last_ratio", "Share of the events at which this rank came last."),
+        column("last_ratio", "Share of the events at which this rank started last."),
         column("event_count", "Number of compared events."),
     ),
     title="Lead of ranks",

@@ -1,11 +1,11 @@
 """Traffic of ports, interfaces and device links by step, and signs of congestion.
 
-Counters are totals: rates are differences over the time of a step, linear between two readings. A
-step shorter than the time between readings gets none. A counter that went backwards or stuck at the
-end of its 32 bits tells nothing of that time.
+Counters are totals: rates are differences over the time of a step, interpolated linearly between
+two samples. A step shorter than the sampling period has none. A counter that went backwards, or
+saturated at 32 bits, has no rate for that time.
 
-Rows without a step are the whole run. Ports and interfaces are their host's, shared by its ranks;
-device links are a rank's own.
+Rows without a step cover the whole run. Ports and interfaces belong to the host and are shared by
+its ranks; device links belong to one rank.
 """
 
 from __future__ import annotations
@@ -80,27 +80,34 @@ VIEW = View(
     (
         column("link", "Name of the port or interface, or the links of the rank's device."),
         optional("step", "Step number; null for the whole run.", "int64"),
-        optional("signal", "Signs of congestion in words; null without any.", "text"),
+        optional("signal", "Signs of congestion; null without any.", "text"),
         optional("tx_bytes_per_s", "Rate of bytes sent; null where not counted."),
         optional("rx_bytes_per_s", "Rate of bytes received; null where not counted."),
-        optional("both_bytes_per_s", "Rate of bytes both ways, where not told apart (AMD's PCIe)."),
+        optional(
+            "both_bytes_per_s",
+            "Rate of bytes in both directions, where not separated (AMD's PCIe).",
+        ),
         optional("pause_ratio", "Share of the time in which sending was paused by flow control."),
         optional("cnp_handled_hz", "Rate of congestion notifications obeyed.", "float64"),
-        optional("retransmit_ratio", "Share of the bytes sent that were sent again (EFA)."),
+        optional("retransmit_ratio", "Share of the sent bytes that were retransmitted (EFA)."),
         column("ranks", "Global ranks that share the link."),
         column("kind", "Kind of link: port, interface, flow control, device link or PCIe."),
         column("rank", "Global rank whose steps divide the time.", "int32"),
         column("span_ns", "Time over which the counters are compared."),
-        optional("sent_pause_ratio", "Share of the time in which the peers were told to pause."),
+        optional(
+            "sent_pause_ratio", "Share of the time in which the peers were paused by flow control."
+        ),
         optional("cnp_sent_hz", "Rate of congestion notifications sent.", "float64"),
         optional("ecn_marked_hz", "Rate of packets that a switch had marked (ECN).", "float64"),
         optional("tx_wait_hz", "Rate of ticks spent waiting for credits (InfiniBand).", "float64"),
         optional("retransmits_per_byte", "Retransmits (RoCE) per byte sent.", "float64"),
-        optional("retransmit_count", "Number of order errors, timeouts and adaptive retransmits."),
-        optional("out_of_sequence_count", "Number of packets that came out of order."),
+        optional(
+            "retransmit_count", "Number of ordering errors, timeouts and adaptive retransmissions."
+        ),
+        optional("out_of_sequence_count", "Number of packets that arrived out of order."),
         optional("error_count", "Number of discards, link errors, replays, NAKs, recoveries."),
-        optional("tx_bytes", "Bytes sent in all; null where not counted."),
-        optional("rx_bytes", "Bytes received in all; null where not counted."),
+        optional("tx_bytes", "Total bytes sent; null where not counted."),
+        optional("rx_bytes", "Total bytes received; null where not counted."),
     ),
     title="Links",
     section="Communication",
@@ -201,9 +208,9 @@ def _growth(counter: Counter, start: np.ndarray, end: np.ndarray) -> np.ndarray:
 def _signals(row: Row) -> Iterator[str]:
     """Signs of congestion in words."""
     if row.get("pause_ratio", 0) >= _LEAST_PAUSE:
-        yield f"told to pause for {fmt.ratio(row['pause_ratio'])} of the time"
+        yield f"paused by flow control for {fmt.ratio(row['pause_ratio'])} of the time"
     if row.get("sent_pause_ratio", 0) >= _LEAST_PAUSE:
-        yield f"told others to pause for {fmt.ratio(row['sent_pause_ratio'])}"
+        yield f"paused others for {fmt.ratio(row['sent_pause_ratio'])}"
     for name, what in (
         ("cnp_handled_hz", "slowed down by congestion notifications"),
         ("cnp_sent_hz", "sent congestion notifications"),
@@ -215,7 +222,7 @@ def _signals(row: Row) -> Iterator[str]:
         per = row.get("tx_bytes", 0) / row["retransmit_count"]
         yield "retransmits" + (f", one in {fmt.bytes_(per)}" if per else "")
     if row.get("retransmit_ratio"):
-        yield f"{row['retransmit_ratio']:.2g} of the bytes sent again"
+        yield f"{row['retransmit_ratio']:.2g} of the bytes retransmitted"
 
 
 def _links(recording: Run) -> Iterator[_Link]:

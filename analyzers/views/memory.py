@@ -1,9 +1,8 @@
 """Peaks, fragmentation and allocator calls, by rank, device and phase.
 
-From the allocator's events in the trace where they were recorded, else from the allocator's own
-history (a snapshot), else from the readings at the end of each step. An event belongs to the step
-and the phase in which the host was when it came. Counts and times are per step; peaks are the
-highest of all steps.
+From the allocator events in the trace if recorded, otherwise from the allocator's history (a
+snapshot), otherwise from samples at the end of each step. An event belongs to the step and the
+phase of the host at that time. Counts and times are per step; peaks are the maximum over all steps.
 """
 
 from __future__ import annotations
@@ -39,8 +38,10 @@ VIEW = View(
         column("phase", "Phase of the host, forward, backward, …; `all` for whole steps."),
         optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
         optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
-        optional("fragmentation_ratio", "Share of reserved bytes that no tensor held at the peak."),
-        optional("median_fragmentation_ratio", "Median share of reserved bytes no tensor held."),
+        optional("fragmentation_ratio", "Share of reserved bytes not held by tensors at the peak."),
+        optional(
+            "median_fragmentation_ratio", "Median share of reserved bytes not held by tensors."
+        ),
         optional("allocation_count", "Number of allocations per step; null without events."),
         optional("requested_bytes", "Bytes allocated per step, reused blocks included."),
         optional("allocator_call_count", "cudaMalloc, hipFree and the like per step.", "float64"),

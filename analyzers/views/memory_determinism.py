@@ -1,7 +1,7 @@
 """Similarity of steps' allocations, and its correlation with the clock.
 
-The published observation (Chopper, arXiv 2512.08242) is that FSDP2, which frees deterministically,
-runs at higher and steadier clocks than FSDP1, whose frees wait for recorded streams.
+"Chopper" (arXiv 2512.08242) observes that FSDP2, which frees deterministically, runs at higher and
+steadier clocks than FSDP1, whose frees wait for recorded streams.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ VIEW = View(
         column("device", "Device of the memory: `device N`, or `host`."),
         column("steps_count", "Number of traced steps."),
         optional("similarity_ratio", "Mean similarity of a step's allocations to the last one's."),
-        optional("identical_ratio", "Share of steps that allocate exactly as the step before."),
+        optional("identical_ratio", "Share of steps that allocate exactly like the previous step."),
         column("event_count", "Mean number of allocations and frees per step."),
-        column("distinct_sizes_count", "Mean number of different block sizes per step."),
-        optional("peak_mean_bytes", "Mean over steps of the peak bytes that tensors held."),
-        optional("peak_std_bytes", "Standard deviation over steps of the peak that tensors held."),
+        column("distinct_sizes_count", "Mean number of distinct block sizes per step."),
+        optional("peak_mean_bytes", "Mean over steps of the peak bytes held by tensors."),
+        optional(
+            "peak_std_bytes", "Standard deviation over steps of the peak bytes held by tensors."
+        ),
         optional("clock_mean_hz", "Mean over steps of the device's mean clock."),
         optional("clock_std_hz", "Mean over steps of the clock's standard deviation in a step."),
-        optional("clock_correlation", "Pearson's, of dissimilarity and clock_std_hz.", "float64"),
+        optional(
+            "clock_correlation", "Pearson correlation of dissimilarity and clock_std_hz.", "float64"
+        ),
         optional("no_correlation", "Reason why there is no correlation.", "text"),
     ),
     title="Memory determinism",
     section="Memory",
-    needs="the allocator's events of steps were not recorded (profile with memory=True)",
+    needs="allocator events of steps were not recorded (profile with memory=True)",
 )
 
 
@@ -85,11 +89,11 @@ def _correlation(device: str, steps: pa.Table) -> tuple[float | None, str | None
     known = np.isfinite(unlike + varying)
     unlike, varying = unlike[known], varying[known]
     if not len(unlike):
-        return None, "no step holds two samples of the device's clock"
+        return None, "no step has two samples of the device's clock"
     if len(unlike) < _LEAST_STEPS:
-        return None, f"{len(unlike)} steps with clock samples: {_LEAST_STEPS} are needed"
+        return None, f"{len(unlike)} steps with clock samples; at least {_LEAST_STEPS} are needed"
     if np.ptp(unlike) == 0:
-        return None, "every step resembles the one before equally: nothing to correlate"
+        return None, "all steps resemble the previous one equally: nothing to correlate"
     if np.ptp(varying) == 0:
         return None, "the clock varied equally in every step: nothing to correlate"
     return float(np.corrcoef(unlike, varying)[0, 1]), None

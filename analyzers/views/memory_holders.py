@@ -1,6 +1,7 @@
 """Memory in use by the source line that allocated it, when a snapshot was taken.
 
-A block's line is the innermost Python line of the stack that allocated it, else its innermost line.
+A block's line is the innermost Python line of the stack that allocated it, or else its innermost
+line.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ VIEW = View(
         column("largest_bytes", "Size of the largest of these blocks."),
         optional("where", "Source line that allocated them; null where none was recorded.", "text"),
     ),
-    title="Who holds memory",
+    title="Memory by source line",
     section="Memory",
-    needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    needs="no snapshot of the allocator (record with memory=True, or import one with the trace)",
 )
 
 

@@ -1,6 +1,6 @@
-"""Peak memory of each step: what the allocator, the driver and the host say.
+"""Peak memory of each step, from the allocator, the driver and the host.
 
-With more steps than fit a page, and without steps, a row is one of equal spans of time.
+With more steps than fit on a page, or without steps, rows are equal spans of time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ VIEW = View(
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("step", "Step number; null for spans of time.", "int64"),
-        column("since_ns", "Start of the step or span, since that of the first row."),
+        column("since_ns", "Start of the step or span, relative to the first row."),
         column("dur_ns", "Length of the step or span."),
-        optional("allocated_bytes", "Peak of the bytes that tensors held; null where not read."),
-        optional("reserved_bytes", "Peak of the bytes reserved from the driver."),
-        optional("device_used_bytes", "Peak of the bytes in use on the device, by all processes."),
-        optional("host_process_bytes", "Peak of the resident bytes of the rank and its children."),
-        optional("host_available_bytes", "Least bytes that the host had available."),
+        optional("allocated_bytes", "Peak bytes held by tensors; null where not sampled."),
+        optional("reserved_bytes", "Peak bytes reserved from the driver."),
+        optional("device_used_bytes", "Peak bytes in use on the device, by all processes."),
+        optional("host_process_bytes", "Peak resident bytes of the rank and its children."),
+        optional("host_available_bytes", "Minimum bytes available on the host."),
     ),
     title="Memory over time",
     section="Memory",
-    needs="no memory was sampled (`device_memory` and `host` do) and no snapshot given",
+    needs="no memory was sampled (`device_memory` and `host` do), and there is no snapshot",
 )
 
 

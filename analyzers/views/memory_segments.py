@@ -1,6 +1,6 @@
 """Segments that the allocator held from the driver, and their fragmentation.
 
-A gap is unusable for a request that is larger than it: the largest gap says what still fits.
+A gap cannot serve a request larger than itself: the largest gap shows what still fits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VIEW = View(
     ),
     title="Memory segments",
     section="Memory",
-    needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    needs="no snapshot of the allocator (record with memory=True, or import one with the trace)",
 )
 
 

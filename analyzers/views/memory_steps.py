@@ -1,9 +1,9 @@
-"""Allocations of each step: similarity to the step before, sizes, peaks, clock.
+"""Allocations of each step: similarity to the previous step, sizes, peaks, clock.
 
-A step's sequence is what its allocations and frees were, in order: one signed size after the other.
-Two steps are identical when their sequences are; their similarity is Dice's coefficient of their
-multisets of three successive events (1: the same runs of three equally often; 0: none in common),
-which is linear where an edit distance is quadratic.
+A step's sequence is the signed sizes of its allocations and frees, in order. Two steps are
+identical if their sequences are; their similarity is Dice's coefficient of their multisets of three
+successive events (1: the same triples equally often; 0: none in common), which takes linear time
+where an edit distance takes quadratic time.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("device", "Device of the memory: `device N`, or `host`."),
         column("step", "Number of the step.", "int64"),
-        optional("similarity_ratio", "Dice's similarity to the allocations of the step before."),
-        optional("same_as_previous", "True where it allocates exactly as the step before.", "bool"),
+        optional("similarity_ratio", "Dice similarity to the allocations of the previous step."),
+        optional(
+            "same_as_previous", "True where it allocates exactly like the previous step.", "bool"
+        ),
         column("event_count", "Number of allocations and frees."),
-        column("distinct_sizes_count", "Number of different block sizes."),
+        column("distinct_sizes_count", "Number of distinct block sizes."),
         column("requested_bytes", "Bytes allocated in the step."),
-        optional("peak_allocated_bytes", "Peak of the bytes that tensors held."),
-        optional("peak_reserved_bytes", "Peak of the bytes reserved from the driver."),
+        optional("peak_allocated_bytes", "Peak bytes held by tensors."),
+        optional("peak_reserved_bytes", "Peak bytes reserved from the driver."),
         column("clock_count", "Number of clock samples in the step."),
         optional("clock_mean_hz", "Mean of the device's clock in the step; null without samples."),
         optional("clock_std_hz", "Standard deviation of the device's clock samples in the step."),
-        column("sequence", "Hash of the signed sizes in order, equal for steps alike.", "text"),
+        column("sequence", "Hash of the signed sizes in order; equal for identical steps.", "text"),
     ),
     title="Memory, step by step",
     section="Memory",
-    needs="the allocator's events of steps were not recorded (profile with memory=True)",
+    needs="allocator events of steps were not recorded (profile with memory=True)",
 )
 
 

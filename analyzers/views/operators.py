@@ -1,7 +1,7 @@
 """Operators by name: calls, kernels, time, rates.
 
 All calls of an operator together, whatever their arguments and phase, over all ranks and steps. A
-call's time is that in which device events that it launched itself ran.
+call's time is the time of the device events that it launched itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ VIEW = View(
         optional("op", "Operator; null for events that no operator launched."),
         column("call_count", "Number of calls."),
         column("kernel_count", "Number of device events that the calls launched."),
-        column("time_ns", "Time in which these device events ran, summed over calls."),
+        column("time_ns", "Time of these device events, summed over calls."),
         SHARE,
         column("mean_ns", "Mean time of one call."),
         *RATES,
         *SPREAD,
         optional("ideal_ns", "Time that all calls of a product need at the device's peak."),
         optional("roofline_ns", "Time that all calls need at the roofline; null where unknown."),
-        optional("math_flop", "FLOP that the mathematics of all calls needs; null where unknown."),
+        optional("math_flop", "Mathematical FLOP of all calls; null where unknown."),
         optional("traffic_bytes", "Least bytes that all calls move to and from memory."),
     ),
     title="Operators",

@@ -1,7 +1,7 @@
-"""Kernels that ran beside communication: overlap and slowdown.
+"""Kernels that overlapped communication: overlap ratio and slowdown.
 
-The ratio of an instance is the part of its time in which communication ran on the same device:
-alone is no overlap at all, beside is half of the time or more.
+The overlap ratio of an instance is the share of its time with communication on the same device:
+*alone* means no overlap at all, *overlapped* half of the time or more.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ VIEW = View(
         optional("op", "Operator that launched the kernels; null where none was recorded."),
         optional("input_dims", "Shapes of the operator's inputs, JSON as recorded."),
         column("instance_count", "Number of instances of the kernel."),
-        column("overlap_ratio", "Share of the instances' time with communication beside them."),
-        optional("slowdown_factor", "Median duration beside communication over the median alone."),
+        column("overlap_ratio", "Share of the instances' time that overlapped communication."),
+        optional("slowdown_factor", "Median duration with communication over the median alone."),
         optional("spearman", "Rank correlation of overlap ratio and duration.", "float64"),
         optional("pearson", "Linear correlation of overlap ratio and duration.", "float64"),
         optional("median_alone_ns", "Median duration of instances without any overlap."),
         optional("median_beside_ns", "Median duration of instances overlapped at least half."),
         column("alone_instance_count", "Number of instances without any overlap."),
         column("beside_instance_count", "Number of instances overlapped at least half."),
-        column("overlap_ns", "Time of all instances in which communication ran beside them."),
+        column("overlap_ns", "Time of all instances that overlapped communication."),
         column("time_ns", "Time of all instances."),
         column("kernel", "Name of the kernel as recorded."),
     ),

@@ -1,9 +1,9 @@
 """Depth of each stream's launch queue over time, by phase.
 
-A launch enters its stream's queue when the host calls it and leaves when what it launched has
-ended. A replayed graph is one entry until its last kernel ends. At depth 0 the device had nothing
-to do on that stream; at 1024, where CUDA's queue is full, the launching call blocks until an entry
-is done (Holistic Trace Analysis counts the same).
+A launch enters its stream's queue when the host calls it and leaves when its work has ended. A
+replayed graph is one entry until its last kernel ends. At depth 0 the device has nothing to do on
+that stream; at 1024, where CUDA's queue is full, the launching call blocks until an entry completes
+(as in Holistic Trace Analysis).
 
 The phase at a time is that of the latest launch before it.
 """
@@ -32,18 +32,18 @@ VIEW = View(
         column("rank", "Global rank that the row is about.", "int32"),
         column("stream_id", "Stream whose queue it is.", "int64"),
         column("phase", "Phase that the host was launching."),
-        column("time_ns", "Time of launching that phase, between the first and the last step."),
+        column("time_ns", "Time of launching in that phase, between the first and the last step."),
         column("empty_ratio", "Share of the time with nothing queued."),
         column("mean_depth", "Mean number of queued launches over time.", "float64"),
         column("median_depth", "Median number of queued launches, weighted by time.", "int64"),
         column("p95_depth", "95th percentile of the queued launches, weighted by time.", "int64"),
         column("max_depth", "Largest number of queued launches.", "int64"),
-        column("full_ratio", "Share of the time with CUDA's queue full: 1024 entries at least."),
+        column("full_ratio", "Share of the time with CUDA's queue full (1024 entries or more)."),
         column("device_id", "Ordinal of the stream's device.", "int32"),
     ),
     title="Queue depth",
     section="Steps and host",
-    needs="no event's launch was recorded, or the host ran everything itself",
+    needs="no launch was recorded, or the host ran everything itself",
 )
 
 

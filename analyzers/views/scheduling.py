@@ -1,9 +1,9 @@
 """Running and waiting of each rank and its threads; throttling, steal, switches, faults.
 
-From totals of the kernel over the time of all recorded steps, so that a sample more or less at the
-edges does not matter. A row without a thread is the rank: its waiting is that of the training
-thread that waited most, its running that of all of its threads; switches, faults and misses count
-its children, too.
+From totals of the Linux kernel over the time of all recorded steps, so that a sample more or less
+at the edges does not matter. A row without a thread is the rank: its waiting is that of the
+training thread that waited most, its running that of all its threads; switches, faults and misses
+include its children.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ VIEW = View(
         column("rank", "Global rank whose threads they are.", "int32"),
         optional("thread", "Name of the thread; null in the row of the whole rank."),
         optional("training", "True where the thread ran operators or launched kernels.", "bool"),
-        optional("waiting_ratio", "Share of the time ready to run, without a core."),
+        optional("waiting_ratio", "Share of the time ready to run, but without a core."),
         optional("running_ratio", "Share of the time in which the thread was on a core."),
-        optional("throttled_ratio", "Share of the time in which the cgroup's CPU quota held it."),
+        optional("throttled_ratio", "Share of the time throttled by the cgroup's CPU quota."),
         optional("steal_ratio", "Share of the time taken by the hypervisor, mean over the cores."),
         optional("pressure_cpu_ratio", "Share of the time in which a task waited for a core."),
         optional(
@@ -57,17 +57,19 @@ VIEW = View(
         ),
         optional("running_ns", "Total time on a core; null where threads were not read."),
         column("span_ns", "Time from the start of the first step to the end of the last."),
-        optional("slice_count", "Number of times that the thread was put on a core."),
+        optional("slice_count", "Number of times that the thread was scheduled."),
         optional("context_switch_count", "Number of context switches; null where not counted."),
-        optional("migration_count", "Number of moves to another core; null where not counted."),
+        optional(
+            "migration_count", "Number of migrations to another core; null where not counted."
+        ),
         optional("page_fault_count", "Number of page faults; null where not counted."),
-        optional("major_fault_count", "Number of page faults that read from a disk."),
+        optional("major_fault_count", "Number of page faults that read from disk."),
         optional("cache_miss_count", "Number of misses of the last-level cache."),
         optional("instructions_per_cycle", "Instructions executed per CPU cycle.", "float64"),
         optional("pressure_memory_ratio", "Share of the time in which a task waited for memory."),
         optional("pressure_io_ratio", "Share of the time in which a task waited for I/O."),
-        optional("tid", "Number of the thread in the kernel; null for the whole rank.", "int64"),
-        optional("reason", "Reason why nothing is claimed.", "text"),
+        optional("tid", "Thread id in the operating system; null for the whole rank.", "int64"),
+        optional("reason", "Reason why values are null.", "text"),
     ),
     title="Waiting for cores",
     section="Steps and host",
@@ -92,7 +94,7 @@ def scheduling(run: Attributed) -> pa.Table:
         row: dict[str, Any] = {"rank": rank, "span_ns": end - start, **host, **events}
         ranks.append(row)
         if end - start < LEAST_THREAD_SPAN_NS:
-            row["reason"] = "the steps last less than a second; threads are read twice in one"
+            row["reason"] = "the steps last less than a second; threads are sampled twice a second"
             continue
         if mine:
             worst = max(

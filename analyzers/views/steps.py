@@ -2,7 +2,7 @@
 
 The four states sum to the observed time. An outlier is further from its rank's median than 3.5
 times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and further
-than 2 %; with fewer than five steps none is told.
+than 2 %; with fewer than five steps there are none.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ VIEW = View(
         column("observed_ns", "Observed time: length of the step's window."),
         optional("ideal_ns", "Time that the model's math needs at the device's peak."),
         column("compute_ns", "Time in which a compute kernel was running."),
-        column("communication_ns", "Exposed communication: no compute kernel ran beside it."),
-        column("copy_ns", "Exposed copies: neither computing nor communication was running."),
-        column("idle_ns", "Time in which nothing was running on the device."),
+        column(
+            "communication_ns", "Exposed communication: no compute kernel ran at the same time."
+        ),
+        column(
+            "copy_ns", "Exposed copies: neither compute nor communication ran at the same time."
+        ),
+        column("idle_ns", "Time in which nothing ran on the device."),
         optional("outlier", "True for an outlier; null with fewer than five steps.", "bool"),
-        optional("deviation_ratio", "Difference to the rank's median step, over that median."),
+        optional(
+            "deviation_ratio", "Difference from the rank's median step, relative to that median."
+        ),
     ),
     title="Steps",
     section="Steps and host",

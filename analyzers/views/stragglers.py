@@ -1,13 +1,13 @@
-"""Ranks that made the others wait at collectives, and the causes of their delay.
+"""Ranks that made others wait at collectives, and the causes of their delay.
 
-For a collective, each rank's window reaches from its end of the group's collective before (or from
-the start of its step, where there is none) to its arrival. All ranks leave the collective before
-together, so the straggler's window is longer by just what it is late. Its time in each leaf cause,
-less the mean of the other ranks, is the cause's excess; the positive excesses share the waiting
-that the straggler made the others do. Where its window already began later than the others', that
-much of the waiting has no cause here.
+For a collective, each rank's window extends from its end of the group's previous collective (or the
+start of its step if there is none) to its arrival. All ranks leave the previous collective
+together, so the straggler's window is longer by exactly its delay. Its time in each leaf cause,
+minus the mean of the other ranks, is the cause's excess; the positive excesses share the waiting
+that the straggler caused. If its window already started later than the others', that part of the
+waiting has no cause here.
 
-An event that lies across the border of a window counts by the share of it that lies inside.
+An event across the border of a window counts with the share of its time inside.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ VIEW = View(
     (
         column("straggler_rank", "Global rank that arrived last.", "int32"),
         optional("cause", "Leaf cause that made the rank late; null where nothing took longer."),
-        column("waiting_ns", "Straggler wait of the other ranks, shared by the causes' excess."),
+        column(
+            "waiting_ns", "Straggler wait of the other ranks, in proportion to the causes' excess."
+        ),
         column("share_ratio", "Share of the straggler wait at all collectives."),
-        column("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),
-        column("excess_ns", "Time on the cause beyond the other ranks' mean, summed."),
+        column("exposed_waiting_ns", "Exposed part of the straggler wait."),
+        column("excess_ns", "Time in the cause beyond the other ranks' mean, summed."),
         column("collective_count", "Number of collectives with this cause as the largest excess."),
         column("late_collective_count", "Number of collectives at which the rank arrived last."),
         column("late_ratio", "Share of the collectives with waiting at which it arrived last."),

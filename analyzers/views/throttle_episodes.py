@@ -1,11 +1,10 @@
-"""Episodes in which the clock was held down: reason, cost and kernels.
+"""Episodes of a reduced clock: reason, cost and kernels.
 
-A reading stands for the time half-way to its neighbours, but not for a hole in the readings. Of
-several reasons at once the first of power, heat and a set clock counts. Episodes count wherever
-there are samples, traced or not.
+A sample covers the time half-way to its neighbours, but no gap in the samples. Of several reasons
+at once, the first of power, heat and a set clock counts. Episodes include untraced time.
 
-Where a driver gives no reasons, its counters of throttled time tell the episodes, to the time
-between their readings.
+If a driver reports no reasons, its counters of throttled time mark the episodes, with the
+resolution of their sampling.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ VIEW = View(
     (
         column("rank", "Global rank that the row is about.", "int32"),
         optional("device_id", "Ordinal of the rank's device; null where not recorded.", "int32"),
-        column("reason", "Reason that held the clock down: power_cap, thermal or application."),
+        column("reason", "Reason for the reduced clock: power_cap, thermal or application."),
         column("dur_ns", "Duration of the episode."),
         optional("loss_ns", "Time that kernels in the episode lost to the clock."),
-        optional("clock_mean_hz", "Mean SM clock in the episode; null where none was read."),
-        optional("clock_low_hz", "Lowest reading of the SM clock; null where none was read."),
-        optional("power_mean_w", "Mean power of the whole board; null where none was read."),
+        optional("clock_mean_hz", "Mean SM clock in the episode; null where not sampled."),
+        optional("clock_low_hz", "Lowest sample of the SM clock; null where not sampled."),
+        optional("power_mean_w", "Mean board power; null where not sampled."),
         optional("held_ns", "Throttled time of the episode by the driver's own counter."),
-        column("kernel_count", "Number of computing kernels in the episode."),
+        column("kernel_count", "Number of compute kernels in the episode."),
         column("time_ns", "Exclusive time of these kernels."),
-        optional("op", "Operator that lost most; without a loss, the one that ran longest."),
-        optional("kernels", "The three kernels that lost most, with their shares.", "text"),
+        optional("op", "Operator that lost most time; without a loss, the one that ran longest."),
+        optional("kernels", "The three kernels that lost most time, with their shares.", "text"),
         optional("step", "Index of the step in which the episode's first kernel ran.", "int32"),
-        column("source", "Source: reasons of readings, or counters of throttled time."),
+        column("source", "Source: reasons of samples, or counters of throttled time."),
         column("start_ns", "Start of the episode, Unix time."),
     ),
     version=2,

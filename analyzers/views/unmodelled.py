@@ -1,4 +1,4 @@
-"""Kernels whose model, FLOP, bytes or peak are not known: time and reason.
+"""Kernels whose model, FLOP, bytes or peak are unknown: time and reason.
 
 Over all ranks and steps, by kernel, operator and reason.
 """
@@ -23,7 +23,7 @@ _STRUCTURAL = (
     "no model of its operator",
     "no enclosing operator",
     "its launch is not in the trace, nor is the same kernel with an operator",
-    "replayed by a graph; the same kernel was not seen with an operator",
+    "replayed by a graph; the same kernel did not run with an operator",
     "launched inside a wrapper, without an operator",
 )
 
@@ -33,8 +33,8 @@ VIEW = View(
     (
         optional("kernel", "Name of the kernel as recorded; null where not recorded."),
         column("time_ns", "Exclusive time attributed to the kernel."),
-        optional("share_ratio", "Share of all computing time."),
-        column("reason", "Reason why the kernel's work, or its ideal time, is not known."),
+        optional("share_ratio", "Share of all compute time."),
+        column("reason", "Reason why the kernel's work, or its ideal time, is unknown."),
         optional("op", "Operator that launched it; null where none was recorded."),
         column("call_count", "Number of device events."),
         column("cause", "Id of the cause that the time is attributed to."),
@@ -123,10 +123,12 @@ def _of_work(work: Work, kernel: str, ceiling: Ceiling | None) -> str:
     if work.family in MATH_FAMILIES and work.flop_count is not None:
         dtype = matmul_dtype(work.dtype, kernel)
         if ceiling is None:
-            return "the device's peak is not known"
+            return "the device's peak is unknown"
         return (
-            f"no peak known for {dtype}" if dtype else "the data type of its arithmetic is unknown"
+            f"the peak for {dtype} is unknown"
+            if dtype
+            else "the data type of its arithmetic is unknown"
         )
     if work.family not in MATH_FAMILIES and work.bytes_count is not None:
-        return "the device's memory bandwidth is not known"
+        return "the device's memory bandwidth is unknown"
     return (work.reason or "not known").removeprefix("bytes: ")

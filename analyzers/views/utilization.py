@@ -2,13 +2,13 @@
 
     MFU = Σ_d F_d / (P_d · T)        HFU = Σ_d H_d / (P_d · T)
 
-with, per data type d: F_d the FLOP that the model's mathematics needs (products, convolutions and
-attention of forward and backward; of a causal mask only the pairs that it keeps), H_d the same with
-what was computed again (recomputation) and the optimizer's products, P_d the ceiling for that type,
-and T the time: of the same steps without a trace where such were recorded, since tracing slows the
-host and not the model, else the observed time. Each FLOP is held against the peak of its own type,
-so that a run of bf16 and fp32 is not flattered by either. Products whose FLOP or peak is unknown
-count nothing: the value is a lower bound then, and says so.
+with, per data type d: F_d the model FLOP (matrix products, convolutions and attention of forward
+and backward; with a causal mask only the pairs that it keeps), H_d the same including recomputation
+and the optimizer's products, P_d the ceiling for that type, and T the time: that of the same steps
+without a trace if such steps were recorded, since tracing slows the host but not the model,
+otherwise the observed time. Each FLOP counts against the peak of its own type, so that a mix of
+bf16 and fp32 is not distorted. Products with unknown FLOP or peak do not count: the value is then a
+lower bound, and says so.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ VIEW = View(
         optional("rank", "Global rank; null for all ranks together.", "int32"),
         column("ceiling", "Ceiling of the comparison: theoretical or achievable."),
         optional("dtype", "Data type; null for all types, each held against its own peak."),
-        optional("mfu_ratio", "Model FLOP utilization (MFU); null with a reason."),
-        optional("hfu_ratio", "Hardware FLOP utilization (HFU); null with a reason."),
+        optional("mfu_ratio", "Model FLOPs utilization (MFU); null with a reason."),
+        optional("hfu_ratio", "Hardware FLOPs utilization (HFU); null with a reason."),
         optional("peak_flop_per_s", "Ceiling for this mix of data types; null where unknown."),
-        optional("tokens_per_s", "Tokens looked up per second; null where not known.", "float64"),
-        optional("model_flop", "FLOP that the model's mathematics needs; null with a reason."),
+        optional("tokens_per_s", "Tokens looked up per second; null where unknown.", "float64"),
+        optional("model_flop", "Model FLOP; null with a reason."),
         optional("hardware_flop", "FLOP including recomputation and the optimizer's."),
         optional("model_needs_ns", "Time that the model's FLOP need at the ceiling."),
         optional("hardware_needs_ns", "Time that all FLOP need at the ceiling."),
@@ -121,15 +121,13 @@ def _math(run: Attributed, rank: int) -> _Math:
     model = np.bincount(codes, weights=flop[known] * (own & trained), minlength=len(names))
     # The sum over ranks is a whole number, too.
     if hardware.sum() >= 2**63 / len(run.ranks):
-        return _Math(
-            {}, reason="the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
-        )
+        return _Math({}, reason="the recorded shapes cannot be right: their FLOP exceed 64 bits")
     by_type = zip(names, model.tolist(), hardware.tolist(), strict=True)
     return _Math(
         {name: (of_model, of_all) for name, of_model, of_all in by_type if of_all},
         float(1 - dur[known].sum() / dur.sum() if dur.sum() else 0.0),
         int(dur[known].sum()),
-        "the FLOP of no product are known: shapes were not recorded",
+        "the FLOP are unknown: shapes were not recorded",
     )
 
 
@@ -192,8 +190,8 @@ def _beyond(row: Row, math: _Math) -> str | None:
     if row["ceiling"] == "achievable":
         remedy = "measure it again with nothing else running (chopper calibrate --force), or "
     return (
-        f"withheld: the products ran {ratio:.3g} times as fast as the {row['ceiling']} ceiling "
-        f"allows; {remedy}check the peak, the data types, the shapes and the times"
+        f"withheld: the products ran at {ratio:.3g} times the {row['ceiling']} ceiling; "
+        f"{remedy}check the peak, the data types, the shapes and the times"
     )
 
 
@@ -201,14 +199,14 @@ def _bound(math: _Math, types: list[Row]) -> str | None:
     """Reason why the values are lower bounds, None where they are not."""
     parts = []
     if math.unknown_ratio > _SAID_RATIO:
-        parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are not known")
+        parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are unknown")
     lacking = [row for row in types if "hardware_needs_ns" not in row]
     share = sum(r["hardware_flop"] for r in lacking) / sum(r["hardware_flop"] for r in types)
     if share > _SAID_RATIO:
         names = ", ".join(sorted(r["dtype"] for r in lacking)).replace("unknown", "an unknown type")
         if share == 1:
-            return f"no peak is known for {names}"
-        parts.append(f"no peak is known for {names}, {share:.1%} of the FLOP")
+            return f"the peak of {names} is unknown"
+        parts.append(f"the peak of {names}, {share:.1%} of the FLOP, is unknown")
     return "a lower bound: " + "; ".join(parts) if parts else None
 
 

@@ -1,4 +1,4 @@
-"""Products whose blocks do not fill the device's last wave."""
+"""Matrix products whose blocks do not fill the device's last wave."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ VIEW = View(
     __doc__,
     (
         *COLUMNS,
-        column("slowdown_ratio", "Blocks of the fullest unit over the mean, beyond the roofline."),
+        column(
+            "slowdown_ratio", "Blocks of the fullest SM or CU over the mean, beyond the roofline."
+        ),
         column("loss_ns", "Time attributed to wave quantization."),
         column("grid", "Blocks per grid as recorded."),
         optional("block", "Threads per block as recorded; null where not recorded."),
         column("blocks_count", "Number of blocks of the grid."),
-        column("units_count", "Number of units (SMs) of the device."),
-        optional("resident_count", "Number of blocks that one unit holds at a time."),
+        column("units_count", "Number of SMs or CUs of the device."),
+        optional("resident_count", "Number of blocks that one SM or CU holds at a time."),
         optional("waves_ratio", "Waves: blocks over the blocks that the device holds at a time."),
         optional("slowdown_limit_ratio", "Largest slowdown: ⌈waves⌉ ÷ waves; null where unknown."),
         column("count", "Number of instances."),
         column("time_ns", "Device time of all instances."),
     ),
-    title="Last waves",
+    title="Wave quantization",
     section="Clocks",
-    needs="no product's grid was recorded in blocks, the device is unknown, or all rounds are full",
+    needs="no product's grid was recorded, the device is unknown, or all waves are full",
 )
 
 

@@ -253,7 +253,7 @@ def test_a_snapshot_alone(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(cli, ["analyze", str(path), "--view", "memory", "--csv"])
     assert done.exit_code == 0, done.output
-    assert "the allocator's own history" in done.output
+    assert "the allocator's history" in done.output
 
 
 def test_a_snapshot_beside_a_trace_has_steps_and_phases(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ ENERGY_ROW = {"scope": "run", "ranks": "0", "step_count": 5}
 
 
 def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
-    reason = "0.21 s of steps in a row were read; an energy counter says nothing below 5 s"
+    reason = (
+        "0.21 s of consecutive steps were sampled; an energy counter resolves nothing below 5 s"
+    )
     rows = [
         ENERGY_ROW | {"source": "device 0", "energy_j": 12.0, "power_mean_w": 300.0},
         ENERGY_ROW | {"source": "device 1", "reason": reason},

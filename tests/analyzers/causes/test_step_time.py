@@ -413,8 +413,8 @@ def test_runs_that_traced_an_evaluation_are_compared_by_their_training_steps() -
     assert (found.step.a_ns, found.step.b_ns) == (20 * MS, 20 * MS)
     assert (found.a.steps, found.b.steps) == (3, 3)
     assert [note for note in found.notes if "evaluation" in note] == [
-        "A: 1 traced step (training + evaluation: 2) left out: the steps compared are of training",
-        "B: 1 traced step (training + evaluation: 6) left out: the steps compared are of training",
+        "A: 1 traced step (training + evaluation: 2) excluded: the compared steps are of training",
+        "B: 1 traced step (training + evaluation: 6) excluded: the compared steps are of training",
     ]
     whole = compare(a, b, all_steps=True)
     assert (whole.a.steps, whole.step.a_ns) == (4, 35 * MS)
@@ -425,7 +425,7 @@ def test_runs_that_traced_an_evaluation_are_compared_by_their_training_steps() -
     other = compare(a, only)
     assert other.untraced is None
     assert (
-        "the steps compared are of training in A and of training + evaluation in B" in other.notes
+        "the compared steps are of training in A and of training + evaluation in B" in other.notes
     )
 
 

@@ -147,7 +147,7 @@ def test_the_same_run_has_no_difference() -> None:
     a = attribution({c: [100 + i * 7 for i in range(6)] for c in _SOME})
     found = compare(a, a)
     assert found.step.difference_ns == 0
-    assert found.verdict.startswith("No difference can be told from noise")
+    assert found.verdict.startswith("No significant difference")
     assert not any(c.told for c in found.changes)
     # A run without any noise at all has intervals of no width.
     same = attribution({"compute.ideal": [100] * 5})
@@ -166,7 +166,7 @@ def test_what_moved_under_a_noisy_step_is_still_named() -> None:
     slower = [d + 1_000_000 for d in data]
     b = attribution({"compute.ideal": other, "idle.preparation.data": slower})
     verdict = compare(a, b).verdict
-    assert verdict.startswith("No difference can be told from noise")
+    assert verdict.startswith("No significant difference")
     assert verdict.endswith("; yet data stall rose by 1.00 ms.")
 
 
@@ -202,7 +202,7 @@ def test_warm_up_is_left_out_and_named() -> None:
     b = attribution({"compute.ideal": [100, 100, 100, 100]})
     found = compare(a, b)
     assert found.a.left_out == (7,)
-    assert "A: step 7 left out as warm-up" in found.notes[0]
+    assert "A: step 7 excluded as warm-up" in found.notes[0]
     assert found.step.difference_ns == 0
     assert compare(a, b, all_steps=True).step.a_ns == 280
 

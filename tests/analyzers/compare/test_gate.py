@@ -123,7 +123,7 @@ def test_no_percentage_of_nothing() -> None:
     b = attribution({"compute.ideal": [100] * 4, "copy.memset": [5] * 4})
     (decision,) = decide(compare(a, b), parse("copy>5%")).decisions
     assert decision.outcome == "undecided"
-    assert "A spent nothing there" in decision.reason
+    assert "A spent no time there" in decision.reason
     assert decide(compare(a, b), parse("copy>1ns")).failed
 
 

@@ -105,10 +105,10 @@ def test_a_machine_at_another_speed_is_told_from_a_slower_program(tmp_path) -> N
     alone = trace(tmp_path / "d.json", matmul_ns=(4_000,), adds=0)
     check = _checks(chopper.compare(alone, b))["speed"]
     assert check.explains
-    assert "rather clocks, power or neighbours" in check.note
+    assert "clocks, power or neighbouring jobs" in check.note
     times = [attribution({"compute.ideal": [t] * 4}) for t in (4_000, 6_000)]
     verdict = replace(chopper.compare(*times), checks=(check,)).verdict
-    assert verdict.endswith("elsewhere: time of the same kernels 100 % and 150 %.")
+    assert verdict.endswith("reasons: time of the same kernels 100 % and 150 %.")
     assert _checks(chopper.compare(a, a))["speed"].status == "pass"
 
 

@@ -149,6 +149,6 @@ def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: in
 
 
 def test_nothing_left_of_a_rank_is_refused(contended: AttributedRun) -> None:
-    with pytest.raises(chopper.errors.UsageError, match="nothing of what rank 0 ran would be left"):
+    with pytest.raises(chopper.errors.UsageError, match="nothing that rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")
     assert Replay(contended).error_ratio == 0

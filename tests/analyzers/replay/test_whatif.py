@@ -157,20 +157,20 @@ def test_causes_go_by_id_end_or_plain_name(name: str, found: tuple[str, ...]) ->
     ("change", "message"),
     [
         ({"fix": ["stragler"]}, "did you mean straggler"),
-        ({"fix": ["compute.ideal"]}, "cannot be taken away"),
+        ({"fix": ["compute.ideal"]}, "cannot be removed"),
         ({"clock": "fast"}, "is not a number"),
         ({"clock": "-3MHz"}, "more than zero"),
         ({"link": "50"}, "no unit"),
         ({"link": "x0"}, "more than zero"),
         ({"faster": ["gemm"]}, "WHAT=FACTOR"),
         ({"faster": ["gemm=0x"]}, "more than zero"),
-        ({"fix": ["communication"], "link": "x2"}, "nothing is transferred"),
-        ({"fix": ["communication"], "overlap": True}, "nothing is left to overlap"),
+        ({"fix": ["communication"], "link": "x2"}, "nothing would be transferred"),
+        ({"fix": ["communication"], "overlap": True}, "nothing would be left to overlap"),
         ({"fix": [""]}, "no cause named"),
         ({"fix": ["data,"]}, "no cause named"),
         ({"fix": ["compute.clock.thermal"], "clock": "1GHz"}, "both change the clock"),
         ({"fix": ["compute"], "clock": "reference"}, "both change the clock"),
-        ({"faster": ["gemm=2x", "gemm=3x"]}, "given twice"),
+        ({"faster": ["gemm=2x", "gemm=3x"]}, "specified twice"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
@@ -182,7 +182,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], mes
 def test_what_this_run_has_no_data_for_is_refused(attribution: chopper.Attribution) -> None:
     for change, message in (
         ({"without": "aten::mmm"}, "did you mean aten::mm"),
-        ({"faster": "nosuchkernel=2x"}, "finds no kernel"),
+        ({"faster": "nosuchkernel=2x"}, "matches no kernel"),
         ({"faster": "(=2x"}, "regular expression"),
     ):
         with pytest.raises(UsageError, match=message):

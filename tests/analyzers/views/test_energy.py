@@ -135,13 +135,13 @@ def test_of_a_phase_that_goes_on_after_the_readings_what_was_read_counts() -> No
     short = counter(until_s=2)
     phase = next(r for r in energy_of(a_run(device_counter=short)) if r["scope"] == "phase")
     assert phase["energy_j"] is None
-    assert phase["reason"] == "readings cover no 5 s of it without a break"
+    assert phase["reason"] == "samples cover no uninterrupted 5 s of it"
 
 
 def test_a_run_shorter_than_five_seconds_is_refused_with_the_reason() -> None:
     rows = energy_of(a_run(steps=4, device_counter=counter(until_s=4)))
     assert rows[0]["energy_j"] is None
-    assert "4 s of steps in a row were read" in rows[0]["reason"]
+    assert "4 s of consecutive steps were sampled" in rows[0]["reason"]
     phase = next(r for r in rows if r["scope"] == "phase")
     assert phase["energy_j"] is None
     assert "5 s" in phase["reason"]
@@ -217,7 +217,7 @@ def test_tokens_that_nobody_counted_are_said_to_be_unknown() -> None:
     whole = energy_of(a_run(device_counter=counter()))[0]
     assert whole["energy_per_step_j"] == pytest.approx(400)
     assert whole["energy_per_token_j"] is None
-    assert whole["reason"].startswith("none per token")
+    assert whole["reason"].startswith("no energy per token")
 
 
 def power_log(every_s: list[float]) -> Run:
@@ -242,7 +242,9 @@ def test_of_a_log_with_a_break_the_stretches_on_either_side_count() -> None:
 def test_power_read_too_rarely_says_how_rarely() -> None:
     (row,) = energy_of(power_log([5.0] * 30))
     assert row["energy_j"] is None
-    assert row["reason"].startswith("power was read every 5 s; between readings more than 1.5 s")
+    assert row["reason"].startswith(
+        "power was sampled every 5 s; it is unknown between samples more than 1.5 s"
+    )
 
 
 def test_windows_of_another_tool_are_rows_of_their_own() -> None:
@@ -400,7 +402,7 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
     put_table(run, 0, "device_counter", counter(until_s=1))
     (row,) = energy_of(run)
     assert row["energy_j"] is None
-    assert "readings span" in row["reason"]
+    assert "samples span" in row["reason"]
 
 
 def test_a_run_without_telemetry_has_no_energy() -> None:

@@ -105,7 +105,7 @@ def test_equal_steps_are_identical_and_others_are_not(tmp_path) -> None:
     assert row["peak_mean_bytes"] == 1536
     assert row["peak_std_bytes"] == 0
     assert row["clock_correlation"] is None
-    assert row["no_correlation"] == "no step holds two samples of the device's clock"
+    assert row["no_correlation"] == "no step has two samples of the device's clock"
 
 
 _SIZES = st.lists(st.sampled_from([512, 1024, -512, 2 * _MIB]), max_size=30)
@@ -171,9 +171,9 @@ def test_clocks_beside_memory_are_the_ranks_own_devices(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("steps", "clocks", "reason"),
     [
-        ([[512, -512]] * 5, [10, 20, 30, 40, 50], "resembles the one before equally"),
+        ([[512, -512]] * 5, [10, 20, 30, 40, 50], "resemble the previous one equally"),
         ([[512], [1024], [1024], [512]], [7, 7, 7, 7], "the clock varied equally"),
-        ([[512], [1024], [512]], [7, 8, 9], "2 steps with clock samples: 3 are needed"),
+        ([[512], [1024], [512]], [7, 8, 9], "2 steps with clock samples; at least 3 are needed"),
     ],
 )
 def test_no_correlation_has_a_reason(tmp_path, steps, clocks, reason) -> None:

@@ -110,7 +110,7 @@ def test_efa_counts_bytes_and_what_it_sends_again(tmp_path: Path) -> None:
     assert whole["tx_bytes_per_s"] == pytest.approx(1e9)
     assert whole["rx_bytes_per_s"] == pytest.approx(2e9)
     assert whole["retransmit_ratio"] == pytest.approx(1e-3)
-    assert "0.001 of the bytes sent again" in whole["signal"]
+    assert "0.001 of the bytes retransmitted" in whole["signal"]
 
 
 class Statistics:
@@ -138,7 +138,7 @@ def test_the_share_of_pauses_is_that_of_the_worst_priority() -> None:
     assert (whole["link"], whole["kind"]) == ("eth0", "flow control")
     assert whole["pause_ratio"] == pytest.approx(0.12)
     assert whole["sent_pause_ratio"] is None
-    assert whole["signal"] == "told to pause for 12.0 % of the time"
+    assert whole["signal"] == "paused by flow control for 12.0 % of the time"
 
 
 def counters(
