@@ -30,6 +30,7 @@ from chopper.cli import cli  # noqa: E402
 from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
+from docs import gallery  # noqa: E402
 
 COMMANDS = cli.list_commands(click.Context(cli))
 
@@ -38,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put commands, in the order of ``chopper --help``, and patterns into the navigation."""
     made = {
         "@commands": [{f"chopper {name}": f"commands/{name}.md"} for name in COMMANDS],
-        "@detectors": [{name: f"detectors/{name}.md"} for name in actions.names()],
+        "@detectors": [{spoken(name): f"detectors/{name}.md"} for name in actions.names()],
     }
     for section in config.nav or []:
         for entries in section.values():
@@ -46,6 +47,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 at = entries.index(marker)
                 entries[at : at + 1] = made[marker]
     return config
+
+
+def spoken(name: str) -> str:
+    """An identifier as a heading."""
+    return name.replace("_", " ").capitalize()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -61,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         # Links into docs/ are right in the repository; on the site the pages are neighbours.
         text = (ROOT / name).read_text(encoding="utf-8")
         pages[name.lower()] = text.replace("](docs/", "](")
-    for path, content in pages.items():
+    for path, content in (*pages.items(), *gallery.files()):
         files.append(File.generated(config, path, content=content))
     return files
 
@@ -277,27 +283,27 @@ def detector_pages() -> dict[str, str]:
         known = actions.detector(name)
         module = sys.modules[f"chopper.analyzers.detectors.{name}"]
         summary = str(module.__doc__).strip()
-        rows.append((f"[`{name}`]({name}.md)", summary))
+        rows.append((f"[{spoken(name)}]({name}.md)", summary))
         parts = [
-            f"# `{name}`",
-            summary,
-            f"**Seen when.** {markup(known.condition)}",
-            f"**What is predicted.** Without it, {markup(known.without)}.",
-            f"**How to try it.** {markup(known.remedy)}" if "{" not in known.remedy else "",
-            f"**Its rows.** `chopper analyze RUN --view {known.view}` shows the "
-            f"[`{known.view}`](../reference/tables.md#{known.view}) table.",
-            "It is said only where a replay predicts more than 1 % of the step, and the interval "
-            "over steps leaves out zero: [what a change would give back](../concepts/replay.md).",
+            f"# {spoken(name)}",
+            f"{summary} In JSON: `{name}`.",
+            f"**Reported when.** {markup(known.condition)} And a replay without it predicts a "
+            "saving of more than 1 % of the step, with an interval that excludes zero.",
+            f"**Prediction.** Without it, {markup(known.without)}. "
+            "[How the replay works](../concepts/replay.md).",
+            "**How to try it.** " + remedy(known.remedy, getattr(module, "REMEDIES", {})),
+            f"**Evidence.** `chopper analyze RUN --view {known.view}` shows the rows "
+            f"([columns](../reference/tables.md#{known.view})).",
         ]
-        pages[f"detectors/{name}.md"] = "\n\n".join(p for p in parts if p) + "\n"
+        pages[f"detectors/{name}.md"] = "\n\n".join(parts) + "\n"
     pages["detectors/index.md"] = "\n\n".join(
         [
             "# What to try first",
             "`chopper analyze`, `report` and the JSON form begin with up to three actions, ranked "
-            "by recoverable time: what a replay of the run predicts that a step without the "
-            "pattern would take less. Each names its place, its evidence and the table with its "
-            "rows. Nothing is claimed that cannot be told from zero: a loop of `.item()` calls "
-            "that the device hides is not an action.",
+            "by recoverable time: how much shorter a step would be without the pattern, by a "
+            "[replay](../concepts/replay.md) of the run. Each names its place, its evidence and "
+            "the table with its rows. A pattern that costs nothing is not an action: a loop of "
+            "`.item()` calls that the device hides, for example.",
             "The prediction is checked where the truth is known: a job is simulated with and "
             "without the pattern, and the predicted saving is within 3 % of the difference "
             "(`pytest tests/analyzers/detectors`).",
@@ -305,6 +311,14 @@ def detector_pages() -> dict[str, str]:
         ]
     )
     return pages
+
+
+def remedy(text: str, by_case: dict[str, str]) -> str:
+    """A pattern's remedy, or those by case."""
+    if text != "{how}":
+        return markup(text)
+    cases = [f"- `{case}`: {markup(how)}" for case, how in by_case.items()]
+    return "\n\n" + "\n".join(cases)
 
 
 def peaks_page() -> str:

@@ -9,7 +9,7 @@ from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.causes import CAUSES
 
-_WHY = {
+REMEDIES = {
     "compute.clock.power_cap": "Raise the power limit (nvidia-smi -pl, amd-smi set --power-cap) "
     "if permitted; lower precision and less memory traffic draw less power.",
     "compute.clock.thermal": "Check the cooling of the device: its fans, its position in the "
@@ -29,7 +29,7 @@ DETECTOR = Detector(
 
 def reduced_clock(run: Attributed) -> Iterator[Sighting]:
     """PIECE -> a sighting for each reason."""
-    for name, how in _WHY.items():
+    for name, how in REMEDIES.items():
         time_ns, rows = spent_in(run, (name,))
         if not time_ns or run.withholds(name):
             continue

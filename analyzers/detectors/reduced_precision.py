@@ -22,7 +22,7 @@ DETECTOR = Detector(
 )
 _HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
 _NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
-_HOW = {
+REMEDIES = {
     "tf32": "Call torch.set_float32_matmul_precision('high') for products, and set "
     "torch.backends.cudnn.allow_tf32 = True for convolutions. Some ROCm builds also need "
     "HIPBLASLT_ALLOW_TF32=1 in the environment (pytorch/pytorch#139869).",
@@ -65,6 +65,6 @@ def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
                     "factor": factor,
                     "kernels": kernels,
                     "time_ns": time_ns,
-                    "how": _HOW[other],
+                    "how": REMEDIES[other],
                 },
             )
