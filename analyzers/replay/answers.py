@@ -130,9 +130,9 @@ def summary(
     if not len(values):
         return 0.0, 0.0, None, None
     observed, predicted, windows = values.T
-    means = observed.sum() / windows.sum(), predicted.sum() / windows.sum()
+    means = tuple(float(time.sum() / windows.sum()) for time in (observed, predicted))
     intervals = mean_intervals(np.stack([predicted, observed - predicted], axis=1), windows)
     if intervals is None:
-        return *means, None, None
+        return means[0], means[1], None, None
     (low, high), (less, more) = intervals.tolist()
-    return *means, (max(low, 0.0), high), (less, more)
+    return means[0], means[1], (max(low, 0.0), high), (less, more)

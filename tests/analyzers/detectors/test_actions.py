@@ -52,6 +52,7 @@ def found(run: chopper.Attribution) -> list[actions.Action]:
         ("data_loading", Plan(data=Dose(5 * MS))),
         ("allocator_retries", Plan(allocator=Dose(4 * MS))),
         ("launch_bound", Plan(dispatch=Dose(400_000))),
+        ("profiler_overhead", Plan(profiler=Dose(4 * MS))),
         ("late_rank", Plan(slow=Dose(0.5, ranks=(1,)))),
         (
             "blocking_reads",
