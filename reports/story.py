@@ -201,6 +201,15 @@ def verdict(story: Story) -> tuple[str, str]:
     """Return the answer in a sentence, and what stands behind it."""
     run, step = story.run, story.step
     if not run.observed_ns:
+        spread = step.untraced
+        if spread is not None:
+            low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
+            return (
+                f"A step takes {fmt.duration(spread.value_ns)}: the {spread.statistic} of "
+                f"{fmt.plural(spread.steps_count, 'step')}; half of them took {low} to {high}.",
+                "No step was traced, so its time has no causes here; the HTML report shows the "
+                "telemetry over time.",
+            )
         if any(f.code == "run.no_trace" for f in run.findings):
             return "There is telemetry but no kernel trace: nothing to attribute.", ""
         return "Nothing ran on the device in this trace.", ""

@@ -55,6 +55,12 @@ from chopper.storage.destination import NOTES
     "--stacks", is_flag=True, help="Trace Python's call stacks too, which slows the steps down."
 )
 @click.option(
+    "--from-import",
+    is_flag=True,
+    help="Record from the import of torch on, by time: for programs that neither train nor call a "
+    "module again and again, such as functions of tensors in a loop.",
+)
+@click.option(
     "--trace-limit",
     type=float,
     default=1.0,
@@ -81,6 +87,7 @@ def command(
     memory: bool,
     no_shapes: bool,
     stacks: bool,
+    from_import: bool,
     trace_limit: float,
     live: bool,
     prometheus: str | None,
@@ -120,6 +127,7 @@ def command(
         "shapes": not no_shapes,
         "stacks": stacks,
         "memory": memory,
+        "from_import": from_import,
     }
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
@@ -253,8 +261,9 @@ def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
         )
     if "torch" in seen:
         return (
-            "torch was imported, but nothing trained: no forward in training mode with an "
-            f"optimizer, no backward pass, no step{elsewhere}"
+            "torch was imported, but nothing trained (no forward in training mode with an "
+            "optimizer, no backward pass, no step) and no module was called three times; to record "
+            f"functions by time: chopper record --from-import -- …{elsewhere}"
         )
     if "python" in seen:
         return f"Python was started, but torch was never imported{elsewhere}"

@@ -31,6 +31,8 @@ class Options:
     """Limit of a trace, as a multiple of the default (``budget``)."""
     name: str | None = None
     force: bool = False
+    from_import: bool = False
+    """Record from the import of torch on, without a sign of training."""
     automatic: bool = False
     """Started by ``chopper record``'s hook: a profile in the program's own code takes part in it
     instead of being a second one."""

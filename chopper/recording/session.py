@@ -57,8 +57,11 @@ def active() -> Session | None:
 class Session:
     """A recording from ``start`` to ``close``."""
 
-    def __init__(self, options: Options, path: Path, info: environment.RankInfo) -> None:
+    def __init__(
+        self, options: Options, path: Path, info: environment.RankInfo, *, infers: bool = False
+    ) -> None:
         self.options = options
+        self._infers = infers
         self.path = self._output = path
         self.info = info
         self.recording = False
@@ -125,6 +128,7 @@ class Session:
         self._steps = steps = StepRecorder(
             self._part, self._optimizers, self._cycle, self._collecting.step_ended
         )
+        steps.infers = self._infers
         steps.windows = self._trace_windows(steps, TorchTrace(), ())  # never begun
         self.recording = True
         _active = self
@@ -355,8 +359,19 @@ class Session:
     def _why_no_trace(self) -> str:
         if self._manifest.status == "interrupted":
             return "the program was ended before a trace was written"
-        first, number = self.options.windows[0].begin, self._steps.log.number
-        return f"the program ended after {number} steps; steps from {first} on are traced"
+        first, number = self.options.windows[0], self._steps.log.number
+        wanted = f"{first.start}:{first.stop}"
+        if number == 0:
+            return (
+                f"no step was seen, so steps {wanted} never came; leave --steps out, or call "
+                "prof.step() of chopper.profile at the end of each round"
+            )
+        steps = f"{number} step" + "s" * (number != 1)
+        last = max(number - 5, 0)
+        return (
+            f"the program ended after {steps}, before steps {wanted} were traced; ask for earlier "
+            f"ones, such as --steps {last}:{number}"
+        )
 
     def _close_files(self, closing_ns: int) -> None:
         manifest, log = self._manifest, self._steps.log
@@ -443,8 +458,8 @@ class Session:
             arming.arm_forked(start_from_environment)
 
 
-def open_session(options: Options) -> Session:
-    """Start to record in this process.
+def open_session(options: Options, *, infers: bool = False) -> Session:
+    """Start to record in this process, which ``infers`` where it showed no sign of training.
 
     Raises:
         UsageError: this process records already.
@@ -465,16 +480,17 @@ def open_session(options: Options) -> Session:
             import torch  # noqa: F401
     if not options.automatic:
         arming.disarm()
-    session = Session(options, path, info)
+    session = Session(options, path, info, infers=infers)
     session.start()
     return session
 
 
-def start_from_environment() -> Session | None:
+def start_from_environment(*, infers: bool = False) -> Session | None:
     """Start the recording that ``chopper record`` asks for; say on stderr why it cannot begin."""
     try:
         wanted = json.loads(os.environ[arming.HOOK_VARIABLE])
-        session = open_session(make_options(output=None, automatic=True, **wanted))
+        options = make_options(output=None, automatic=True, **wanted)
+        session = open_session(options, infers=infers)
     except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
         say(f"not recorded: {str(exc) or type(exc).__name__}")
         note("failed", str(exc))

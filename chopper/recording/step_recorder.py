@@ -47,6 +47,8 @@ class StepRecorder:
         """Takes the traces, if there are to be any."""
         self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
         """Finds the ends of steps in backward passes, until an optimizer steps."""
+        self.infers = False
+        """True while a recording that began without a sign of training has seen none."""
         self._inner_optimizers: list[int] = []
         """Optimizers that stepped within a phase of that name that a thread is inside of."""
 
@@ -62,6 +64,7 @@ class StepRecorder:
 
     def optimizer_stepped(self, optimizer_id: int, began_ns: int) -> None:
         """Note that an optimizer stepped; chopper's own code began at ``began_ns``."""
+        self._training_begins()
         self._backwards = None  # from here on optimizers end steps
         if self.phases.current() == _OPTIMIZER:
             # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
@@ -77,6 +80,7 @@ class StepRecorder:
 
     def backward_ended(self, makes_graph: bool, began_ns: int) -> None:
         """Note that a backward pass ended; chopper's own code began at ``began_ns``."""
+        self._training_begins()
         self.windows.check()
         if self._backwards is None or self.log.source == "mark":
             return
@@ -85,6 +89,16 @@ class StepRecorder:
         if ends_ns:
             self.log.source = "backward"
             self._end_steps(ends_ns, now_ns, began_ns)
+
+    def _training_begins(self) -> None:
+        """Count steps from here on, where something else was recorded before."""
+        if self.infers:
+            self.infers = False
+            self.windows.start_over(
+                "the program called its model before it trained: steps are counted from its first "
+                "backward pass"
+            )
+            self.log.skip()
 
     def _end_steps(self, ends_ns: list[int], now_ns: int, began_ns: int) -> None:
         for end_ns in ends_ns:
@@ -96,7 +110,11 @@ class StepRecorder:
         log = self.log
         if log.source != "mark":
             if log.source is not None:
-                self.windows.start_over()
+                found_in = "backward passes" if log.source == "backward" else "the optimizer"
+                self.windows.start_over(
+                    f"the first prof.step() came after {log.number} steps of {found_in}: those "
+                    "were one step, and the steps to trace are counted from it"
+                )
                 log.restart()
             log.source = "mark"
         if tokens is not None:

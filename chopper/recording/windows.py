@@ -209,8 +209,8 @@ class TraceWindows:
         span.__enter__()
         return span
 
-    def start_over(self) -> None:
-        """The program has steps of its own: those found so far were parts of its first."""
+    def start_over(self, why: str) -> None:
+        """Count anew: the steps found so far, if any, were parts of the first one."""
         begun = self._begun
         self.profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self._trace.mine):
@@ -224,13 +224,7 @@ class TraceWindows:
         if begun and not lost:
             self._upcoming = deque(w for w in self._windows if w.stop > 1)
             self._begun = 0
-            self._part.note(
-                "run.steps_recounted",
-                f"the first prof.step() came after {self._log.number} steps of "
-                f"{'backward passes' if self._log.source == 'backward' else 'the optimizer'}: "
-                "those were one step, and the steps to trace are counted from it",
-                severity="info",
-            )
+            self._part.note("run.steps_recounted", why, severity="info")
         self._kept_steps = 0
 
     def finish(self) -> None:

@@ -257,5 +257,5 @@ def test_options_of_nonsense(command: list[str], expected: str, sources: Path) -
 def test_columns_are_obeyed_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (60, 80, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
-        shown = run("estimate", "cost", "--device", "h100", "--model", "gpt2").out
+        shown = run("estimate", "cost", "--device", "h100", "--model", "gpt2", "--details").out
         assert columns * 0.8 < max(map(len, shown.splitlines())) <= columns

@@ -14,10 +14,13 @@ import psutil
 import pytest
 
 import chopper
+from chopper.attribution import Attribution
 from chopper.collectors import registry
 from chopper.recording.finish import finalize
 from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
+from tests import command
+from tests.command import Outcome
 from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 
@@ -663,3 +666,55 @@ def test_what_watches_for_training_raises_nothing_in_the_program(record, body, s
     done = record(sys.executable, record.script(body))
     assert done.returncode == 0, done.stderr
     assert record.run().table(0, "step").num_rows >= steps
+
+
+_MODEL = "import torch; net = torch.nn.Linear(8, 8); x = torch.ones(4, 8)\n"
+_TRAINS = (
+    "o = torch.optim.SGD(net.parameters(), 0.1)\n"
+    "for _ in range(12): o.zero_grad(); net(x).sum().backward(); o.step()\n"
+)
+_INFERS = "net.eval()\nwith torch.no_grad():\n  for _ in range(20): net(x)\nnet.train()\n"
+
+
+def _recorded(tmp_path: Path, program: str, *options: str) -> tuple[Outcome, Attribution]:
+    output = tmp_path / "run"
+    said = command.process("record", "-o", output, *options, "--", sys.executable, "-c", program)
+    assert said.code == 0, said.err
+    return said, chopper.attribute(chopper.load(output))
+
+
+def test_a_program_that_only_infers_leaves_a_trace_and_says_that_it_has_no_steps(
+    tmp_path: Path,
+) -> None:
+    said, run = _recorded(tmp_path, _MODEL + _INFERS)
+    assert "no step was seen" in said.err
+    assert run.observed_ns > 0
+    assert {"aten::linear", "aten::addmm"} & {str(g.key) for g in run.by("op")}
+
+
+def test_functions_in_a_loop_are_recorded_from_the_import_of_torch_on(tmp_path: Path) -> None:
+    loop = "import torch\na = torch.ones(64, 64)\nfor _ in range(50): (a @ a).relu()\n"
+    said = command.process("record", "-o", tmp_path / "none", "--", sys.executable, "-c", loop)
+    assert said.code == 1
+    assert "chopper record --from-import" in said.err
+    _, run = _recorded(tmp_path, loop, "--from-import")
+    assert run.observed_ns > 0
+    assert any(str(g.key) in ("aten::matmul", "aten::mm") for g in run.by("op"))
+
+
+def test_steps_are_counted_from_the_training_on_where_the_model_was_called_before(
+    tmp_path: Path,
+) -> None:
+    _, run = _recorded(tmp_path, _MODEL + _INFERS + _TRAINS)
+    assert run.windows["number"].to_pylist() == [2, 3, 4, 5, 6]
+    assert run.recording.manifest.ranks[0].steps_count == 12
+
+
+def test_steps_that_never_came_are_said_and_those_that_did_are_shown(tmp_path: Path) -> None:
+    said, _ = _recorded(tmp_path, _MODEL + _TRAINS, "--steps", "100:105")
+    assert "ended after 12 steps, before steps 100:105 were traced" in said.err
+    assert "--steps 7:12" in said.err
+    shown = command.process("analyze", tmp_path / "run")
+    assert shown.code == 0
+    assert "A step takes" in shown.out
+    assert "No step was traced" in shown.out

@@ -2,7 +2,9 @@
 
 The sign is a forward call of a module in training mode, with gradients on and something to train,
 outside data loader workers; or, for models that are no modules, the first backward pass or step of
-an optimizer.
+an optimizer. A program without an optimizer that calls modules again and again infers: it is
+recorded, too, by time. What calls no module shows no sign, and is recorded from the import of torch
+on where the user asks for it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ HOOK_VARIABLE = "CHOPPER_HOOK"
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms
 _handles: list[Any] = []
+_INFERENCE_CALLS = 3
+"""Outermost calls of modules, without an optimizer, from which on a program infers: one or two look
+at shapes or warm something up before the training."""
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "run.py", "ray")
+"""Programs that import torch and leave the work to processes that they start."""
 
 
 def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str]:
@@ -68,8 +75,11 @@ def arm_forked(start: Callable[[], Any]) -> None:
         arm(start)
 
 
-def arm(start: Callable[[], Any]) -> None:
-    """Watch for the first sign of training, at which ``start`` begins and returns the recording."""
+def arm(start: Callable[..., Any]) -> None:
+    """Watch for the first sign of work, at which ``start`` begins and returns the recording.
+
+    ``start`` is called with ``infers=True`` where nothing is trained as yet.
+    """
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -86,34 +96,61 @@ def arm(start: Callable[[], Any]) -> None:
         )
 
     recordings: list[Any] = []
+    outermost: list[torch.nn.Module] = []
+    """The module that was called from outside of any other, while it runs."""
+    calls_count = 0
 
-    def begin() -> Any:
+    def begin(**how: bool) -> Any:
         disarm()
-        return start()
+        return start(**how)
+
+    def infers(module: torch.nn.Module) -> bool:
+        nonlocal calls_count
+        if outermost:
+            return False
+        outermost.append(module)
+        calls_count += 1
+        enough = calls_count >= _INFERENCE_CALLS
+        return enough and not optimizer_was_made() and not _in_loader_worker()
 
     def before_forward(module: torch.nn.Module) -> bool:
-        signs = False
+        recording = None
         with contextlib.suppress(Exception):  # a module may be of any kind
-            signs = trains(module)
-        recording = begin() if signs else None
-        if recording is None:
-            return False
-        recordings.append(recording)
-        recording.enter_root(module)
-        return True
+            if trains(module):
+                recording = begin()
+            elif infers(module):
+                recording = begin(infers=True)
+        if recording is not None:
+            recordings.append(recording)
+            recording.enter_root(module)
+        return recording is not None or any(module is one for one in outermost)
 
     def after_forward(module: torch.nn.Module) -> None:
-        recordings[0].leave_root(module)
+        outermost.clear()
+        if recordings:
+            recordings[0].leave_root(module)
 
     def sign(*_: Any) -> None:
         if not _in_loader_worker():
             begin()
 
+    if _from_import():
+        begin(infers=True)
+        return
     backward = BackwardWatch(before=sign)
     backward.begin()
     _handles.append(backward)
     _handles.append(ModuleCalls(before_forward, after_forward))
     _handles.append(StepHook(register_optimizer_step_pre_hook, sign))
+
+
+def _from_import() -> bool:
+    """Tell whether this process is to be recorded without a sign."""
+    import json
+
+    program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""  # noqa: PTH119
+    wanted = json.loads(os.environ.get(HOOK_VARIABLE, "{}")).get("from_import", False)
+    return bool(wanted) and program not in _LAUNCHERS
 
 
 def disarm() -> None:

@@ -40,10 +40,10 @@ def _begin() -> None:
     """Have the first sign of training start a recording, once torch is imported."""
     early = _early()
 
-    def start() -> Any:
+    def start(**how: bool) -> Any:
         from chopper.recording.session import start_from_environment
 
-        return start_from_environment()
+        return start_from_environment(**how)
 
     def arm() -> None:
         early.note("torch")
