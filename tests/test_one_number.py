@@ -15,6 +15,7 @@ from chopper.attribution import Spread, StepTime
 from chopper.reports import comparison as comparison_report
 from chopper.reports import run as run_report
 from chopper.reports import to_text
+from chopper.reports.page import Page
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
@@ -54,10 +55,10 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
     assert (
         of_b["recoverable_step_a_ns"] == of_a["recoverable_step_ns"] == pytest.approx(2e6, rel=0.03)
     )
-    text = to_text.render(comparison_report.page(compare(runs[0], runs[1])), width=100)
+    text = _text(comparison_report.page(compare(runs[0], runs[1])))
     assert text.index("What to try first in B") < text.index("Where the runs differ")
     assert "; in A 2.0" in text
-    text = to_text.render(comparison_report.page(compare(runs[2], runs[1])), width=100)
+    text = _text(comparison_report.page(compare(runs[2], runs[1])))
     assert "; not seen in A" in text
     assert _tried(runs[1], runs[2]) == []
 
@@ -65,6 +66,11 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
 def _tried(a: chopper.Attribution, b: chopper.Attribution) -> list[dict[str, Any]]:
     tried: Any = comparison_report.to_json(compare(a, b), None)["actions"]
     return [*tried]
+
+
+def _text(page: Page) -> str:
+    """Return a page as text in one line."""
+    return " ".join(to_text.render(page, width=100).split())
 
 
 def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attribution:
@@ -90,9 +96,9 @@ def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
     slowed, hardly = _slowed(run, 0.25), _slowed(run, 0.09)
     assert slowed.step.is_slowed_by_tracing
     assert not hardly.step.is_slowed_by_tracing
-    text = to_text.render(run_report.page(slowed, "txt"), width=120)
+    text = _text(run_report.page(slowed, "txt"))
     assert "Scaled" in text
     # 5.05 ms of a traced step, scaled by 1/1.25.
     assert "5.05 ms recoverable" in text
     assert "4.04 ms without tracing" in text
-    assert "Scaled" not in to_text.render(run_report.page(hardly, "txt"), width=120)
+    assert "Scaled" not in _text(run_report.page(hardly, "txt"))
