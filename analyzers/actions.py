@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from chopper.analyzers.trace.names import is_program_frame
 from chopper.errors import ChopperError
 
 _DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+_WARM = 3
+"""Number of the first step that surely allocates and compiles nothing for the first time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +77,12 @@ class Actions:
     Attributes:
         ranked: all actions.
         failed: detector → why it could not be asked.
+        unsure: what was seen in fewer than three early steps, and may be a first iteration's alone.
     """
 
     ranked: list[Action]
     failed: dict[str, str]
+    unsure: list[Action] = field(default_factory=list)
 
 
 class Material:
@@ -125,7 +130,9 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     """Rank what is worth trying.
 
     A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
-    error, or its interval reaches zero. A detector that fails takes nothing else with it.
+    error, or its interval reaches zero. Fewer than three steps have no interval: of them, only
+    what every step has alike is ranked, unless their numbers say that others came before. A
+    detector that fails takes nothing else with it.
     """
     material = Material(run, replay)
     found: list[Action] = []
@@ -138,7 +145,16 @@ def actions(run: Attributed, replay: Replay) -> Actions:
             failed[name] = str(exc)
         except _DEFECTS as exc:
             failed[name] = f"{type(exc).__name__}: {exc}"
-    return Actions(sorted(found, key=lambda a: -a.saved_ns), failed)
+    found.sort(key=lambda action: -action.saved_ns)
+    numbers = run.windows["number"].to_pylist()
+    is_warm = bool(numbers) and all(number is not None and number >= _WARM for number in numbers)
+    ranked: list[Action] = []
+    unsure: list[Action] = []
+    for action in found:
+        recurs = is_warm or detector(action.detector).in_every_step
+        is_sure = recurs or action.ci95_ns is not None
+        (ranked if is_sure else unsure).append(action)
+    return Actions(ranked, failed, unsure)
 
 
 def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None:

@@ -275,6 +275,12 @@ def views_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+_RECURS = (
+    " Where fewer than three steps were traced, and their numbers are below 3, it is named but not "
+    "claimed: a first iteration shows it in any run."
+)
+
+
 def detector_pages() -> dict[str, str]:
     """One page for each pattern that is looked for, and the list of them."""
     rows: list[tuple[object, ...]] = []
@@ -288,7 +294,8 @@ def detector_pages() -> dict[str, str]:
             f"# {spoken(name)}",
             f"{summary} In JSON: `{name}`.",
             f"**Reported when.** {markup(known.condition)} And a replay without it predicts a "
-            "saving of more than 1 % of the step, with an interval that excludes zero.",
+            "saving of more than 1 % of the step, with an interval that excludes zero."
+            + ("" if known.in_every_step else _RECURS),
             f"**Prediction.** Without it, {markup(known.without)}. "
             "[How the replay works](../concepts/replay.md).",
             "**How to try it.** " + remedy(known.remedy, getattr(module, "REMEDIES", {})),

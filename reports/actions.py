@@ -76,7 +76,7 @@ def tell(
         evidence = say(declared.evidence, **action.evidence)
         found.append(
             Told(
-                title=say(declared.title, **action.evidence),
+                title=_title(action),
                 evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
@@ -87,7 +87,17 @@ def tell(
         )
     reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
     failed = f"Not checked, because of an error in Chopper: {reasons}." if reasons else ""
+    unsure = "; ".join(_title(action) for action in tried.unsure)
+    if unsure:
+        failed = (
+            f"Not claimed: {unsure}. Fewer than three steps were traced, and a first iteration "
+            f"shows this in any run. {failed}".strip()
+        )
     return found, len(tried.ranked) - len(found), failed
+
+
+def _title(action: Action) -> str:
+    return _Sentence().format(detector(action.detector).title, **action.evidence)
 
 
 def _scaled(run: Attributed, action: Action) -> str:
@@ -128,8 +138,8 @@ def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
     failures = (Paragraph(failed),) if failed else ()
     if not told:
         text = (
-            "No known pattern costs a significant amount of time here. The causes below show "
-            "where the time went; `chopper whatif` predicts what a change would save."
+            "No known pattern is seen to cost a significant amount of time here. The causes below "
+            "show where the time went; `chopper whatif` predicts what a change would save."
         )
         return Section(title="What to try first", blocks=(Paragraph(text), *failures))
     items = [
@@ -162,7 +172,7 @@ def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[
     return [
         {
             "detector": a.detector,
-            "title": _Sentence().format(detector(a.detector).title, **a.evidence),
+            "title": _title(a),
             "recoverable_step_ns": a.saved_ns,
             "recoverable_step_ci95_ns": a.ci95_ns,
             **_base_json(a, base),

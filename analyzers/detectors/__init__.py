@@ -30,6 +30,8 @@ class Detector:
         evidence: the sentence of numbers; a format string of the evidence.
         remedy: how to try it.
         view: the detailed table that shows the rows.
+        in_every_step: kernels alone show it, alike in each step, so that one step is enough; a
+            first iteration allocates, compiles and waits as no later one does.
     """
 
     title: str
@@ -38,6 +40,7 @@ class Detector:
     evidence: str
     remedy: str
     view: str
+    in_every_step: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

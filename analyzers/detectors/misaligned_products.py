@@ -23,6 +23,7 @@ DETECTOR = Detector(
     remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "
     "preferably 64.",
     view="operations",
+    in_every_step=True,
 )
 
 

@@ -19,6 +19,7 @@ DETECTOR = Detector(
     evidence="{kernels} kernels took {time_ns:ns}; the peak in {other} is {factor:factor} as high",
     remedy="{how}",
     view="operations",
+    in_every_step=True,
 )
 _HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
 _NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}

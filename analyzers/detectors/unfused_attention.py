@@ -24,6 +24,7 @@ DETECTOR = Detector(
     remedy="Call torch.nn.functional.scaled_dot_product_attention, or another fused attention "
     "kernel, instead of matmul, softmax and matmul.",
     view="operations",
+    in_every_step=True,
 )
 _PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_masked_softmax"})

@@ -24,6 +24,7 @@ DETECTOR = Detector(
     "{activations:bytes}",
     remedy="Disable activation checkpointing, or apply it to fewer layers.",
     view="memory",
+    in_every_step=True,
 )
 
 

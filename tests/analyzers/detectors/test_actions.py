@@ -100,7 +100,6 @@ def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: 
         ("kineto/v100-resnet50-dataloader0-2021.json.gz", "data_loading"),
         ("hta/v100-ddp-rank1of2-memory-events.json.gz", "optimizer_loops"),
         ("hta/a100-recsys-rank3of8.json.gz", "blocking_reads"),
-        ("tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz", "allocator_retries"),
         ("hta/a100-ddp-rank0of2-nccl-metadata.json.gz", "launch_bound"),
         ("param/v100-dlrm-8ranks", "late_rank"),
     ],
@@ -154,6 +153,58 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
 def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     run = chopper.attribute(traces_dir / trace)
     assert [*actions.sightings("unfused_attention", Material(run, Replay(run)))] == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "name"),
+    [
+        ("hta/a100-alexnet-cuda-sync.json.gz", "allocator_retries"),
+        ("tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz", "allocator_retries"),
+        ("tracelens/b200-eager-inference-rank0of8.json.gz", "launch_bound"),
+    ],
+)
+def test_one_step_may_be_a_first_iteration_and_is_claimed_for_nothing_of_the_host(
+    traces_dir: Path, trace: str, name: str
+) -> None:
+    run = chopper.attribute(traces_dir / trace)
+    tried = actions.actions(run, Replay(run))
+    assert name in [a.detector for a in tried.unsure]
+    assert name not in [a.detector for a in tried.ranked]
+    assert all(actions.detector(a.detector).in_every_step for a in tried.ranked)
+    *_, said = report.tell(run, tried, "step")
+    assert said.startswith("Not claimed: ")
+    assert "Fewer than three steps were traced" in said
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "is_claimed"), [(1, 0, False), (2, 1, False), (3, 0, True), (2, 10, True)]
+)
+def test_steps_tell_what_recurs_by_their_count_or_their_numbers(
+    tmp_path: Path, steps: int, first: int, is_claimed: bool
+) -> None:
+    trace = Trace()
+    for number in range(first, first + steps):
+        at = number * 1_000_000
+        trace.step(number, at, 1_000_000)
+        op = trace.op("aten::mm", at + 10_000, 700_000)
+        trace.call("cudaMalloc", at + 20_000, 600_000)
+        call, kernel = at + 630_000, at + 660_000
+        trace.launch("gemm", call, 10_000, kernel_at=kernel, kernel_for=200_000, op=op)
+    (tmp_path / "trace.json").write_bytes(trace.encode())
+    run = chopper.attribute(tmp_path / "trace.json")
+    tried = actions.actions(run, Replay(run))
+    assert ("allocator_retries" in [a.detector for a in tried.ranked]) is is_claimed
+    assert ("allocator_retries" in [a.detector for a in tried.unsure]) is not is_claimed
+
+
+def test_a_graph_takes_away_launches_and_leaves_the_users_python(tmp_path: Path) -> None:
+    python = Dose(400_000)
+    plans = {"both": Plan(dispatch=python, python=python), "python": Plan(python=python)}
+    runs = {name: attributed(tmp_path / name, plan) for name, plan in plans.items()}
+    assert "launch_bound" not in [a.detector for a in found(runs["python"])]
+    [seen] = [a for a in found(runs["both"]) if a.detector == "launch_bound"]
+    times = [sum(run.step_time_ns()) / len(run.step_time_ns()) for run in runs.values()]
+    assert seen.saved_ns == pytest.approx(times[0] - times[1], rel=0.03)
 
 
 def test_the_line_of_the_program_is_named(traces_dir: Path) -> None:
