@@ -194,7 +194,7 @@ def _why_no_ideal(run: Attributed) -> str:
         return "nothing was computed on the device"
     if times.get("compute.no_peak"):
         return "shapes or data types of the matrix products were not recorded"
-    return "no matrix product, convolution or attention was recognised"
+    return "no matrix product, convolution or attention was recognized"
 
 
 def verdict(story: Story) -> tuple[str, str]:
@@ -229,7 +229,7 @@ def verdict(story: Story) -> tuple[str, str]:
         return (
             f"{takes} the ideal time is known for {fmt.ratio(covered)} of its math.",
             f"That part would take {fmt.duration(ideal)} at peak; the whole ideal time is "
-            "longer, so no ratio to it is shown.",
+            "longer, and no ratio to it is shown.",
         )
     detail = (
         f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "

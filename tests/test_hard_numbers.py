@@ -223,7 +223,7 @@ def test_without_the_other_ranks_waiting_is_not_claimed(tmp_path):
     found = attributed(tmp_path / "t", reducing(0, world=4), reducing(1, world=4, late_ns=MS))
     assert time_of(found, "communication.wait") == 0
     assert time_of(found, "communication.unseparated") == time_of(found, "communication") > 0
-    assert "2 of 4 ranks are not here" in reasons(found)["communication.wait"]
+    assert "2 of 4 ranks are missing" in reasons(found)["communication.wait"]
 
 
 def test_without_metadata_collectives_are_known_by_name(tmp_path):

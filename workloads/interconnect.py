@@ -178,8 +178,8 @@ def model() -> Iterator[Headline]:
             unit="s",
             ours=4.29 + volume_bytes / bytes_per_s,
             stated=stated_s,
-            configuration="model, not measured: consistent with the survey's rows, assuming two "
-            "nodes of 8, bf16 gradients all-reduced by a ring, nothing overlapped",
+            configuration="model, not measured: consistent with the published rows, assuming "
+            "two nodes of 8, bf16 gradients all-reduced by a ring, no overlap",
         )
 
 

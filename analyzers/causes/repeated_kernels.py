@@ -2,7 +2,7 @@
 
 A trace that begins in the middle of a step holds kernels whose launches it lacks; a graph replay
 launches hundreds with one call. The same kernels often ran with their operators at another place
-of the trace: in the next step, or before the graph was captured. They are recognised by name,
+of the trace: in the next step, or before the graph was captured. They are recognized by name,
 grid and what runs around them on their stream.
 """
 

@@ -1,4 +1,5 @@
-"""Cost of training: money and energy per step, token and run, and when a dearer device pays.
+"""Cost of training: money and energy per step, token and run, and when a more expensive device
+pays.
 
 $ per million tokens = price × 10⁶ ÷ (3600 × tokens/s per device). Prices are data with a date and
 a source (chopper/data/prices.json) and can be overridden; none is invented for a device that has

@@ -1,8 +1,8 @@
 """Operators by shapes, types and phase: time, rates, roofline.
 
 Calls of operators with the same arguments in the same phase, over all ranks and steps. A call's
-time is that in which device events that it launched itself ran. Collectives are told apart by
-their phase alone: sequence number and group are among their arguments, so no two calls are alike;
+time is that in which device events that it launched itself ran. Collectives are grouped by
+phase alone: sequence number and group are among their arguments, so no two calls are equal;
 `collectives` has their sizes.
 """
 

@@ -28,7 +28,7 @@ _COMMANDS = {
     "report": "Write the report of a run: .html, .md, .json or .txt.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
-    "whatif": "Predict what a run would take with something changed.",
+    "whatif": "Predict how long a run would take with something changed.",
     "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
@@ -59,8 +59,8 @@ class _Group(LazyGroup):
 @click.option(
     "--max-input",
     metavar="SIZE",
-    help="How much a file of another tool may unpack to, such as 40GB.  [default: 200 times its "
-    "size, and what fits in memory]",
+    help="Maximum unpacked size of a file from another tool, such as 40GB. [default: 200 times "
+    "its size, limited by memory]",
 )
 @click.version_option(__version__, prog_name="chopper")
 def cli(max_input: str | None) -> None:

@@ -50,7 +50,7 @@ class _Analyze(click.Command):
     "view_name",
     type=click.Choice(list(VIEWS)),
     metavar="NAME",
-    help="Print one detailed table instead, see below; `chopper schema NAME` has its columns.",
+    help="Print one detailed table instead, see below; `chopper schema NAME` lists its columns.",
 )
 @click.option(
     "--top",
@@ -71,7 +71,7 @@ def command(
     """Attribute a run: where did every millisecond go?
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run make one.
+    same run are joined.
 
     With --by, --json adds "level" and "groups": one object per value with its "key" (null for
     what has none), "time_ns", "causes" (leaf cause to nanoseconds), "own_ns" (how long its device
@@ -89,9 +89,9 @@ def command(
       chopper analyze runs/mine --view operations --csv > operations.csv
     """
     if as_json and as_csv:
-        raise UsageError("--json and --csv exclude each other: choose one")
+        raise UsageError("--json and --csv are mutually exclusive: choose one")
     if by is not None and view_name is not None:
-        raise UsageError("--by and --view exclude each other: choose one")
+        raise UsageError("--by and --view are mutually exclusive: choose one")
     attribution = shared.attributed(sources)
     if view_name is not None:
         _print_view(attribution, view_name, top, "json" if as_json else "csv" if as_csv else "text")

@@ -29,7 +29,7 @@ _BUSY_RATIO = 0.2
     type=click.Choice(["auto", "cpu", "cuda", "xpu"]),
     default="auto",
     show_default=True,
-    help="What to measure; cuda is ROCm too.",
+    help="What to measure; cuda includes ROCm.",
 )
 @click.option(
     "--ranks",
@@ -37,15 +37,17 @@ _BUSY_RATIO = 0.2
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes that measure at the same time, as many as will train on this machine.",
+    help="Processes that measure at the same time: as many as will train on this machine.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads of each.  [default: cores divided by ranks]",
+    help="Threads per process. [default: cores divided by ranks]",
 )
-@click.option("--quick", is_flag=True, help="Under 10 s instead of 30: fewer shapes and repeats.")
+@click.option(
+    "--quick", is_flag=True, help="Under 10 s instead of 30: fewer shapes and repetitions."
+)
 @click.option(
     "--from",
     "experiments",
@@ -54,8 +56,8 @@ _BUSY_RATIO = 0.2
     metavar="DIR",
     help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
 )
-@shared.force("Measure again what was measured before.")
-@shared.output("File to keep it in.  [default: ~/.local/share/chopper/calibration.json]")
+@shared.force("Measure again what was already measured.")
+@shared.output("File to store it in. [default: ~/.local/share/chopper/calibration.json]")
 @shared.as_json
 def command(
     device: str,
@@ -69,13 +71,13 @@ def command(
 ) -> None:
     """Measure what this machine achieves: GEMM, copies, links, launches.
 
-    Attributions use it as the ceiling where no datasheet peak is known, so on every machine
-    without an accelerator. Rates are per rank, with --ranks processes at work at once; measure
-    with as many as you train with, while nothing else runs. What is stored for the same device,
-    ranks and threads is shown, not measured again, unless --force is given.
+    Attributions use these rates as the ceiling where no datasheet peak is known, which includes
+    every machine without an accelerator. Rates are per rank, with --ranks processes at work at
+    once; measure with as many as you train with, on an otherwise idle machine. Stored rates of the
+    same device, ranks and threads are shown, not measured again, unless --force is set.
 
-    With --from nothing is measured: what the microbenchmarks of "chopper run" measured takes the
-    place of the stored rates of the same machine, ranks and threads.
+    With --from nothing is measured: the microbenchmarks of "chopper run" replace the stored rates
+    of the same machine, ranks and threads.
 
     \b
     Examples:
@@ -118,7 +120,7 @@ def command(
 def _warn_if_busy(found: Calibration, remedy: str) -> None:
     if (found.spread_ratio or 0) > _BUSY_RATIO:
         click.echo(
-            f"warning: repeats differ by {found.spread_ratio:.0%}: something else was running; "
+            f"warning: repetitions differ by {found.spread_ratio:.0%}: the machine was not idle; "
             f"{remedy}",
             err=True,
         )

@@ -34,17 +34,18 @@ from chopper.errors import UsageError, printable
 @click.option(
     "--fail-on-point",
     is_flag=True,
-    help="Judge --fail-on by the differences themselves, whatever their intervals say.",
+    help="Judge --fail-on by the differences alone, ignoring their intervals.",
 )
 @click.option(
     "--allow-different",
     is_flag=True,
-    help="Give a verdict although the runs do not do the same work.",
+    help="Give a verdict even if the runs do different work.",
 )
 @click.option(
     "--all-steps",
     is_flag=True,
-    help="Keep leading steps that took much longer than all later ones, and steps of other kinds.",
+    help="Include leading steps that took much longer than all later ones, and steps of other "
+    "kinds.",
 )
 def command(
     run_a: str,
@@ -58,19 +59,18 @@ def command(
     allow_different: bool,
     all_steps: bool,
 ) -> int:
-    """Compare two runs: what changed from A to B, cause by cause, and is it more than noise?
+    """Compare two runs: what changed from A to B, cause by cause, and is it significant?
 
-    RUN_A and RUN_B are run directories, trace files, globs or directories of traces. First it is
-    checked that both do the same work; then the difference of a step is cut by cause, each with a
-    95 % interval from the variation of the steps within each run, and kernels and operators that
-    appeared, vanished, got slower or faster are listed.
+    RUN_A and RUN_B are run directories, trace files, globs or directories of traces. Chopper first
+    checks that both do the same work; then it splits the difference of a step by cause, each with a
+    95 % interval from the variation of the steps within each run, and lists kernels and operators
+    that appeared, disappeared, slowed down or sped up.
 
-    --fail-on takes conditions joined by "or": step, median, untraced (the median step
-    without a trace) or the id of a cause (`chopper analyze
-    RUN --csv` and the documentation list them), > or <, and a limit of the change from A to B in
-    percent or in ns, us, ms or s. The gate fails when the whole 95 % interval lies beyond the
-    limit; with fewer than 3 steps in a run there is no interval, and it does not fail. When the
-    runs do not do the same work it does.
+    --fail-on takes conditions joined by "or": step, median, untraced (the median step without a
+    trace) or the id of a cause (`chopper analyze RUN --csv` and the documentation list them), > or
+    <, and a limit for the change from A to B in percent or in ns, us, ms or s. The gate fails if
+    the whole 95 % interval is beyond the limit; with fewer than 3 steps in a run there is no
+    interval, and it does not fail. It fails if the runs do different work.
 
     \b
     Examples:

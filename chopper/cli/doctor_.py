@@ -24,9 +24,9 @@ SCHEMA = "chopper.doctor/1"
 def command(as_json: bool) -> None:
     """Show what can be collected on this machine, and what is missing.
 
-    Each collector is tried: available or not, why not, what would change that, and what one
-    sample of it costs here. Nothing is recorded. Collectors are per rank: run it where you train,
-    inside the container or the job.
+    Each collector is probed: whether it is available, if not why and what would change that, and
+    what one sample of it costs. Nothing is recorded. Collectors are per rank: run it where you
+    train, inside the container or the job.
 
     \b
     Examples:
@@ -232,13 +232,13 @@ def page(found: dict[str, Any]) -> Page:
     torch = environment["torch"] or "not installed"
     calibrations = found["calibrations"]
     ceilings = [_device_item(device) for device in found["devices"]] or [
-        Item("no accelerator; the ceiling is what `chopper calibrate` measures")
+        Item("no accelerator; `chopper calibrate` measures the ceiling")
     ]
     ceilings += [Item(stored["source"], "ok") for stored in calibrations["stored"]]
     if calibrations["problem"] is not None:
         ceilings.append(Item(calibrations["problem"], "error"))
     elif not calibrations["stored"]:
-        ceilings.append(Item("no calibration of this machine; make one: chopper calibrate"))
+        ceilings.append(Item("no calibration of this machine; run: chopper calibrate"))
     permissions = [
         f"{name}: {fmt.UNKNOWN} (not there)" if value is None else f"{name}: {value} ({means})"
         for name, value, means in (switch.values() for switch in found["permissions"])
@@ -283,7 +283,7 @@ _UNUSED = ", off by default"
 
 
 def _device_item(device: dict[str, Any]) -> Item:
-    peaks = "not in the table of peaks: the ceiling is what `chopper calibrate` measures"
+    peaks = "not in the table of peaks: `chopper calibrate` measures the ceiling"
     if device["peaks"] is not None:
         peaks = f"{device['peaks']}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
     memory = fmt.bytes_(device["memory_bytes"])

@@ -19,19 +19,19 @@ from chopper.reports.export import KINDS, Kind
     "kind",
     type=click.Choice(KINDS),
     required=True,
-    help="parquet or csv: a file per table and view; perfetto: one timeline of all ranks.",
+    help="parquet or csv: one file per table and view; perfetto: one timeline of all ranks.",
 )
 @shared.output("Directory to write to.  [default: <name of the run>-<kind>, here]")
-@shared.force("Write into a directory that holds files.")
+@shared.force("Write into a directory that is not empty.")
 def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bool) -> None:
     """Write an attributed run for other tools.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run make one.
+    same run are joined.
 
     The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
-    chrome://tracing: host threads and device streams of all ranks, each rank's steps and causes of
-    idle time, and the cause, phase, operator and layer of each device event.
+    chrome://tracing: host threads and device streams of all ranks, the steps and causes of idle
+    time of each rank, and the cause, phase, operator and layer of each device event.
 
     \b
     Examples:

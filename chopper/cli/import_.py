@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @click.command(name="import", no_args_is_help=True)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=shared.paths)
-@shared.output("Run directory to make.  [default: runs/NAME]")
-@shared.force("Replace the run that is there.")
+@shared.output("Run directory to create. [default: runs/NAME]")
+@shared.force("Replace an existing run.")
 @click.option(
     "--time-zone",
     metavar="ZONE",
-    help="Zone of logs whose times name none: Europe/Berlin, +02:00, UTC, local.",
+    help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
@@ -41,17 +41,17 @@ def command(
 
     TRACE is a file, a glob or a directory; many files become the ranks of one run, and those of one
     process, one window after the other (torch.profiler's schedule with repeat), one rank with more
-    steps. Damaged files are read as far as they go, and what was lost is said. Every command that
+    steps. Damaged files are read as far as possible, and losses are reported. Every command that
     takes RUN also takes traces directly; importing keeps them together with their tables.
 
-    What a file is, is read from its contents: Kineto JSON, `nsys export --type sqlite`, rocprofv3's
+    The format is detected from the contents: Kineto JSON, `nsys export --type sqlite`, rocprofv3's
     rocpd, JSON and CSV (all files of one recording), rocprof's CSV, rpd. A CSV of hardware counters
-    (rocprofv3, Nsight Compute) named beside a trace, or lying beside it in a directory, is joined
-    to its kernels. So is a CSV log of clocks, power, temperatures or energy (nvidia-smi, rocm-smi,
+    (rocprofv3, Nsight Compute) named with a trace, or next to it in a directory, is joined to its
+    kernels, as is a CSV log of clocks, power, temperatures or energy (nvidia-smi, rocm-smi,
     amd-smi, Zeus) and a snapshot of torch's allocator; these can also be read alone.
 
-    Run directories that hold ranks of one run, recorded on nodes that share no disk, become one
-    run directory again.
+    Run directories with ranks of one run, recorded on nodes without a shared disk, are joined into
+    one run directory.
 
     \b
     Examples:

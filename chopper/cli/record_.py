@@ -40,19 +40,19 @@ from chopper.storage.destination import NOTES
 @click.option(
     "--steps",
     metavar="START:STOP",
-    help=f"Steps to trace, counted from 0.  [default: {DEFAULT_WINDOWS_TEXT}]",
+    help=f"Steps to trace, counted from 0. [default: {DEFAULT_WINDOWS_TEXT}]",
 )
-@click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
+@click.option("--no-trace", is_flag=True, help="Record telemetry and step times only.")
 @click.option(
-    "--memory", is_flag=True, help="Trace each allocation too, and keep the allocator's history."
+    "--memory", is_flag=True, help="Trace allocations too, and keep the allocator's history."
 )
 @click.option(
     "--no-shapes",
     is_flag=True,
-    help="Trace without the shapes of operators: cheaper, but FLOP and bytes are not known then.",
+    help="Trace without operator shapes: cheaper, but FLOP and bytes are then unknown.",
 )
 @click.option(
-    "--stacks", is_flag=True, help="Trace Python's call stacks too, which slows the steps down."
+    "--stacks", is_flag=True, help="Trace Python call stacks too, which slows the steps down."
 )
 @click.option(
     "--from-import",
@@ -96,11 +96,11 @@ def command(
 ) -> int:
     """Record any training command, without changing its code.
 
-    Every process below COMMAND that trains with torch becomes a rank of the run: the ranks of
-    torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script. What is
-    no rank of the same job (workers of a pool, trials of a sweep, a second script) is recorded as
-    a run of its own inside it, which is listed at the end. The exit code is COMMAND's own (128 + n
-    when signal n ended it); 127 when there is no such command; 1 when COMMAND ended well but
+    Every process started by COMMAND that trains with torch becomes a rank of the run: the ranks of
+    torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script.
+    Processes that are not ranks of the same job (pool workers, trials of a sweep, a second script)
+    are recorded as separate runs inside it, listed at the end. The exit code is that of COMMAND
+    (128 + n if signal n ended it); 127 if the command does not exist; 1 if COMMAND succeeded but
     nothing was recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
 
     \b
@@ -117,7 +117,7 @@ def command(
     from chopper.storage.destination import new_output
 
     if not command_line:
-        raise click.UsageError("no command given; say: chopper record -- python train.py")
+        raise click.UsageError("no command; use: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
     options: dict[str, Any] = {
         "collect": collect,
@@ -164,7 +164,9 @@ def command(
 def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:
     """Refuse options that exclude each other or that this terminal cannot serve."""
     if memory and no_trace:
-        raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
+        raise UsageError(
+            "--memory belongs to the trace, which --no-trace disables; use one of them"
+        )
     if live and not sys.stderr.isatty():
         raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
 
@@ -211,13 +213,13 @@ def _close(
         shared.say(f"nothing was recorded: {why}{ended}")
         return code or 1
     except OutputError as exc:
-        shared.say(f"{exc}; what the ranks recorded is kept and can be read")
+        shared.say(f"{exc}; what the ranks recorded is kept and readable")
         run = read_manifest(path)
         failed = True
     try:
         _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
-        shared.say(f"warning: what was recorded cannot be read back: {exc}")
+        shared.say(f"warning: the recording cannot be read back: {exc}")
         failed = True
     named = shared.quoted(shown)
     shared.say("next:", f"  chopper analyze {named}", f"  chopper report {named} -o report.html")
@@ -298,4 +300,4 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
         if report.status == "failed":
             shared.say(f"collector {report.name} failed: {report.reason}")
     if code:
-        shared.say(f"the command ended with exit code {code}; what it had recorded is kept")
+        shared.say(f"the command ended with exit code {code}; its recording is kept")

@@ -20,7 +20,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     """Write the report of a run as one file that needs no network.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run make one. Of an experiment that "chopper run" recorded, it is what the variants
+    same run are joined. For an experiment of "chopper run", the report shows what its variants
     measured.
 
     \b

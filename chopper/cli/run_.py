@@ -83,9 +83,8 @@ def command(
 ) -> int:
     """Record a reference workload, attribute it, show where the time went.
 
-    A workload with variants runs each in turn, several times, and shows what they measured beside
-    each other, and which causes the difference lies in; every repetition is a run of its own in
-    the output directory.
+    A workload with variants runs each in turn, several times, and shows their measurements and the
+    causes of the difference; every repetition is a separate run in the output directory.
 
     What each workload runs, how long it takes and its options: chopper run WORKLOAD --help.
 

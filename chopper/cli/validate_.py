@@ -18,12 +18,14 @@ from chopper.validation.results import MAGNITUDES, Case
 
 
 @click.command("validate")
-@click.option("--synthetic", "suite", flag_value="synthetic", help="Only the synthetic suite.")
-@click.option("--real", "suite", flag_value="real", help="Only injections into real training here.")
+@click.option("--synthetic", "suite", flag_value="synthetic", help="Synthetic suite only.")
+@click.option(
+    "--real", "suite", flag_value="real", help="Injections into real training on this machine only."
+)
 @click.option(
     "--causes",
     metavar="A,B",
-    help="Only these injections, by their name or by the id of their cause or of its parent.",
+    help="Only these injections, by name, by the id of their cause or of its parent.",
 )
 @click.option("--magnitudes", metavar="A,B", help=f"Only these of {', '.join(MAGNITUDES)}.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Noise and order.")
@@ -42,10 +44,10 @@ def command(
 ) -> None:
     """Prove the attribution's accuracy on known causes.
 
-    Causes are injected, one at a time and together, into a model of a training job that keeps its
-    own books to the nanosecond (--synthetic), and into real training on this machine (--real). The
-    table shows for each what was injected, what the attribution found, and what leaked into other
-    causes. Exit code 1 when a bar is missed.
+    Causes are injected, one at a time and combined, into a model of a training job that accounts
+    for every nanosecond (--synthetic), and into real training on this machine (--real). The table
+    shows for each what was injected, what the attribution found, and what leaked into other causes.
+    The exit code is 1 if a limit is missed.
 
     \b
     Examples:

@@ -25,8 +25,9 @@ def _fixes() -> list[str]:
     multiple=True,
     metavar="CAUSE",
     shell_complete=shared.completing(_fixes),
-    help="Take a cause away: an id of `chopper analyze`, its last part (data, dispatch, gc), or "
-    "data-wait, launch-gaps, synchronization, straggler, exposed-communication, recomputation.",
+    help="Remove a cause: an id of `chopper analyze`, its last part (data, dispatch, gc), or "
+    "data-wait, launch-gaps, synchronization, straggler, exposed-communication, "
+    "recomputation.",
 )
 @click.option("--clock", metavar="HZ", help="Device clock: 1980MHz, or `reference`.")
 @click.option("--link", metavar="RATE", help="Bandwidth between ranks: 50GB/s, or x2.")
@@ -37,7 +38,7 @@ def _fixes() -> list[str]:
     metavar="WHAT=K",
     help="Kernels K times as fast: gemm=2x, sdpa=1.5x, or a regular expression of names.",
 )
-@click.option("--without", multiple=True, metavar="OP", help="An operator is not called.")
+@click.option("--without", multiple=True, metavar="OP", help="Remove an operator.")
 @click.option("--graphs", is_flag=True, help="Launch each step as one CUDA graph.")
 @click.option(
     "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
@@ -55,11 +56,11 @@ def command(
     overlap: bool,
     as_json: bool,
 ) -> None:
-    """Predict what a run would take with something changed.
+    """Predict how long a run would take with something changed.
 
-    The run's dependency graph (host threads, launches, streams, synchronizations, collectives that
-    couple the ranks) is replayed with the changes; several act together. Without any, each cause is
-    taken away in turn: what it would give back.
+    Replay the run's dependency graph (host threads, launches, streams, synchronizations,
+    collectives that couple the ranks) with changes; several changes combine. Without any, each
+    cause is removed in turn, to show its recoverable time.
 
     \b
     Examples:

@@ -151,8 +151,8 @@ def _check_times(
         return
     if log.local_time and not zoned:
         raise InputError(
-            f"{file}: its times name no zone, so nobody can tell what ran at them; say which it "
-            "is: chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
+            f"{file}: its times name no time zone, so they cannot be matched; specify it: "
+            "chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
         )
     limits = [pc.min_max(t["time_ns"]).as_py() for t in tables]
     first, last = min(m["min"] for m in limits), max(m["max"] for m in limits)

@@ -121,14 +121,14 @@ def credible(traces: list[ParsedTrace]) -> list[Finding]:
             add_finding(
                 findings,
                 "run.rank_number",
-                f"{trace.source}: says it is rank {trace.rank}; not believed",
+                f"{trace.source}: says it is rank {trace.rank}; rejected",
             )
             trace.rank = None
         if trace.world_size is not None and trace.world_size > MOST_RANKS:
             add_finding(
                 findings,
                 "run.world_size",
-                f"{trace.source}: says it is of a job of {trace.world_size} ranks; not believed",
+                f"{trace.source}: says it is of a job of {trace.world_size} ranks; rejected",
             )
             trace.world_size = None
     return findings
@@ -169,8 +169,8 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         Finding(
             code="run.no_common_time",
             severity="warning",
-            message="the ranks' traces share no moment in time: their clocks disagree, or they "
-            "are different windows; ranks are attributed alone",
+            message="the ranks' traces do not overlap in time: their clocks disagree, or they "
+            "are of different windows; ranks are attributed separately",
         )
     ]
 

@@ -232,8 +232,8 @@ def ranks_missing(
             code="run.ranks_missing",
             severity=severity,
             count=len(missing),
-            message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for "
-            "them cannot be told from transfer",
+            message=f"{len(missing)} of {world} ranks are missing ({some(missing)}): waiting for "
+            "them cannot be separated from transfer",
         )
     ]
 

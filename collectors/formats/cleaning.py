@@ -25,10 +25,9 @@ _TIMELINE_RATIO = 0.01
 DAMAGES = {
     "event.without_ts": "events without a usable ts were dropped",
     "event.without_name": "events without a name were dropped",
-    "event.without_dur": "events without a dur were taken as points in time",
-    "event.negative_duration": "events with a negative dur were taken as points",
-    "event.overflowing_duration": "events with an overflowing dur (over 30 days) were taken as "
-    "points",
+    "event.without_dur": "events without a dur count as points in time",
+    "event.negative_duration": "events with a negative dur count as points in time",
+    "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
     "event.nested_too_deep": "events nested deeper than any trace were dropped",
     "event.not_an_object": "entries of traceEvents that are no objects were dropped",
     "event.without_ph": "events without a phase (ph) were dropped",

@@ -1,4 +1,4 @@
-"""Every kind of file that can be imported: how it is recognised, and which module reads it.
+"""Every kind of file that can be imported: how it is recognized, and which module reads it.
 
 What a file is, is read from its first bytes, not from its name; only whether it is a CSV is not.
 A database's module is loaded when the first file of its kind comes.

@@ -2,7 +2,7 @@
 
 A log has a row per device and moment, with a heading that says what each column is, by name and
 by unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are
-recognised by these two; what is not recognised is named, not guessed.
+recognized by these two; what is not recognized is named, not guessed.
 
 Zeus (``ZeusMonitor(log_file=…)``) writes a row for each measured window and a column for each GPU:
 ``start_time,window_name,elapsed_time,gpu0_energy,…``, in seconds and joules. Older versions take

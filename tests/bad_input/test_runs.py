@@ -33,7 +33,7 @@ def test_missing_ranks_are_said(tmp_path: Path) -> None:
     files = [write(tmp_path / f"r{r}.json", of_rank(r, 4)) for r in (0, 2)]
     found = analyzed(*files)
     assert [r["rank"] for r in found["ranks"]] == [0, 2]
-    assert "2 of 4 ranks are not here (1, 3)" in quality(found)["run.ranks_missing"]["message"]
+    assert "2 of 4 ranks are missing (1, 3)" in quality(found)["run.ranks_missing"]["message"]
 
 
 def test_world_sizes_of_different_runs(tmp_path: Path) -> None:
@@ -73,14 +73,14 @@ def test_a_job_of_too_many_ranks_is_not_believed(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / f"{rank}.json", of_rank(rank, 2**61))
     found = analyzed(tmp_path)
-    assert "not believed" in quality(found)["run.world_size"]["message"]
+    assert "rejected" in quality(found)["run.world_size"]["message"]
     assert "run.ranks_missing" not in quality(found)
 
 
 def test_a_rank_beyond_any_job_is_not_believed(tmp_path: Path) -> None:
     found = analyzed(write(tmp_path / "t.json", small_trace(rank=2**31).encode()))
     assert [r["rank"] for r in found["ranks"]] == [0]
-    assert "not believed" in quality(found)["run.rank_number"]["message"]
+    assert "rejected" in quality(found)["run.rank_number"]["message"]
 
 
 def test_one_bad_file_in_a_directory_does_not_hide_the_others(

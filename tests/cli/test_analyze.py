@@ -78,7 +78,7 @@ def test_what_cannot_be_is_a_usage_error(trace) -> None:
     assert run(trace, "--by", "nothing").exit_code == 2
     assert run(trace, "--top", "0").exit_code == 2
     assert run().exit_code == 2
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="are mutually exclusive"):
         run(trace, "--json", "--csv")
 
 

@@ -69,7 +69,7 @@ def test_a_rank_without_a_step_in_its_trace_is_left_out_and_said(tmp_path) -> No
             assert shown.code == 0, shown.err
             document = json.loads(shown.out)
             assert document["step"]["difference_ns"] == 0
-            said = [n for n in document["notes"] if "rank 1 left out" in n]
+            said = [n for n in document["notes"] if "rank 1 excluded" in n]
             assert len(said) == (first, second).count("b")
             assert all(c["status"] != "differs" for c in document["checks"])
 

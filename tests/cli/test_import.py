@@ -49,7 +49,7 @@ def test_a_run_says_what_its_traces_say(how: str, traces: Path, tmp_path: Path) 
     # What takes over a second is announced; on a busy machine anything does.
     said_lines = [line for line in made.stderr.splitlines() if not line.startswith("chopper: ")]
     assert said_lines == [
-        "warning: 1 of 4 ranks are not here (3): waiting for them cannot be told from transfer",
+        "warning: 1 of 4 ranks are missing (3): waiting for them cannot be separated from transfer",
         f"next: chopper analyze {target}",
         f"      chopper report {target} -o report.html",
     ]

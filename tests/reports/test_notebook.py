@@ -102,8 +102,8 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     )
     return {
         "attribution": (run, ("A step takes", "Where the time went")),
-        "comparison": (chopper.compare(run, run), ("Where the difference lies",)),
-        "whatif": (chopper.whatif(replayable), ("replayed unchanged", "launching call")),
+        "comparison": (chopper.compare(run, run), ("Where the runs differ",)),
+        "whatif": (chopper.whatif(replayable), ("replayed without changes", "launching call")),
         "experiment": (Experiment(Path("made"), plan, (), {}), ("Makes it", "made")),
         "validation": (Cases([case]), ("Validation on known causes", "no such thing")),
         "memory": (memory(training), ("per rank at the peak", "Limit: ", "About the rule")),

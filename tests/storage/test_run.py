@@ -444,6 +444,6 @@ def test_a_run_without_a_manifest_names_the_ranks_that_are_not_there(tmp_path: P
         recorded(tmp_path, rank, world_size=4, status="complete")
     found = {f.code: f for f in Run.open(tmp_path).manifest.findings}
     assert found.keys() == {"run.manifest_missing", "run.ranks_missing"}
-    assert "2 of 4 ranks are not here (1, 3)" in found["run.ranks_missing"].message
+    assert "2 of 4 ranks are missing (1, 3)" in found["run.ranks_missing"].message
     finalize(tmp_path)
     assert [f.code for f in Run.open(tmp_path).manifest.findings] == ["run.ranks_missing"]

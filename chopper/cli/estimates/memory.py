@@ -315,7 +315,7 @@ def _fit(fit: Fit) -> Section:
         ("largest model of the catalogue", fit.largest_model or fmt.UNKNOWN),
     ]
     return Section(
-        title=f"What fits {fmt.bytes_(fit.capacity_bytes)}, all else as given",
+        title=f"What fits {fmt.bytes_(fit.capacity_bytes)}, everything else unchanged",
         blocks=(Table(columns=(Column("", kind="prose"), "most"), rows=rows),),
     )
 

@@ -304,11 +304,10 @@ def _interconnects(result: Network) -> Section:
             "per node": "node_bytes_per_s",
             "communication": "communication_s",
             "step": "step_s",
-            "survey says": lambda i: "–" if i.published_s is None else f"{i.published_s:g} s",
+            "published": lambda i: "–" if i.published_s is None else f"{i.published_s:g} s",
         },
-        note="consistent with the survey's numbers, which do not state their assumptions; ours "
-        "stand "
-        "below",
+        note="consistent with the published times, which do not state their assumptions; ours "
+        "are listed below",
     )
 
 

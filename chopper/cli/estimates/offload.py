@@ -82,7 +82,7 @@ def _machine(options: Options) -> Machine:
     generation = device.pcie_generation.value
     if options.link_bytes_per_s is not None:
         to_device = to_host = options.link_bytes_per_s
-        source = "link as given"
+        source = "specified link"
     elif generation is None:
         raise UsageError(
             f"--device {options.device}: PCIe of {device.label} is not known; give --link"

@@ -245,7 +245,7 @@ def _recorded_on(attribution: Attributed, source: str, stated: str | None = None
     said = f"several devices ({', '.join(names)})" if names else "no device that is known"
     if len(names) == 1:
         said = f"{names[0]} is not in the table of devices"
-    raise UsageError(f"{source}: {said}; give --from-device, it or its nearest kin")
+    raise UsageError(f"{source}: {said}; specify --from-device, or its closest relative")
 
 
 _NEGLIGIBLE_RATIO = 0.02

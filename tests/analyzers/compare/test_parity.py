@@ -99,7 +99,7 @@ def test_a_machine_at_another_speed_is_told_from_a_slower_program(tmp_path) -> N
     assert (check.status, check.a, check.b) == ("differs", 1, 1.5)
     assert "quartiles 1 and 1.5" in check.note
     assert not check.explains
-    assert "neighbours" not in check.note
+    assert "neighbouring" not in check.note
     # Alone it is all there is: nothing tells the program from the machine.
     b = trace(tmp_path / "c.json", matmul_ns=(6_000,), adds=0)
     alone = trace(tmp_path / "d.json", matmul_ns=(4_000,), adds=0)
