@@ -107,24 +107,23 @@ def agrees(shown: str, said: str) -> bool:
 
 
 def renewed(shown: str, said: str) -> str:
-    """The same parts of what is said now, each found by the line most like its first."""
+    """The same parts of what is said now, each from the line most like its first to its last."""
     pieces = parts(shown)
     lines, at = said.split("\n"), 0
-    if len(pieces) == 1:
-        return said
+
+    def most_like(wanted: str) -> int:
+        likeness = [SequenceMatcher(None, wanted, line).ratio() for line in lines[at:]]
+        return at + likeness.index(max(likeness))
+
     written: list[str] = []
     for number, part in enumerate(pieces):
         if number:
             written.append("…")
-        if not part:
-            continue
-        if number == len(pieces) - 1:
-            at = len(lines) - len(part)
-        elif number:
-            likeness = [SequenceMatcher(None, part[0], line).ratio() for line in lines[at:]]
-            at += likeness.index(max(likeness))
-        written += lines[at : at + len(part)]
-        at += len(part)
+        if part:
+            at = most_like(part[0]) if number else 0
+            end = most_like(part[-1]) + 1 if number < len(pieces) - 1 else len(lines)
+            written += lines[at:end]
+            at = end
     return "\n".join(written)
 
 
