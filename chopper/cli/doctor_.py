@@ -14,7 +14,7 @@ from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.collectors.base import CollectorContext, call_within
 from chopper.errors import InputError
-from chopper.reports.page import Item, Items, Page, Section
+from chopper.reports.page import Item, Items, Mark, Page, Section
 
 SCHEMA = "chopper.doctor/1"
 
@@ -200,6 +200,7 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         "scope": getattr(kind, "scope", None),
         "default": name in registry.defaults(),
         "available": False,
+        "failed": kind is None,
         "reason": refused,
         "remedy": "repair or remove the package that offers it" if kind is None else None,
         "call_costs_ns": {},
@@ -210,8 +211,10 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
     try:
         shown |= call_within(_ANSWER_S, lambda: _answer(kind(), context))
     except TimeoutError:
+        shown["failed"] = True
         shown["reason"] = f"it has not answered for {_ANSWER_S:g} s: a call of its driver hangs"
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
+        shown["failed"] = True
         shown["reason"] = f"its probe failed: {type(exc).__name__}: {exc}"
     return shown
 
@@ -229,6 +232,10 @@ def _answer(collector: Any, context: CollectorContext) -> dict[str, Any]:
 def page(found: dict[str, Any]) -> Page:
     """Return the page of what was found."""
     environment = found["environment"]
+    shown: dict[str, list[Item]] = {"ok": [], "error": [], "unknown": [], "info": []}
+    for collector in found["collectors"]:
+        item = _collector_item(collector, [device["name"] for device in found["devices"]])
+        shown[item.mark].append(item)
     torch = environment["torch"] or "not installed"
     calibrations = found["calibrations"]
     ceilings = [_device_item(device) for device in found["devices"]] or [
@@ -245,24 +252,56 @@ def page(found: dict[str, Any]) -> Page:
     ]
     return Page(
         title=f"chopper {environment['chopper']}, Python {environment['python']}, torch {torch}",
-        headline=f"{environment['hostname']}: {environment['system']}, "
-        f"{environment['usable_cores_count'] or fmt.UNKNOWN} of "
-        f"{fmt.plural(environment['cores_count'] or 0, 'core')} usable, "
-        f"{fmt.bytes_(environment['memory_bytes'])} memory",
+        facts=(
+            f"{environment['hostname']}: {environment['system']}",
+            f"{environment['usable_cores_count'] or fmt.UNKNOWN} of "
+            f"{fmt.plural(environment['cores_count'] or 0, 'core')} usable",
+            f"{fmt.bytes_(environment['memory_bytes'])} memory",
+        ),
+        headline=_verdict(found, len(shown["error"])),
         sections=[
             Section(title=title, blocks=(Items(items=items),))
             for title, items in (
-                ("Collectors", [*map(_collector_item, found["collectors"])]),
+                ("Collected here", shown["ok"]),
+                ("Needs attention", shown["error"] + shown["unknown"]),
+                ("Does not apply to this machine", shown["info"]),
                 ("Devices and ceilings", ceilings),
                 ("Permissions", permissions),
             )
+            if items
         ],
     )
 
 
-def _collector_item(collector: dict[str, Any]) -> Item:
+def _verdict(found: dict[str, Any], failed_count: int) -> str:
+    """Return whether this machine can record, and what."""
+    if found["environment"]["torch"] is None:
+        return "Reads and analyzes traces; to record, install torch in this Python."
+    devices = [device["name"] for device in found["devices"]]
+    on = (
+        ", ".join(dict.fromkeys(devices)) if devices else "the CPU; this machine has no accelerator"
+    )
+    failed = f" {fmt.plural(failed_count, 'collector')} failed, see below." if failed_count else ""
+    return f"Ready to record programs on {on}.{failed}"
+
+
+def _applies(collector: dict[str, Any], devices: list[str]) -> bool:
+    """Tell whether a collector that is not available could be, on a machine with these devices."""
+    what = (collector["remedy"] or "").partition("none on a machine without ")[2]
+    vendor = what.partition(" devices")[0]
+    if what and vendor:
+        return any(vendor.lower() in device.lower() for device in devices)
+    return bool(devices)
+
+
+def _collector_item(collector: dict[str, Any], devices: list[str]) -> Item:
+    mark: Mark = "ok" if collector["available"] else "error"
+    if not collector["available"] and not collector["failed"]:
+        mark = "unknown" if _applies(collector, devices) else "info"
     state = "available" if collector["available"] else "not available"
     said = [f"{collector['name']}: {state}{'' if collector['default'] else _UNUSED}"]
+    if mark == "info":
+        return Item(f"{collector['name']}: {collector['reason']}", mark)
     said += filter(None, [collector["reason"]])
     if collector["remedy"]:
         said.append(f"remedy: {collector['remedy']}")
@@ -276,7 +315,7 @@ def _collector_item(collector: dict[str, Any]) -> Item:
             for name, cost in collector["driver_calls"].items()
         )
         said.append(f"calls of the driver: {parts}")
-    return Item("; ".join(said), "ok" if collector["available"] else "error")
+    return Item("; ".join(said), mark)
 
 
 _UNUSED = ", off by default"

@@ -47,26 +47,29 @@ class _Command(click.Command):
 @click.argument("workload", shell_complete=shared.workloads)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(
-    "--ranks", type=int, metavar="N", help="Processes. [default: one per GPU, or 2 without GPUs]"
+    "--ranks", type=int, metavar="N", help="Processes.  [default: one per GPU, or 2 without GPUs]"
 )
-@click.option("--steps", type=int, metavar="N", help="Steps. [default: the workload's]")
+@click.option("--steps", type=int, metavar="N", help="Steps.  [default: the workload's]")
 @click.option(
     "--variants",
     metavar="A,B",
-    help="Which of the workload's variants to run, or all. [default: the workload's]",
+    help="Which of the workload's variants to run, or all.  [default: the workload's]",
 )
 @click.option(
     "--repeats",
     type=int,
     metavar="N",
-    help="Times each variant runs, in turn. [default: the workload's]",
+    help="Times each variant runs, in turn.  [default: the workload's]",
 )
 @click.option(
     "--compare",
     is_flag=True,
     help="Run all variants and compare them; workloads with variants always do.",
 )
-@shared.output("Directory of the run. [default: runs/<time>-<workload>]")
+@click.option(
+    "--stacks", is_flag=True, help="Trace Python's call stacks too, which slows steps down."
+)
+@shared.output("Directory of the run.  [default: runs/<time>-<workload>]")
 @shared.force("Replace the run in the output directory.")
 @shared.as_json
 def command(
@@ -77,6 +80,7 @@ def command(
     variants: str | None,
     repeats: int | None,
     compare: bool,
+    stacks: bool,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -120,6 +124,7 @@ def command(
                 options=options,
                 variants=variants,
                 repeats=repeats,
+                stacks=stacks,
             )
     except WorkloadUnavailable as exc:
         _show_model(workload, str(exc), as_json=as_json)

@@ -21,7 +21,7 @@ from chopper.fresh_python import own_python
 from chopper.hardware.environment import usable_cores
 from chopper.limits import usable_memory_bytes
 from chopper.quantities import one_of
-from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
+from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE, STACKS_VARIABLE
 
 if TYPE_CHECKING:
     from chopper.experiments.declarations import Needs, Variant, Workload
@@ -50,6 +50,8 @@ class Launch:
 
     notes: tuple[str, ...]
     """Automatic choices with their reasons, for the user to know before it starts."""
+
+    stacks: bool = False
 
     @property
     def name(self) -> str:
@@ -87,6 +89,8 @@ class Launch:
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
         env[OUTPUT_VARIABLE] = str(output.resolve())
         env[LAUNCHED_VARIABLE] = "1"
+        if self.stacks:
+            env[STACKS_VARIABLE] = "1"
         return launch(self.command(variant), env=env, hold_interrupts=True)
 
 
@@ -103,6 +107,7 @@ def prepare(
     options: Sequence[str] = (),
     variants: str | None = None,
     repeats: int | None = None,
+    stacks: bool = False,
 ) -> Launch:
     """Check a workload's options and this machine, and settle what was left open.
 
@@ -113,6 +118,7 @@ def prepare(
         options: the workload's command line.
         variants: names, comma-separated, or ``all``; those that run by default otherwise.
         repeats: the workload's own number by default.
+        stacks: trace Python's call stacks, too.
 
     Raises:
         UsageError: no such workload, or options that it does not have.
@@ -143,6 +149,7 @@ def prepare(
         variants=present,
         repeats=repeats or workload.repeats,
         notes=(*notes, *left_out),
+        stacks=stacks,
     )
 
 

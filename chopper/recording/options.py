@@ -67,6 +67,8 @@ def make_options(
         for name in collect:
             registry.check(name)
         collect = tuple(dict.fromkeys(collect))
+    if os.environ.get(claim.STACKS_VARIABLE):
+        rest["stacks"] = True
     return Options(
         output=output,
         collect=collect,

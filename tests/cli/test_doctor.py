@@ -85,7 +85,9 @@ def test_a_collector_that_raises_is_shown_and_the_rest_too(
     assert "No module named 'nowhere'" in collectors["absent"]["reason"]
     assert collectors["absent"]["remedy"] == "repair or remove the package that offers it"
     assert collectors["host"]["available"]
-    assert "✗ raising: not available, off by default" in to_text.render(page(found))
+    text = to_text.render(page(found))
+    assert "✗ raising: not available, off by default" in text
+    assert "2 collectors failed, see below." in " ".join(text.split())
 
 
 def test_a_damaged_calibration_is_shown_not_raised(tmp_path: Path) -> None:
@@ -119,6 +121,23 @@ def test_devices_with_and_without_known_peaks_are_told_apart() -> None:
     text = to_text.render(page(found), width=200)
     assert "✓ cuda:0: NVIDIA H100 80GB HBM3, 80.0 GiB; H100 SXM, bf16 peak 989 TFLOP/s" in text
     assert "- cuda:1: Nobody's GPU, 1.00 GiB; not in the table of peaks" in text
+
+
+def test_a_machine_without_accelerator_does_not_look_like_a_failure() -> None:
+    found = json.loads(doctor("--json"))
+    found["devices"] = []
+    text = to_text.render(page(found))
+    assert "Ready to record programs on the CPU; this machine has no accelerator." in text
+    assert "✗" not in text
+    assert "· nvml: " in text.partition("Does not apply to this machine")[2]
+    found["devices"] = [
+        {"device": "cuda:0", "name": "NVIDIA H100", "memory_bytes": 1, "peaks": None}
+    ]
+    text = to_text.render(page(found))
+    assert "Ready to record programs on NVIDIA H100." in text
+    attention = text.partition("Needs attention")[2].partition("Does not apply")[0]
+    assert "? nvml: " in attention
+    assert "amdsmi" not in attention
 
 
 @pytest.fixture(scope="module")

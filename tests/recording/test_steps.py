@@ -457,7 +457,8 @@ def test_a_run_that_ends_before_its_window_says_why_it_has_no_trace(task):
     part = Run.open(Path("run")).part(0)
     assert part.traces == ()
     assert part.collectors[0].reason == (
-        "the program ended after 5 steps; steps from 9 on are traced"
+        "the program ended after 5 steps, before steps 10:12 were traced; ask for earlier ones, "
+        "such as --steps 0:5"
     )
     assert len(steps_of("run")) == 5
 
