@@ -140,8 +140,7 @@ class DeviceSource(ABC, Generic[_D, _R]):
 class PlannedReader(DeviceReader):
     """Calls and columns of one device: described, then read.
 
-    Attributes:
-        absent: column → why the device does not offer it.
+    ``absent`` says of each column that the device does not offer why.
     """
 
     def __init__(self, source: PlannedSource[Any], owner: Device) -> None:

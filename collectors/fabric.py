@@ -243,9 +243,7 @@ class EthtoolStatistics:
 class PauseSource:
     """Priority flow control of each Ethernet interface. ethtool -> PAUSE.
 
-    Args:
-        interfaces: their names; None for all that this process sees.
-        statistics: how an interface is read; another one for tests.
+    Without names of interfaces, of all that this process sees.
     """
 
     name: ClassVar[str] = "pause"

@@ -551,11 +551,8 @@ def alignment_error_ns(
 ) -> int | None:
     """Return by how much the clock of a Kineto trace differs from the wall clock at most, in ns.
 
-    The span that was clocked most tightly says so; None where the trace has none of them.
-
-    Args:
-        trace: its text.
-        marks: name of a span, and the wall clock just before and just after it began, in ns.
+    The span that was clocked most tightly says so; None where the trace has none of them. A mark is
+    the name of a span, and the wall clock just before and just after it began, in ns.
     """
     base = _BASE.search(trace)
     base_ns = int(base[1]) if base else 0

@@ -40,12 +40,8 @@ def is_of_others(trace: ParsedTrace) -> bool:
 def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding]]:
     """Kineto's traces, with what others recorded of the same run; others alone stay as they are.
 
-    Args:
-        traces: of all files.
-        named: whether the user named a file, and not only the directory that it lies in.
-
     Raises:
-        InputError: a recording that was named beside Kineto's is of none of these ranks.
+        InputError: a recording that was ``named`` beside Kineto's is of none of these ranks.
     """
     findings: list[Finding] = []
     others = [item for item in traces if is_of_others(item[1])]

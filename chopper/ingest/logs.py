@@ -59,11 +59,7 @@ def attach_logs(
 ) -> None:
     """Give each rank the rows of its device, as a table of its own.
 
-    Args:
-        attachments: takes the tables and what was found.
-        parts: of the ranks that they are joined to.
-        files: the logs.
-        zone: time zone of times that name none.
+    ``zone`` is that of times that name none.
 
     Raises:
         InputError: a file cannot be read, or its times cannot be compared with the trace's.

@@ -79,12 +79,9 @@ class Imported:
 def read_sources(
     sources: Sources, *, source: str | None = None, zone: tzinfo | None = None
 ) -> Imported:
-    """Read files as a run in memory.
+    """Read files as a run in memory, which messages call ``source``.
 
-    Args:
-        sources: the files.
-        source: what the user named, for messages; the files with None.
-        zone: time zone of logs whose times name none.
+    ``zone`` is that of logs whose times name none.
 
     Raises:
         InputError: a file cannot be read, two are the same rank, or they are of two runs.
@@ -141,9 +138,8 @@ def _numbered(
 ) -> tuple[dict[int, tuple[Path, ParsedTrace]], list[Finding], dict[Path, list[Path]]]:
     """Read the traces of files.
 
-    Returns:
-        The traces by rank, each with its first file; what is odd about them; and all files of a
-        recording that is several, by its first.
+    Returns the traces by rank, each with its first file; what is odd about them; and all files of a
+    recording that is several, by its first.
     """
     traces: list[tuple[Path, ParsedTrace]] = []
     findings: list[Finding] = []

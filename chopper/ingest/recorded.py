@@ -32,15 +32,9 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
 
 
 def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, dict[str, pa.Table]]:
-    """Make the trace tables of one rank from its raw traces.
+    """Make the trace tables of one rank from its raw traces, by name; none where none can be read.
 
-    Args:
-        directory: the rank's folder.
-        part: what it says about itself.
-
-    Returns:
-        The part with what its trace says of devices and with what was found while reading, and the
-        tables by name; none where there is no trace that can be read.
+    Its part comes with what its trace says of devices, and with what was found while reading.
     """
     rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]

@@ -171,11 +171,7 @@ def _says_when(table: Path) -> bool:
 
 
 def check_page(output: Path, sources: Iterable[str | Path]) -> None:
-    """Refuse to write a page into a run, or over a file that the page is made from.
-
-    Args:
-        output: the file to write.
-        sources: runs, traces, globs or directories that it is made from.
+    """Refuse to write a page into a run, or over a file that it is made from.
 
     Raises:
         OutputError: it is one of these.

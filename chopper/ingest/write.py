@@ -22,12 +22,7 @@ from chopper.storage.streams import write_table
 def write_run(
     named: Sequence[str | Path], directory: Path, *, zone: tzinfo | None = None
 ) -> manifest.RunManifest:
-    """Copy traces into a run directory, with tables of what lay beside them.
-
-    Args:
-        named: files, globs and directories.
-        directory: an empty directory that exists.
-        zone: time zone of logs whose times name none.
+    """Copy traces into an empty directory as a run, with tables of what lay beside them.
 
     Raises:
         InputError: they cannot be read, or are not of one run.

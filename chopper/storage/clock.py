@@ -47,9 +47,7 @@ def in_order(table: pa.Table) -> pa.Table:
 def _is_listing_order(time_ns: np.ndarray, back: np.ndarray) -> bool:
     """Return whether times go back by the order of the rows, not because a clock was set back.
 
-    Args:
-        time_ns: as listed.
-        back: rows at which the times go back.
+    ``back`` are the rows at which they go back.
     """
     import numpy as np
 

@@ -135,12 +135,7 @@ def new_output(
 
     The old run waits beside its place. When no rank has recorded by the end, it is back there, and
     a directory that was made for the new run is gone. What an earlier command left there when it
-    was killed is put back first.
-
-    Args:
-        path: where the run is to be.
-        force: replace a run that is there.
-        say: told in one line of runs that were put back.
+    was killed is put back first, and said in one line each.
 
     Yields:
         The directory, absolute and with links followed.
@@ -200,13 +195,10 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def recover(path: Path) -> list[str]:
-    """Put back what commands that were killed left of the runs that they were
+    """Put back what commands that were killed left of the runs that they replaced; a line for each.
 
     A run goes back to its run_dir when nothing was recorded there since; else it stands beside it,
     under a name that is said. Nothing that was recorded is removed.
-
-    Returns:
-        One line for each run.
 
     Raises:
         OutputError: a run cannot be put back; it is kept where the message says.
@@ -240,10 +232,7 @@ def recover(path: Path) -> list[str]:
 def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
     """Undo a recording that recorded nothing; what the command wrote there itself stays.
 
-    Args:
-        run_dir: where it was to record.
-        old: the run that was there, moved away; there is none where nothing was replaced.
-        existed: whether there was a directory.
+    The run that was there before, if any, was moved to ``old``.
     """
     replaced = old.is_dir()
     try:
@@ -292,8 +281,7 @@ def _left_by_the_dead(run_dir: Path, what: Literal["old", "new"]) -> Iterator[Pa
 def scratch(use: str) -> Iterator[Path]:
     """Make a directory for temporary files; remove it afterwards, and those of killed commands.
 
-    Args:
-        use: a word that shows in its name.
+    The word ``use`` shows in its name.
     """
     import tempfile
 

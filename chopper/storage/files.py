@@ -89,9 +89,7 @@ def read_bytes(file: Path, *, error: type[Exception] = InputError) -> bytes:
 def inside(root: Path, name: str | Path) -> Path:
     """Return the path of a file or folder of a run, which must lie in the run's own directory.
 
-    Args:
-        root: the directory; it may itself be reached through a link.
-        name: path relative to it.
+    That directory may itself be reached through a link.
 
     Raises:
         RunFormatError: the name is absolute, leads upwards, or one of its parts is a link.

@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 class RunWriter:
     """One rank's side of a run: its folder, its manifest part, its files.
 
-    Args:
-        path: the run directory, created when missing and shared by all ranks.
-        rank: global rank.
-        manifest: what the rank says about itself so far, where its folder was claimed.
+    The run directory is created when missing, and shared by all ranks.
     """
 
     def __init__(self, path: Path, rank: int, manifest: m.RankManifest | None = None) -> None:
@@ -73,11 +70,8 @@ def read_parts(
 ) -> tuple[list[m.RankManifest], list[m.Finding]]:
     """Read the manifests of a run's ranks, and what is odd about them.
 
-    A folder without a readable one gets a part that says only what its files do.
-
-    Args:
-        path: the run directory.
-        exit_code: of the command that was recorded; None where nobody waited for it.
+    A folder without a readable one gets a part that says only what its files do. The exit code is
+    that of the command that was recorded; None where nobody waited for it.
     """
     parts: list[m.RankManifest] = []
     findings: list[m.Finding] = []
@@ -131,13 +125,7 @@ def read_parts(
 
 
 def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
-    """Describe how a process ended that did not close its recording, and when.
-
-    Args:
-        part: what it said about itself.
-        folder: where it recorded.
-        exit_code: of the command that was recorded; None where nobody waited for it.
-    """
+    """Describe how a process ended that did not close its recording, and when."""
     import pyarrow.compute as pc
 
     alive = None

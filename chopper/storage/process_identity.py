@@ -116,12 +116,8 @@ def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[None]:
 
     Where the file cannot be written, or its file system has no locks, nothing is held.
 
-    Args:
-        file: stands for the lock while it is held.
-        wait_s: how long to wait for another process that holds it.
-
     Raises:
-        HeldElsewhere: another process holds it still.
+        HeldElsewhere: another process holds it still, after ``wait_s``.
     """
     descriptor = _acquire(file, time.monotonic() + wait_s)
     pid = os.getpid()

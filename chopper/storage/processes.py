@@ -150,12 +150,7 @@ def described(path: Path) -> list[SubRun]:
 
 
 def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
-    """Return findings about the processes that are not part of a run.
-
-    Args:
-        path: the run directory.
-        shown: its name in messages, when that is another one.
-    """
+    """Return findings about the processes that are no part of a run, ``shown`` in messages."""
     subs = described(path)
     if not subs:
         return []

@@ -87,10 +87,7 @@ class Run:
         return self.store[rank, name] if (rank, name) in self.store else declared.empty()
 
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Run:
-        """Return the run with tables added or replaced, each validated against its declaration.
-
-        Args:
-            tables: by (rank, name).
+        """Return the run with tables, by (rank, name), added or replaced, each validated.
 
         Raises:
             SchemaError: a table lacks or mistypes a column.

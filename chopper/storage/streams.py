@@ -171,13 +171,8 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
 class StreamWriter:
     """Writes one table as an Arrow IPC stream; every ``write`` is flushed to the file.
 
-    Args:
-        path: file to create, ``<table name>.arrow``.
-        name: a declared table.
-        exclusive: the file must not be there yet.
-
     Raises:
-        FileExistsError: it is, and ``exclusive`` was asked for.
+        FileExistsError: it is there already, and was to be ``exclusive``.
         OutputError: it cannot be created.
     """
 
@@ -248,11 +243,7 @@ def write_table(folder: Path, name: str, columns: dict[str, Any]) -> str:
 
 
 class RowLog:
-    """Rows of one table, on disk about once a second; the file is there once there are any.
-
-    Args:
-        path: file to create, ``<table name>.arrow``.
-    """
+    """Rows of ``<table>.arrow``, on disk about once a second; the file is there once any are."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -25,12 +25,7 @@ _DTYPES = {kind: dtype for dtype, kind in _TYPES.items()}
 
 
 def to_arrow(values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
-    """Numbers or booleans as an Arrow array; numbers are not copied.
-
-    Args:
-        values: of one dimension, without gaps.
-        missing: mask of what is null.
-    """
+    """Numbers or booleans as an Arrow array, null where ``missing``; numbers are not copied."""
     validity = None
     if missing is not None and missing.any():
         validity = _bits(~missing)
@@ -50,11 +45,9 @@ def strings(values: Collection[str]) -> pa.Array:
 
 
 def to_numpy(column: pa.Array | pa.ChunkedArray, missing: int = 0) -> np.ndarray:
-    """Numbers as a numpy array, not copied where they lie together and none is null.
+    """Numbers as a numpy array, null as ``missing``.
 
-    Args:
-        column: of a type that tables declare.
-        missing: what stands for null.
+    They are not copied where they lie together and none is null.
     """
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [_numbers(chunk, missing) for chunk in chunks if len(chunk)]

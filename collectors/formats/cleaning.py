@@ -92,14 +92,9 @@ def clean(text: str) -> str:
 def usable_starts(
     counts: Counter[str], base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
 ) -> np.ndarray:
-    """Mask of the events with a possible start, whichever way they were read; counts the others.
+    """Mask of the events with a possible start in ns, however they were read; counts the others.
 
-    Args:
-        counts: where they are counted.
-        base_ns: what will be added to every start.
-        start: in ns.
-        ok: what could be read at all.
-        in_ns: what was recorded in ns instead of µs; None for nothing.
+    ``base_ns`` will be added to each; ``in_ns`` says what was recorded in ns instead of µs.
     """
     ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
     counts["event.without_ts"] += int((~ok).sum())
@@ -116,15 +111,9 @@ def usable_spans(
     dur_ok: np.ndarray,
     missing: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mask of the usable spans and all durations, repaired; counts the others and the repairs.
+    """Mask of the usable spans, and all durations repaired, in ns; counts others and repairs.
 
-    Args:
-        counts: where they are counted.
-        ok: spans with a usable start.
-        named: spans with a name.
-        dur: in ns.
-        dur_ok: what could be read.
-        missing: spans without a duration.
+    ``dur_ok`` says which durations could be read, ``missing`` which are not there.
     """
     counts["event.without_name"] += int((ok & ~named).sum())
     ok = ok & named
@@ -156,12 +145,8 @@ def timelines_of(
     """Return the devices that a process drives, each with its rows, and what was left out.
 
     The first is the main one. A device counts when it ran at least 1 % of the kernel time of the
-    busiest one; a stray copy or a context opened on another device is no timeline.
-
-    Args:
-        device: device events.
-        rows: mask of those of the process; None for all.
-        source: name of the file, for messages.
+    busiest one; a stray copy or a context opened on another device is no timeline. ``rows`` is the
+    mask of the process' events; None for all.
     """
     ids, dur = device["device_id"], device["dur_ns"]
     codes, kinds = device["kind"]

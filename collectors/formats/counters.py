@@ -76,10 +76,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
-    """Read one file of counters.
-
-    Returns:
-        (table ``kernel_counter``, what is odd about the file, a line each).
+    """Read KERNEL_COUNTER of a file, and what is odd about it, a line each.
 
     Raises:
         InputError: it cannot be read, or is not a table of counters.

@@ -31,12 +31,7 @@ _LONGEST_TEXT = 16 << 20
 
 
 class Database:
-    """One database, and what was damaged in it.
-
-    Attributes:
-        path: the file as the user named it.
-        findings: tables that end in the middle, and the like.
-    """
+    """One database, and in ``findings`` what was damaged in it."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -78,11 +73,9 @@ class Database:
             )
 
     def integers(self, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Columns of whole numbers; what is missing or is none is ``NO_VALUE``.
+        """Columns of whole numbers; ``NO_VALUE`` where there is none, or no such column.
 
-        Args:
-            table: one that is there; the rows of a table that is not are none.
-            names: its columns; a column that it lacks is all ``NO_VALUE``.
+        A table that is not there has no rows.
         """
         there = set(self.columns(table))
         known = [name for name in names if name in there]
@@ -124,6 +117,11 @@ class Database:
     def facts(self, table: str, key: str, value: str) -> dict[str | None, str | None]:
         """Return texts by text: a table of what is known of the recording."""
         return dict(zip(self.texts(table, key), self.texts(table, value), strict=False))
+
+    def with_schema(self, tool: str, metadata: str) -> str:
+        """Return what wrote the database, with the version of its schema where it says."""
+        version = self.facts(metadata, "tag", "value").get("schema_version")
+        return tool + (f", schema {version}" if version else "")
 
     def _rows(self, query: str, table: str) -> Iterator[list[tuple[Any, ...]]]:
         count = 0

@@ -106,13 +106,7 @@ def table_of_rows(name: str, rows: Sequence[Sequence[Any]]) -> pa.Table:
 def step_table(
     numbers: Sequence[int | None], start_ns: np.ndarray, end_ns: np.ndarray, source: str
 ) -> pa.Table:
-    """Return STEP of traced steps.
-
-    Args:
-        numbers: of the steps.
-        start_ns, end_ns: of each step.
-        source: what told them apart.
-    """
+    """Return STEP of traced steps; ``source`` is what told them apart."""
     bounds = zip(numbers, start_ns.tolist(), end_ns.tolist(), strict=True)
     return table_of_rows("step", [(*bound, source, True, True) for bound in bounds])
 

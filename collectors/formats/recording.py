@@ -269,13 +269,9 @@ class Recording:
         return self.path.name
 
     def add_devices(self, agents: Iterable[tuple[int | None, int, str | None, object]]) -> Ordinals:
-        """Add the devices of a process.
+        """Add the devices of a process, and return their ordinals by the tool's numbers.
 
-        Args:
-            agents: (the tool's number, ordinal, name, count of multiprocessors) of each.
-
-        Returns:
-            Ordinals by the tool's numbers.
+        Each is (the tool's number, ordinal, name, count of multiprocessors).
         """
         ordinals = {}
         for number, ordinal, name, units in agents:

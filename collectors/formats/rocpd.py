@@ -55,8 +55,7 @@ def read(database: Database) -> Recording:
     suffixes = sorted({m[2] for table in database.tables if (m := _SUFFIXED.fullmatch(table))})[
         :_MOST_RECORDINGS
     ]
-    version = database.facts(f"rocpd_metadata{suffixes[0]}", "tag", "value").get("schema_version")
-    tool = "a rocpd database of rocprofv3" + (f", schema {version}" if version else "")
+    tool = database.with_schema("a rocpd database of rocprofv3", f"rocpd_metadata{suffixes[0]}")
     recording = Recording(path=database.path, tool=tool, boot_clock=True)
     for suffix in suffixes:
         for table in ("kernel_dispatch", "region", "memory_copy"):

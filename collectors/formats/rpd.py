@@ -8,7 +8,6 @@ that is empty, with the arguments of its call.
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.database import Database
@@ -25,7 +24,6 @@ from chopper.collectors.formats.recording import (
 )
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
-from chopper.tables import TABLES
 
 _FILL = "FillBuffer"
 _NAMES = {
@@ -53,8 +51,7 @@ def read(database: Database) -> Recording:
     Raises:
         InputError: a table or column without which nothing can be said is missing.
     """
-    version = database.facts("rocpd_metadata", "tag", "value").get("schema_version")
-    tool = "a rocmProfileData database" + (f", schema {version}" if version else "")
+    tool = database.with_schema("a rocmProfileData database", "rocpd_metadata")
     for table, column in (
         ("rocpd_op", "start"),
         ("rocpd_api", "start"),
@@ -204,20 +201,12 @@ def _monitor(db: Database, recording: Recording) -> None:
     clocks = [f for f in readings if f[2] == "sclk" and f[3] > 0]
     monitored = sorted({f[1] for f in clocks})
     if len(monitored) == 1 and len(recording.devices) == 1:
-        recording.tables["device_clock"] = TABLES["device_clock"].validate(
-            pa.Table.from_pylist(
-                [
-                    {
-                        "time_ns": time_ns,
-                        "span_ns": 0,
-                        "device_id": recording.devices[0].device_id,
-                        "sm_clock_hz": round(value * 1e6),
-                    }
-                    for time_ns, _, _, value in clocks
-                ],
-                schema=TABLES["device_clock"].arrow,
-            )
-        )
+        device_id = recording.devices[0].device_id
+        clock_rows = [
+            (time_ns, 0, device_id, None, round(value * 1e6), None, None, None)
+            for time_ns, _, _, value in clocks
+        ]
+        recording.tables["device_clock"] = table_of_rows("device_clock", clock_rows)
     elif clocks:
         listed = ", ".join(str(d.device_id) for d in recording.devices)
         add_finding(

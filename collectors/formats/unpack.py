@@ -152,9 +152,7 @@ def cells_of(text: str) -> list[str]:
 def lines(path: Path, *, held_ratio: float) -> Iterator[str]:
     """Yield the lines of a text, with their ends.
 
-    Args:
-        path: the file.
-        held_ratio: bytes of memory that the caller takes for each byte of text.
+    The caller takes ``held_ratio`` bytes of memory for each byte of text.
 
     Raises:
         EOFError, error of zlib or isal: it is cut off or damaged; the lines before were given.

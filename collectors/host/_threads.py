@@ -169,9 +169,6 @@ class EventSource(RankWatcher):
 
     Counted from when a rank is first seen: of the threads that it has then, and of all that these
     start later, data loader workers among them.
-
-    Args:
-        opener: opens one event of one thread; another one for tests.
     """
 
     name: ClassVar[str] = "events"

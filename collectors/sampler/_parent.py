@@ -22,14 +22,7 @@ _KILL_S = 2.0
 
 
 class SamplerProcess:
-    """The sampler as its parent sees it.
-
-    Args:
-        collector: name of the collector it works for.
-        directory: the rank's folder.
-        specs: what to read, and how often.
-        flush_ns: longest time that rows stay in the sampler's memory.
-    """
+    """The sampler as its parent sees it; rows stay in its memory for ``flush_ns`` at most."""
 
     def __init__(
         self,

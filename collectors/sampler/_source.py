@@ -124,11 +124,8 @@ class SourceSpec(msgspec.Struct, kw_only=True, frozen=True):
 class SystemClock:
     """The real clocks; :class:`chopper.testing.FakeClock` is told the time.
 
-    They wait on a pipe, so that word to stop is heard while asleep.
-
-    Args:
-        stop_fd: a descriptor that becomes readable when the sampler must stop.
-        parent_pid: process without which it must stop.
+    They wait on a pipe, so that word to stop is heard while asleep: ``stop_fd`` becomes readable.
+    They stop without the process ``parent_pid``, too.
     """
 
     def __init__(self, stop_fd: int | None = None, parent_pid: int | None = None) -> None:

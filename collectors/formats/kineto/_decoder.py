@@ -16,14 +16,16 @@ import numpy as np
 
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import (
+    ARGUMENTS,
     MEMORY_NAME,
     NO_ARGS,
     NOTHING,
-    Args,
     CounterEvent,
     Document,
     Event,
     Header,
+    decode_counters,
+    decode_events,
 )
 from chopper.collectors.formats.kineto._groups import (
     DEVICE,
@@ -51,9 +53,6 @@ _WHOLE_HELD_RATIO = 8
 _DAMAGED_HELD_RATIO = 20
 """Memory for each byte of text where all events are decoded at once: as structures, as dicts."""
 _NO_TIME = (NOTHING, msgspec.Raw(b"null"))
-_FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
-_decode_events = msgspec.json.Decoder(list[Event]).decode
-_decode_counters = msgspec.json.Decoder(list[CounterEvent]).decode
 _decode_document = msgspec.json.Decoder(Document).decode
 
 
@@ -86,10 +85,10 @@ def _decode_whole(path: Path, text: bytes) -> Scanned:
                 f"{path}: JSON, but not a trace: no traceEvents; expected a Kineto (Chrome JSON) "
                 "trace as torch.profiler exports"
             )
-    events = _decode_events(text)
+    events = decode_events(text)
     has_counters = any(event.ph == "C" for event in events)
     # Their arguments have names of their own: a second, rare decoding.
-    samples = [e for e in _decode_counters(text) if e.ph == "C"] if has_counters else []
+    samples = [e for e in decode_counters(text) if e.ph == "C"] if has_counters else []
     return _scanned(header, events, samples)
 
 
@@ -194,12 +193,12 @@ def _columns(
         _integers(place for place, _, _ in rows),
     ]
     for column, key in GROUPS[group].ints.items():
-        values = [getattr(a, _FIELDS[key]) for a in args]
+        values = [getattr(a, ARGUMENTS[key].name) for a in args]
         if group == DEVICE and column in ("device_id", "stream_id"):
             values = [None if v is None else ids[v] for v in values]
         columns.append(ints(values))
     for key in GROUPS[group].texts.values():
-        raw = (getattr(a, _FIELDS[key]) for a in args)
+        raw = (getattr(a, ARGUMENTS[key].name) for a in args)
         columns.append(_integers(0 if v is None or v is NOTHING else texts[_json(v)] for v in raw))
     return columns
 

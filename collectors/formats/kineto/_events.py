@@ -107,5 +107,10 @@ class Document(Header):
 
 
 NO_ARGS = Args()
+ARGUMENTS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
+"""Fields of :class:`Args` by the names that traces give them."""
+
+decode_events = msgspec.json.Decoder(list[Event]).decode
+decode_counters = msgspec.json.Decoder(list[CounterEvent]).decode
 
 MEMORY_NAME = "[memory]"

@@ -17,12 +17,15 @@ import numpy as np
 
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import (
+    ARGUMENTS,
     MEMORY_NAME,
     Args,
     CounterEvent,
     Event,
     Header,
     Number,
+    decode_counters,
+    decode_events,
 )
 from chopper.collectors.formats.kineto._groups import (
     GROUPS,
@@ -47,25 +50,22 @@ else:
 
 _HELD_RATIO = 0.5
 """Memory for each byte of text: columns of what is read; the rest is let go of."""
-_FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
 _KNOWN = {**TARGETS, MTIA: Target(REFUSED)}
 
 # As in _scan.c.
 _ID_STRINGS = -(2**63) + 1
 _FIRST_ID = -(2**63) + (1 << 32)
 
-_decode_events = msgspec.json.Decoder(list[Event]).decode
-_decode_counters = msgspec.json.Decoder(list[CounterEvent]).decode
 _decode_header = msgspec.json.Decoder(Header).decode
 
 
 def new_scanner() -> Scanner:
     """Make a scanner of one text."""
-    number_of = {key: i for i, key in enumerate(_FIELDS)}
+    number_of = {key: i for i, key in enumerate(ARGUMENTS)}
     return Scanner(
         args=tuple(
             (key.encode(), 2 if f.type is msgspec.Raw else 0 if f.type == Number else 1)
-            for key, f in _FIELDS.items()
+            for key, f in ARGUMENTS.items()
         ),
         groups=tuple(
             (
@@ -116,11 +116,11 @@ def scan_pieces(content: Iterator[bytes]) -> Scanned:
         wanted = 0 if done else 2 * len(rest)
         rest = rest[done:]
         (called, _), (samples, _), (events, rows) = scanner.take()
-        metadata += _decode_events(b"[%b]" % called)
-        counters += _decode_counters(b"[%b]" % samples)
+        metadata += decode_events(b"[%b]" % called)
+        counters += decode_counters(b"[%b]" % samples)
         collectives += [
             (group, row, event.args)
-            for (group, row), event in zip(rows, _decode_events(b"[%b]" % events), strict=True)
+            for (group, row), event in zip(rows, decode_events(b"[%b]" % events), strict=True)
             if event.args is not None
         ]
     text, columns, names, texts, words, (categories, seen), without_category = scanner.finish()

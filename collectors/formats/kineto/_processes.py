@@ -252,8 +252,7 @@ def _divide(
 ) -> tuple[np.ndarray, int]:
     """Share events that several processes explain among them, launch by launch, in time order.
 
-    Returns:
-        The process of each row, and how many rows were in doubt.
+    Returns the process of each row, and how many rows were in doubt.
     """
     claims = explained[processes][:, rows] >= 0
     count = claims.sum(axis=0)

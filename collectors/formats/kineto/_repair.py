@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from chopper.collectors.formats.cleaning import clean
-from chopper.collectors.formats.kineto._events import Args, CounterEvent, Event, Header
+from chopper.collectors.formats.kineto._events import ARGUMENTS, Args, CounterEvent, Event, Header
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, Severity, add_finding
 
-_ARGUMENTS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
 _HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
 _SPACE = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -295,7 +294,7 @@ def _event(raw: dict[str, Any]) -> Event:
 def _args(raw: dict[str, Any]) -> Args:
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        known = _ARGUMENTS.get(key)
+        known = ARGUMENTS.get(key)
         if known is None or value is None:
             continue
         if known.type is msgspec.Raw:
