@@ -28,7 +28,8 @@ DETECTOR = Detector(
     without="all but one call per bucket lose their latency",
     evidence="{count} {collective} calls per step of {bytes:bytes} on average, each with a latency "
     "of {latency_ns:ns}",
-    remedy="Raise bucket_cap_mb, wrap larger units in FSDP, or flatten tensors before the call.",
+    remedy="With DDP raise bucket_cap_mb, with FSDP wrap larger units; otherwise flatten tensors "
+    "before the call.",
     view="collectives",
 )
 

@@ -140,8 +140,10 @@ is_forward = NameSearch(r"^chopper::forward$")
 is_recomputation = NameSearch(r"^chopper::recompute::")
 """A forward that is run again within backward, as chopper marks it."""
 
-is_backward = NameSearch(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
-"""A node of the autograd engine."""
+is_backward = NameSearch(
+    r"^autograd::engine::evaluate_function|Backward\d+$|^[A-Z]\w*Backward$|^torch::autograd::"
+)
+"""A node of the autograd engine; PyTorch 1.8 wrote most of them without a number."""
 
 is_factory = NameSearch(
     r"^aten::(arange|empty|empty_strided|eye|full|ones|rand|randn|scalar_tensor|zeros)$"
