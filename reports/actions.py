@@ -90,8 +90,8 @@ def tell(
     unsure = "; ".join(_title(action) for action in tried.unsure)
     if unsure:
         failed = (
-            f"Not claimed: {unsure}. Fewer than three steps were traced, and a first iteration "
-            f"shows this in any run. {failed}".strip()
+            f"Withheld: {unsure}. Fewer than three steps were traced, and the first iteration "
+            f"of any run shows this. {failed}".strip()
         )
     return found, len(tried.ranked) - len(found), failed
 
@@ -138,7 +138,7 @@ def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
     failures = (Paragraph(failed),) if failed else ()
     if not told:
         text = (
-            "No known pattern is seen to cost a significant amount of time here. The causes below "
+            "No known pattern costs a significant amount of time in this run. The causes below "
             "show where the time went; `chopper whatif` predicts what a change would save."
         )
         return Section(title="What to try first", blocks=(Paragraph(text), *failures))

@@ -175,7 +175,7 @@ def _critical_path(prediction: WhatIf) -> list[Section]:
         rows=[
             (
                 Cell(text=fmt.kernel_name(name), hint=name),
-                Cell(text=cause, code=True),
+                Cell(text=CAUSES[cause].label),
                 Cell(text=fmt.ratio(time / total), share_ratio=time / total, color=color(cause)),
             )
             for cause, name, time in prediction.path[:_PATH_ROWS]

@@ -97,7 +97,9 @@ def _python(file: Path) -> Iterator[Text]:
             )
             if _is_text(text, file):
                 yield text, file, node.lineno
-            inner = [part for part in node.values if not isinstance(part, ast.Constant)]
+            inner: list[ast.AST] = [
+                part for part in node.values if not isinstance(part, ast.Constant)
+            ]
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, str) and _is_text(node.value, file):
                 yield node.value, file, node.lineno

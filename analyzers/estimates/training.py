@@ -31,19 +31,19 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
 
     architecture: Architecture
     batch_count: Annotated[int, Option("Sequences per rank.")] = 1
-    sequence_count: Annotated[int, Option("Tokens of each.")] = 2048
+    sequence_count: Annotated[int, Option("Tokens per sequence.")] = 2048
     strategy: Annotated[
         Strategy,
         Option("single, ddp, zero1, zero2, zero3 (DeepSpeed), zero1-torch, fsdp1 or fsdp2."),
     ] = "single"
     ranks_count: Annotated[int, Option("Data-parallel ranks.")] = 1
     tensor_parallel_count: Annotated[int, Option("Tensor-parallel ranks.", "tp")] = 1
-    sequence_parallel: Annotated[bool, Option("Sequence parallelism beside --tp.", "sp")] = False
+    sequence_parallel: Annotated[bool, Option("Sequence parallelism with --tp.", "sp")] = False
     expert_parallel_count: Annotated[
-        int, Option("Expert-parallel ranks, out of --ranks: each has a part of the experts.", "ep")
+        int, Option("Expert-parallel ranks, out of --ranks: each holds part of the experts.", "ep")
     ] = 1
     imbalance_ratio: Annotated[
-        float, Option("Rows that come to the busiest rank's experts, of an even share.")
+        float, Option("Load of the busiest rank's experts, relative to an even share.")
     ] = 1.0
     checkpoint: Annotated[
         Checkpoint,
@@ -58,12 +58,12 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     optimizer: Annotated[Literal["adamw", "sgd"], Option("adamw or sgd.")] = "adamw"
     optimizer_kind: Annotated[
         Literal["fused", "foreach", "loop"],
-        Option("How the update runs (fused, foreach, loop); foreach holds a copy of a moment."),
+        Option("How the update runs (fused, foreach, loop); foreach holds a temporary copy."),
     ] = "fused"
     offload: Annotated[
         tuple[Offload, ...],
         Option(
-            "optimizer, parameters or activations to the host; may be repeated.", metavar="WHAT"
+            "optimizer, parameters or activations on the host; may be repeated.", metavar="WHAT"
         ),
     ] = ()
     loss: Annotated[
@@ -75,22 +75,23 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     ] = "flash"
     kernels: Annotated[
         Literal["gpu", "cpu"],
-        Option("Operators of a gpu or a cpu, where norms and dropout keep more."),
+        Option("Operators of a gpu, or of a cpu, where norms and dropout keep more."),
     ] = "gpu"
     gathers_logits: Annotated[
         bool,
         Option(
-            "Beside --tp: each rank gathers all logits for its loss, as without loss_parallel().",
+            "With --tp: each rank gathers all logits for its loss, as without loss_parallel().",
             "gathered-logits",
         ),
     ] = False
     keeps_logits: Annotated[
-        bool, Option("The program holds its logits until after the backward.")
+        bool, Option("The program keeps its logits until after the backward pass.")
     ] = False
     fragmentation_ratio: Annotated[
-        float, Option("Share of what comes and goes that the allocator holds besides.")
+        float,
+        Option("Fragmentation: share of temporary memory that the allocator holds in addition."),
     ] = 0.15
-    workspace_bytes: Annotated[int, Option("Of libraries and the context, per rank.")] = 0
+    workspace_bytes: Annotated[int, Option("Memory of libraries and the context, per rank.")] = 0
     bucket_count: Annotated[int, Option("DeepSpeed's reduce_bucket_size.", metavar="ELEMENTS")] = (
         500_000_000
     )

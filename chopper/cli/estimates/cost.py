@@ -51,34 +51,41 @@ class Options(_options.Options, kw_only=True, frozen=True):
 
     run: Annotated[str | None, Option("", argument=True)] = None
     device: Annotated[
-        str | None, Option("Of the table of devices.  [default: the run's]", metavar="NAME")
+        str | None, Option("Name in the table of devices. [default: the run's]", metavar="NAME")
     ] = None
     devices_count: Annotated[
-        int | None, Option("That train together.  [default: the run's ranks, or 1]")
+        int | None, Option("Devices that train together. [default: the run's ranks, or 1]")
     ] = None
-    tokens_per_s: Annotated[float | None, Option("Of one device, instead of a run's.")] = None
+    tokens_per_s: Annotated[
+        float | None, Option("Of one device, instead of a run's throughput.")
+    ] = None
     model: Annotated[
         str | None, Option("Project the throughput of this model instead.", metavar="NAME")
     ] = None
     utilization_ratio: Annotated[float, Option("MFU of the projection.")] = 0.4
     price: Annotated[
-        float | None, Option("Of one device for one hour.  [default: from the list]")
+        float | None, Option("Price of one device per hour. [default: from the list]")
     ] = None
-    prices: Annotated[Path | None, Option("A list of prices of your own.", metavar="FILE")] = None
-    electricity: Annotated[float | None, Option("Per kWh.  [default: from the list]")] = None
+    prices: Annotated[Path | None, Option("A price list of your own.", metavar="FILE")] = None
+    electricity: Annotated[float | None, Option("Price per kWh. [default: from the list]")] = None
     pue_ratio: Annotated[
-        float | None, Option("Building's power over computers'.  [default: from the list]")
+        float | None,
+        Option(
+            "Power usage effectiveness: energy of the building over that of "
+            "the computers. [default: from the list]"
+        ),
     ] = None
     power_w: Annotated[
-        float | None, Option("Watts of one device.  [default: measured, or the board's]")
+        float | None,
+        Option("Power of one device in watts. [default: measured, or the board limit]"),
     ] = None
-    tokens: Annotated[float | None, Option("Of the whole run, for its cost.")] = None
-    step_tokens: Annotated[float | None, Option("Of one step over all devices, for its cost.")] = (
-        None
-    )
-    against: Annotated[str | None, Option("Another device: when does it pay?", metavar="NAME")] = (
-        None
-    )
+    tokens: Annotated[float | None, Option("Tokens of the whole run, for its cost.")] = None
+    step_tokens: Annotated[
+        float | None, Option("Tokens of one step over all devices, for its cost.")
+    ] = None
+    against: Annotated[
+        str | None, Option("Another device: when does it pay off?", metavar="NAME")
+    ] = None
     against_price: Annotated[
         float | None, Option("Its price per hour.  [default: from the list]")
     ] = None
@@ -150,7 +157,7 @@ def _price(
     if per_hour is not None:
         return Priced(value=per_hour, source="given")
     if device is None:
-        raise UsageError(f"the device is not known, so it has no price; give --device or {option}")
+        raise UsageError(f"the device is unknown, so it has no price; specify --device or {option}")
     if device.id not in listed.devices:
         known = ", ".join(sorted(listed.devices))
         raise UsageError(
@@ -169,9 +176,7 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     model = architectures.named(options.model or "")
     peak = device.flop_per_s("bf16") or device.flop_per_s("fp16")
     if peak is None:
-        raise UsageError(
-            f"--device: peak of {device.label} for 16 bits is not known; give --tokens-per-s"
-        )
+        raise UsageError(f"--device {device.label}: its 16-bit peak is unknown; use --tokens-per-s")
     utilization = options.utilization_ratio
     low, high = (
         projected_tokens_per_s(model.active_count, peak, ratio) for ratio in _USUAL_UTILIZATION

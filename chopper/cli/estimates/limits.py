@@ -1,4 +1,4 @@
-"""Largest size that a run can reach: the data-movement and latency walls."""
+"""Largest size of a run: the data-movement and latency walls."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from chopper.reports.page import Column, Figure, Page, Section
 class Options(_options.Options, kw_only=True, frozen=True):
     """Show how large a training run can get before data movement and latency stop it.
 
-    For each budget of FLOP the fewest devices are searched that finish in time, over all layouts
-    of data, tensor and pipeline parallelism. The laws of model and batch, the device and the
-    network are options.
+    For each budget of FLOP, the smallest number of devices that finishes in time is searched over
+    all layouts of data, tensor and pipeline parallelism. The scaling laws of model and batch, the
+    device and the network are options.
 
     \b
     Examples:
@@ -44,21 +44,19 @@ class Options(_options.Options, kw_only=True, frozen=True):
         tuple[float, ...],
         Option("FLOP of a run, may be repeated.  [default: the published table]", metavar="C"),
     ] = tuple(PUBLISHED)
-    time_s: Annotated[float, Option("Time that a run may take.")] = 90 * DAY_S
+    time_s: Annotated[float, Option("Maximum duration of a run.")] = 90 * DAY_S
     device: Annotated[
         str | None,
-        Option(
-            "Take peak, memory and link rates of this device of the table instead.", metavar="NAME"
-        ),
+        Option("Use the peak, memory and link rates of this device of the table.", metavar="NAME"),
     ] = None
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
     laws: Annotated[dict[str, Any], OptionsOf(Laws)] = msgspec.field(default_factory=dict)
     wall_utilization_ratio: Annotated[
-        float, Option("Utilization that the data-movement wall is defined by.  [default: 2/3]")
+        float, Option("Utilization that defines the data-movement wall. [default: 2/3]")
     ] = 2 / 3
-    search_step_ratio: Annotated[float, Option("Factor by which the count of devices climbs.")] = (
-        1.04
-    )
+    search_step_ratio: Annotated[
+        float, Option("Factor by which the number of devices increases.")
+    ] = 1.04
 
 
 def estimate(options: Options) -> Limits:

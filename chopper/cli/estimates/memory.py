@@ -39,12 +39,11 @@ class Options(_options.Options, kw_only=True, frozen=True):
     """Show the peak memory of one rank in a training step, by category.
 
     MODEL is a model of the catalogue (llama3-8b, gpt3-175b, mixtral-8x7b, deepseek-v3 …). The step
-    is run symbolically, operator by operator: nothing is allocated, and torch is needed for
-    --module only. With --device or --capacity, the largest batch, sequence and model that fit are
-    found.
+    runs symbolically, operator by operator: nothing is allocated, and only --module needs torch.
+    With --device or --capacity, the largest batch, sequence and model that fit are found.
 
-    --config reads dense models and mixtures of experts of some 40 families; one of another is
-    refused, with the list of those that are read.
+    --config reads dense models and mixtures of experts of some 40 families; others are refused,
+    with a list of those that are supported.
 
     \b
     Examples:
@@ -59,7 +58,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     module: Annotated[
         str | None,
         Option(
-            "Your own module, captured under fake tensors: needs torch, no memory.",
+            "Your own module, captured under fake tensors: needs torch, allocates no memory.",
             metavar="PACKAGE.MODULE:FACTORY",
         ),
     ] = None

@@ -39,13 +39,13 @@ class Options(_options.Options, kw_only=True, frozen=True):
       chopper estimate network --topology cluster.json --collective all_gather --json
     """
 
-    collective: Annotated[str, Option("As nccl-tests name it.")] = "all_reduce"
-    ranks_count: Annotated[int, Option("Ranks that take part.")] = 16
+    collective: Annotated[str, Option("Name of the collective, as in nccl-tests.")] = "all_reduce"
+    ranks_count: Annotated[int, Option("Number of ranks that take part.")] = 16
     size_bytes: Annotated[
-        tuple[int, ...], Option("May be repeated.  [default: 1 KiB to 4 GiB]")
+        tuple[int, ...], Option("Message size; may be repeated. [default: 1 KiB to 4 GiB]")
     ] = SIZES_BYTES
     algorithm: Annotated[
-        tuple[str, ...], Option("ring, tree or hierarchical.  [default: all]")
+        tuple[str, ...], Option("Algorithm: ring, tree or hierarchical. [default: all]")
     ] = ()
     file: Annotated[
         Path | None,
@@ -59,13 +59,15 @@ class Options(_options.Options, kw_only=True, frozen=True):
         bool, Option("Links as chopper calibrate measured them on this machine.")
     ] = False
     topology: Annotated[dict[str, Any], OptionsOf(Topology)] = msgspec.field(default_factory=dict)
-    flows_count: Annotated[int, Option("Flows on the uplinks.")] = 128
-    queue_pairs_count: Annotated[tuple[int, ...], Option("Of each flow; may be repeated.")] = (
+    flows_count: Annotated[int, Option("Number of flows on the uplinks.")] = 128
+    queue_pairs_count: Annotated[
+        tuple[int, ...], Option("Queue pairs per flow; may be repeated.")
+    ] = (
         1,
         4,
         16,
     )
-    failed: Annotated[int, Option("Uplinks that failed.")] = 0
+    failed: Annotated[int, Option("Number of uplinks that failed.")] = 0
     senders_count: Annotated[int, Option("Of the incast.")] = 32
     trials_count: Annotated[int, Option("Of the hashing.")] = 4000
     seed: Annotated[int, Option("Of the hashing.")] = 0

@@ -34,10 +34,12 @@ class Options(_options.Options, kw_only=True, frozen=True):
 
     model: Annotated[str | None, Option("", argument=True)] = None
     config: Annotated[Path | None, Option("A Hugging Face config.json.", metavar="FILE")] = None
-    device: Annotated[str, Option("Of the table of devices.")] = "h100-sxm"
-    efficiency_ratio: Annotated[float, Option("Share of the peak that products reach.")] = 0.5
+    device: Annotated[str, Option("Name in the table of devices.")] = "h100-sxm"
+    efficiency_ratio: Annotated[float, Option("Share of the peak that matrix products reach.")] = (
+        0.5
+    )
     batch_count: Annotated[int, Option("Sequences per rank.")] = 1
-    sequence_count: Annotated[int, Option("Tokens of each.")] = 2048
+    sequence_count: Annotated[int, Option("Tokens per sequence.")] = 2048
     ranks_count: Annotated[int, Option("Ranks of the node.")] = 1
     link_bytes_per_s: Annotated[
         float | None, Option("To the device and back.  [default: by PCIe generation]")

@@ -33,9 +33,9 @@ from chopper.views import view
 class Options(_options.Options, kw_only=True, frozen=True):
     """Carry a recorded run to another device, and to more ranks.
 
-    Each operator's recorded time is cut into a fixed part and work; work goes with the rates that
-    the devices reach. With --check, a run of the same work on the target shows the error per class
-    and in total, and that of the uncalibrated roofline.
+    Each operator's recorded time is split into a fixed part and work; work scales with the rates
+    that the devices reach. With --check, a run of the same work on the target shows the error per
+    class and in total, and that of the uncalibrated roofline.
 
     \b
     Examples:
@@ -55,15 +55,16 @@ class Options(_options.Options, kw_only=True, frozen=True):
     ] = None
     batch_count: Annotated[int, Option("Of the module.")] = 1
     sequence_count: Annotated[int, Option("Of the module.")] = 2048
-    precision: Annotated[str, Option("Of the module: bf16, fp32, autocast.")] = "bf16"
+    precision: Annotated[str, Option("Precision of the module: bf16, fp32, autocast.")] = "bf16"
     device: Annotated[
-        str | None, Option("Target, of the table.  [default: the recorded one]", metavar="NAME")
+        str | None,
+        Option("Target device, of the table. [default: the recorded one]", metavar="NAME"),
     ] = None
     clock_mhz: Annotated[
-        float | None, Option("At which the target's units run.", "clock", metavar="MHZ")
+        float | None, Option("Clock of the target's SMs or CUs.", "clock", metavar="MHZ")
     ] = None
     from_device: Annotated[
-        str | None, Option("The recorded device, where the run does not tell it.", metavar="NAME")
+        str | None, Option("The recorded device, if the run does not name it.", metavar="NAME")
     ] = None
     check: Annotated[
         str | None,
@@ -72,8 +73,8 @@ class Options(_options.Options, kw_only=True, frozen=True):
     ranks_count: Annotated[
         tuple[int, ...],
         Option(
-            "Carry training to N ranks; may be repeated. 0 < N ≤ 100000; "
-            "give 100000 for all scales.",
+            "Project training to N ranks; may be repeated. 0 < N ≤ 100000; use 100000 for all "
+            "scales.",
             metavar="N",
         ),
     ] = ()

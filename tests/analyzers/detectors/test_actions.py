@@ -172,7 +172,7 @@ def test_one_step_may_be_a_first_iteration_and_is_claimed_for_nothing_of_the_hos
     assert name not in [a.detector for a in tried.ranked]
     assert all(actions.detector(a.detector).in_every_step for a in tried.ranked)
     *_, said = report.tell(run, tried, "step")
-    assert said.startswith("Not claimed: ")
+    assert said.startswith("Withheld: ")
     assert "Fewer than three steps were traced" in said
 
 
