@@ -23,6 +23,7 @@ from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
+from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.errors import ChopperError
 
@@ -59,6 +60,7 @@ class Action:
         where: the place.
         evidence: names and numbers.
         events_count: device events that it is about, over ranks and steps.
+        longest: rank and start of the longest of them; None where there are none.
     """
 
     detector: str
@@ -68,6 +70,7 @@ class Action:
     where: Where
     evidence: dict[str, Any]
     events_count: int
+    longest: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,21 @@ def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None
         where=where(material, seen),
         evidence={**seen.evidence},
         events_count=sum(map(len, seen.events.values())),
+        longest=_longest(material.run, seen),
     )
+
+
+def _longest(run: Attributed, sighting: Sighting) -> tuple[int, int] | None:
+    """Return rank and start of the longest device event that a pattern is about."""
+    longest = (-1, 0, 0)
+    for rank, rows in sighting.events.items():
+        events = run.joined[rank].device_event
+        dur_ns = ints(events, "dur_ns")[rows]
+        if len(rows):
+            at = int(dur_ns.argmax())
+            start_ns = int(ints(events, "start_ns")[rows[at]])
+            longest = max(longest, (int(dur_ns[at]), rank, start_ns))
+    return longest[1:] if longest[0] >= 0 else None
 
 
 def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, int]]:

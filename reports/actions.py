@@ -46,6 +46,7 @@ class Told:
         detail: its share and interval.
         place: phase, layer, operator and line; empty where none holds most of the time.
         command: what shows the rows.
+        links: the same in a browser, as words and address: the longest event, the table.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Told:
     detail: str
     place: str
     command: str
+    links: tuple[tuple[str, str], ...]
 
 
 def tell(
@@ -83,6 +85,7 @@ def tell(
                 detail=f"{share}{interval}{_scaled(run, action)}{_in_base(action, base)}",
                 place=_place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
+                links=_links(action, declared.view),
             )
         )
     reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
@@ -150,6 +153,14 @@ def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
     more = (f"{fmt.plural(rest, 'more action')}: --json",) if rest else ()
     blocks = (Items(items=[*items, *more]), *failures)
     return Section(title="What to try first", intro=RANKED, blocks=blocks)
+
+
+def _links(action: Action, view: str) -> tuple[tuple[str, str], ...]:
+    table = ("Table", f"#details?table={view}")
+    if action.longest is None:
+        return (table,)
+    rank, start_ns = action.longest
+    return (("Timeline", f"#timeline?rank={rank}&at={start_ns}"), table)
 
 
 def _place(where: Where) -> str:

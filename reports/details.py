@@ -127,6 +127,7 @@ def _column(declared: declarations.Column, table: pa.Table) -> dict[str, Any]:
     values = table[declared.name].to_pylist()
     column: dict[str, Any] = {
         "label": fmt.heading(declared.name),
+        "field": declared.name,
         "doc": declared.doc,
         "unit": fmt.unit(declared.name),
     }

@@ -19,7 +19,7 @@ import pyarrow as pa
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.causes import LEAVES
+from chopper.causes import CAUSES, LEAVES
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
 from chopper.reports.story import Story
@@ -217,14 +217,16 @@ def waterfall(story: Story) -> Figure:
     per_window = {row.id: row.time_ns / windows for row in story.run.leaves() if row.time_ns > 0}
     start = per_window.pop("compute.ideal", 0.0)
     drawn: list[Bar] = []
+    causes: list[str | None] = []
 
     def add(label: str, start_ns: float, length_ns: float, hue: str, about: str) -> None:
+        causes.append(about if about in CAUSES else None)
         time, share = fmt.duration(length_ns), fmt.ratio(length_ns / observed if observed else 0.0)
         hover = f"{time} per {story.unit}, {share}<br>{plain(about)}"
         drawn.append(Bar(label, start_ns, length_ns, hue, f"{time} · {share}", hover))
 
     if story.ideal_per_window_ns is not None:
-        add("Ideal: model math at peak", 0.0, start, color("compute.ideal"), "ideal")
+        add("Ideal: model math at peak", 0.0, start, color("compute.ideal"), "compute.ideal")
     small = [c for c, time_ns in per_window.items() if time_ns < _SMALL_RATIO * observed]
     for cause in sorted(per_window.keys() - small, key=LEAVES.index):
         add(full_label(cause), start, per_window[cause], color(cause), cause)
@@ -235,7 +237,8 @@ def waterfall(story: Story) -> Figure:
         add(label, start, sum(per_window[c] for c in small), GREY, ", ".join(names))
     add("Observed", 0.0, observed, "", "observed")
     axis = f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"
-    return bars(drawn, axis=axis, span_ns=(0, observed * 1.02 or 1e6))
+    figure = bars(drawn, axis=axis, span_ns=(0, observed * 1.02 or 1e6))
+    return figure | {"causes": causes}
 
 
 def steps(story: Story) -> Figure:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.trace.columns import ints, row_set, strings
+from chopper.analyzers.trace.columns import distinct_rows, ints, pick, row_set, strings
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.pack import deflate_text, pack
 
@@ -41,6 +41,13 @@ _MAX_SHORT = 20_000
 """Names beyond these are shown as recorded; no program has as many kernels."""
 _STATES = ("compute", "communication", "copy")
 _HOLE_FACTOR = 4
+_EVENT_DETAILS = (
+    *("grid", "block", "registers_count", "shared_memory_bytes", "occupancy_ratio"),
+    *("bytes_count", "graph_id"),
+)
+_OP_DETAILS = ("input_dims", "input_types")
+_MAX_VARIANTS = 20_000
+_MAX_CHARACTERS = 400
 _HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
 
 
@@ -67,6 +74,8 @@ class RankColumns:
         self.events = trace.device_event
         self.host_only = trace.host_only
         self.links = run.links[rank]
+        matched = run.matched.get(rank)
+        self.offset_ns = 0 if matched is None else matched.offset_ns
         self.start = self.events["start_ns"].to_numpy()
         self.dur = self.events["dur_ns"].to_numpy()
         self._longest = int(self.dur.max(initial=0))
@@ -80,6 +89,10 @@ class RankColumns:
         self.thread_labels = {tid: _thread_label(tid, name) for tid, name in names}
         factors = run.factors.get(rank)
         self.readers = factors.clocks.readers if factors is not None else {}
+
+    def ops(self, rows: np.ndarray) -> pa.Table:
+        """Return shapes and data types of operators, null for row -1."""
+        return self.spans.select(_OP_DETAILS).take(pa.array(rows, mask=rows < 0))
 
     def rows(self, window: Window) -> np.ndarray:
         """Return the device events that overlap the window."""
@@ -144,6 +157,8 @@ class Kinds:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._kinds: dict[tuple[int, ...], int] = {}
+        self._variants: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._variants_count = 0
 
     @property
     def names(self) -> list[str]:
@@ -182,8 +197,31 @@ class Kinds:
         numbers = [self._kinds.setdefault(key, len(self._kinds)) for key in rows]
         return np.array(numbers, dtype=np.int64)[inverse]
 
+    def variants(self, kind: np.ndarray, events: pa.Table, ops: pa.Table) -> np.ndarray:
+        """Return, for each event, the number of its launch and shapes among those of its kind.
+
+        Most kinds have one variant, so that the numbers are nearly all 0 and take no room.
+        """
+        details = [
+            _detail(t, n) for t, of in ((events, _EVENT_DETAILS), (ops, _OP_DETAILS)) for n in of
+        ]
+        first, number = distinct_rows([kind, *(codes for codes, _ in details)])
+        of_number = np.zeros(len(first), dtype=np.int64)
+        for i, row in enumerate(first.tolist()):
+            mine = self._variants.setdefault(int(kind[row]), {})
+            key = tuple(values[codes[row]] for codes, values in details)
+            if key not in mine and self._variants_count < _MAX_VARIANTS:
+                mine[key] = len(mine)
+                self._variants_count += 1
+            of_number[i] = mine.get(key, 0)
+        numbers: np.ndarray = of_number[number]
+        return numbers
+
     def dump(self) -> str:
-        """Return deflated JSON: ``names``, ``short`` (where it differs), and a column per field."""
+        """Return deflated JSON: ``names``, ``short`` (where it differs), and a column per field.
+
+        ``variants``: kind → launch and shapes of each variant; kinds without any are left out.
+        """
         names = self.names
         short = {str(i): fmt.kernel_name(name) for i, name in enumerate(names[:_MAX_SHORT])}
         fields = zip(*self._kinds, strict=True) if self._kinds else ((),) * len(self._FIELDS)
@@ -191,8 +229,23 @@ class Kinds:
             "names": names,
             "short": {i: brief for i, brief in short.items() if brief != names[int(i)]},
             "kinds": dict(zip(self._FIELDS, fields, strict=True)),
+            "details": (*_EVENT_DETAILS, *_OP_DETAILS),
+            "variants": {kind: [*of] for kind, of in self._variants.items() if any(map(any, of))},
         }
         return deflate_text(json.dumps(document, separators=(",", ":")).encode("utf-8", "replace"))
+
+
+def _detail(table: pa.Table, name: str) -> tuple[np.ndarray, list[Any]]:
+    """Return a column as codes and what each says; null is code -1, the last value."""
+    column = table[name].combine_chunks()
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    codes = ints(pa.table({"codes": column.indices}), "codes")
+    used, code = np.unique(codes, return_inverse=True)
+    values = [None if c < 0 else column.dictionary[c].as_py() for c in used.tolist()]
+    if name in _OP_DETAILS:
+        values = [v and fmt.ellipsize(fmt.cell(name, v), _MAX_CHARACTERS) for v in values]
+    return code, values
 
 
 def levels_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -251,12 +304,16 @@ class Packer:
         *,
         share: np.ndarray | int = 0,
         path: np.ndarray | int = 0,
+        launch: np.ndarray | int = -1,
+        span: np.ndarray | int = -1,
+        variant: np.ndarray | int = 0,
         **row: Any,
     ) -> None:
         self._rows.append({"group": group, "type": type, "depth": 0, "n": len(start)} | row)
         # Starts are coded as differences within each row.
         begins = np.diff(start - self.window.start_ns, prepend=0)
-        of_each = (np.broadcast_to(v, len(start)).astype(np.int64) for v in (share, path))
+        columns = (share, path, launch, span, variant)
+        of_each = (np.broadcast_to(v, len(start)).astype(np.int64) for v in columns)
         self._parts.append((begins, end - start, kind, *of_each))
 
     def _add_levels(
@@ -310,8 +367,8 @@ class Packer:
         rank, lane, rows = self.rank, self.lane, self.rank.rows(self.window)
         start = rank.start[rows]
         end = start + rank.dur[rows]
-        events = rank.events.select(["name", "device_id", "stream_id"]).take(pa.array(rows))
-        links = rank.links.select(["op", "layer", "phase", "work_class"]).take(pa.array(rows))
+        events = rank.events.take(pa.array(rows))
+        links = rank.links.take(pa.array(rows))
         columns = {name: self.kinds.column(links, name) for name in ("op", "layer", "phase")}
         codes, classes = strings(links, "work_class")
         first, second, share, causes = rank.causes
@@ -324,6 +381,8 @@ class Packer:
             category=(codes, self.kinds.numbers(classes)),
             **columns,
         )
+        variant = self.kinds.variants(kind, events, rank.ops(ints(links, "op_row")))
+        launch = ints(links, "launch_row")
         on_path = np.zeros(len(rows), dtype=bool)
         if lane is not None:
             on_path = row_set(lane.event[lane.runs], len(rank.start))[rows]
@@ -349,6 +408,8 @@ class Packer:
                 kind=kind[mine],
                 share=share[rows][mine],
                 path=on_path[mine],
+                launch=launch[mine],
+                variant=variant[mine],
                 note=classes[int(busy_ns.argmax())],
             )
 
@@ -431,6 +492,7 @@ class Packer:
                 type="host",
                 kind=kind[mine],
                 path=on_path[mine],
+                span=rows[mine],
                 note="host",
             )
         return len(overlapping) - len(rows), len(rows) - shown
@@ -464,10 +526,26 @@ class Packer:
 
     def finish(self) -> str:
         """Return the pack."""
-        names = ("start", "dur", "kind", "share", "path")
-        columns = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, int)],) * 5
+        names = ("start", "dur", "kind", "share", "path", "launch", "span", "variant")
+        columns = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, int)],) * 8
         arrays = {n: np.concatenate(parts) for n, parts in zip(names, columns, strict=True)}
+        self._number_launches(arrays)
         return pack({"rows": self._rows}, arrays, level=_LEVEL)
+
+    def _number_launches(self, arrays: dict[str, np.ndarray]) -> None:
+        """Replace rows of host spans by numbers that take little room.
+
+        A span that launched has the share 1. Launching spans are numbered from 1, by start, then
+        as they stand; an event's ``launch`` is its number, 0 for none, as a difference from the
+        event before it: 1 or 0 nearly always.
+        """
+        span, launch = arrays.pop("span"), arrays["launch"]
+        at = np.flatnonzero(row_set(launch, len(self.rank.span_start) + 1)[span] & (span >= 0))
+        at = at[np.lexsort((at, self.rank.span_start[span[at]]))]
+        arrays["share"][at] = 1
+        number = np.zeros(len(self.rank.span_start) + 1, dtype=np.int64)
+        number[span[at]] = np.arange(1, len(at) + 1)
+        arrays["launch"] = np.diff(pick(number, launch, 0), prepend=0)
 
 
 def _longest(rows: np.ndarray, length: np.ndarray, limit: int) -> np.ndarray:

@@ -44,6 +44,8 @@ class Cell:
     """What sorting compares; None compares the text."""
     mark: Mark = ""
     """Severity or outcome that the text names."""
+    link: str = ""
+    """Where a browser's page shows it: an address on the page."""
     code: bool = False
 
 

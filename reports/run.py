@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
@@ -59,7 +60,10 @@ _SCALED = (
     "cause alike, though it slows the host most."
 )
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
-_SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")
+_SCRIPTS = (
+    *("util.js", "state.js", "table.js", "details.js", "plots.js"),
+    *("timeline.js", "dock.js", "main.js"),
+)
 
 
 def page(run: Attributed, format: Format) -> Page:
@@ -279,7 +283,10 @@ def _cause_cells(
     kind, windows, doc = _kind(cause), story.windows, CAUSES[cause.id].doc
     low_high_ns = cause.ci95_ns and [v / windows for v in cause.ci95_ns]
     return [
-        cause_cell(cause.id, cause.label + (_MARKS[kind] if format == "txt" else "")),
+        replace(
+            cause_cell(cause.id, cause.label + (_MARKS[kind] if format == "txt" else "")),
+            link=f"#timeline?only=cause:{cause.id}",
+        ),
         fmt.duration(cause.time_ns / windows),
         *_scaled(story, cause.time_ns / windows),
         Cell(

@@ -94,6 +94,7 @@ def build(
                 "step": window.number,
                 "index": window.step_index,
                 "start_ns": str(window.start_ns),
+                "offset_ns": rank.offset_ns,
                 "dur_ns": window.dur_ns,
                 "events": packer.events,
                 "host_dropped": dropped + hidden,

@@ -8,7 +8,7 @@ class Details {
     this.filter.addEventListener("input", () => { this.limit = PAGE; this.draw(); });
     this.tabs = views.map((view) =>
       el("button", { type: "button", role: "tab", id: `view-${view.id}`, "aria-controls": "details-table",
-        onclick: () => this.choose(view), onkeydown: (e) => this.arrow(e) },
+        onclick: () => { this.choose(view); this.remember(); }, onkeydown: (e) => this.arrow(e) },
       el("span", {}, view.title), el("em", {}, count(view.total))));
     $("details-picker").append(...this.tabs);
     this.choose(views[0]);
@@ -21,6 +21,26 @@ class Details {
     const n = this.tabs.length, next = (this.tabs.indexOf(event.currentTarget) + step + n) % n;
     this.tabs[next].focus();
     this.choose(this.views[next]);
+    this.remember();
+  }
+
+  remember() { state.set("details", this.values()); }
+
+  values() { return { table: this.view === this.views[0] ? null : this.view.id }; }
+
+  async apply(wanted) {
+    const view = this.views.find((v) => v.id === wanted.get("table"));
+    if (view) this.choose(view);
+  }
+
+  /** To the row's place in the timeline. */
+  link(i) {
+    const value = (field) => { const c = this.view.columns.find((one) => one.field === field); return c && c.values[i] !== null ? (c.names ? c.names[c.values[i]][0] : c.values[i]) : null; };
+    const field = ["kernel", "op", "layer", "cause", "phase"].find((name) => value(name) !== null);
+    if (!data.timeline.length) return null;
+    if (field) return toTimeline(field, value(field), null, value(field));
+    const place = Object.entries({ rank: value("rank"), number: value("step") ?? value("number") }).filter(([, v]) => v !== null);
+    return place.length ? el("a", { class: "go", href: `#timeline?${new URLSearchParams(place)}`, title: "Show in the timeline", "aria-label": "Show in the timeline" }, "↗") : null;
   }
 
   choose(view) {
@@ -90,8 +110,9 @@ class Details {
     const body = shown.map((i) => el("tr", {}, columns.map((c, at) => {
       const [whole, full] = this.cell(c, i), text = c.names && !c.prose ? this.cut(whole, at ? 34 : 46) : whole;
       const share = c.unit === "ratio" && c.label === "share" && c.values[i] !== null;
+      const link = at ? null : this.link(i);
       return el("td", { class: c.prose ? "prose" : c.names ? "words" : text === DASH ? "num dim" : "num", title: full && full !== text ? full : null },
-        share ? el("span", { class: "meter small", "aria-hidden": "true" }, el("i", { style: { width: `${Math.min(100 * c.values[i], 100)}%` } })) : null, share ? el("span", {}, text) : text);
+        share ? el("span", { class: "meter small", "aria-hidden": "true" }, el("i", { style: { width: `${Math.min(100 * c.values[i], 100)}%` } })) : null, share ? el("span", {}, text) : text, link);
     })));
     const table = el("table", { class: "detail" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
     this.host.replaceChildren(table);

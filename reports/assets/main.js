@@ -9,7 +9,7 @@ for (const level of data.levels) {
 }
 
 const timeline = data.timeline.length ? new Timeline(data) : null;
-new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
+const breakdown = new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
 const plots = new Plots(data.figures);
 const details = $("details-table") ? inflateText("details-data").then((text) => new Details(JSON.parse(text), $("details-table"))) : null;
 
@@ -35,10 +35,14 @@ function stepsFigure() {
     const index = data.step_index[event.points[0].pointIndex ?? event.points[0].pointNumber];
     const rank = select.value ? Number(select.value) : timeline.window.rank;
     timeline.pick(rank, index);
-    $("timeline").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    reveal("timeline");
   }));
 }
 if ($("fig-steps")) stepsFigure();
+if ($("fig-waterfall")) $("fig-waterfall").addEventListener("drawn", () => $("fig-waterfall").on("plotly_click", ({ points }) => {
+  const cause = data.figures.waterfall.causes[points[0].pointIndex];
+  if (timeline && cause) location.hash = `timeline?${new URLSearchParams({ only: `cause:${cause}` })}`;
+}));
 
 document.querySelectorAll("[data-copy]").forEach((button) => {
   if (!navigator.clipboard) return;
@@ -53,7 +57,7 @@ document.querySelectorAll("[data-copy]").forEach((button) => {
 function printing(on) {
   css.printing = on;
   plots.redraw();
-  if (timeline) { timeline.colors = null; timeline.paint(); }
+  if (timeline) { timeline.colors = null; timeline.resize(); }
 }
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
@@ -72,9 +76,14 @@ document.querySelectorAll("main > section").forEach((s) => inView.observe(s));
   try {
     await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
     if (timeline) await timeline.start();
+    state.parts = [timeline, breakdown].filter(Boolean);
+    await state.apply(true);
+    addEventListener("hashchange", () => state.apply(false));
     document.documentElement.dataset.ready = "timeline";
     performance.mark("chopper-timeline");
-    await details;
+    const tables = await details;
+    if (tables) await state.add(tables);
+    await timeline?.ranksLoaded;
     plots.start();
     await plots.rest();
     document.documentElement.dataset.ready = "all";

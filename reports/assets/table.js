@@ -12,7 +12,7 @@ class Breakdown {
     this.open = new Set();
     this.tabs = data.levels.map((level) =>
       el("button", { type: "button", role: "tab", id: `tab-${level.id}`, "aria-controls": "breakdown-table",
-        onclick: () => this.choose(level), onkeydown: (e) => this.arrow(e) }, level.label));
+        onclick: () => { this.choose(level); this.remember(); }, onkeydown: (e) => this.arrow(e) }, level.label));
     tabs.append(...this.tabs);
     filter.addEventListener("input", () => { this.limit = PAGE; this.draw(); });
     this.choose(this.level);
@@ -24,6 +24,25 @@ class Breakdown {
     const n = this.tabs.length, next = (this.tabs.indexOf(event.currentTarget) + step + n) % n;
     this.tabs[next].focus();
     this.choose(this.data.levels[next]);
+    this.remember();
+  }
+
+  remember() { state.set("breakdown", this.values()); }
+
+  values() {
+    const [open] = this.open;
+    return { by: this.level === this.data.levels[0] ? null : this.level.id, row: open ? open.full : null };
+  }
+
+  async apply(wanted) {
+    const level = this.data.levels.find((l) => l.id === wanted.get("by"));
+    if (level) this.choose(level);
+    const row = wanted.has("row") && this.level.rows.find((r) => r.full === wanted.get("row"));
+    if (!row) return;
+    this.filter.value = "";
+    this.open.add(row);
+    this.limit = Math.max(this.limit, this.rows().indexOf(row) + 1);
+    this.draw();
   }
 
   choose(level) {
@@ -104,6 +123,7 @@ class Breakdown {
     const toggle = () => {
       if (!this.open.delete(row)) this.open.add(row);
       this.draw();
+      this.remember();
       this.host.querySelector(`[data-row="${this.level.rows.indexOf(row)}"]`).focus({ preventScroll: true });
     };
     const cells = {
@@ -135,12 +155,23 @@ class Breakdown {
       }));
   }
 
+  /** To the row's place in the timeline. */
+  link(row) {
+    const { id } = this.level, words = "Show in the timeline ↗";
+    if (!this.data.timeline.length || row.none) return null;
+    if (id === "step" || id === "rank") {
+      const query = id === "step" ? { number: row.full } : { rank: row.full };
+      return el("p", { class: "links" }, el("a", { href: `#timeline?${new URLSearchParams(query)}` }, words));
+    }
+    return el("p", { class: "links" }, toTimeline(id, row.full, words));
+  }
+
   detail(row) {
     const list = [...row.causes].sort((a, b) => b[1] - a[1]).map(([i, t]) => {
       const cause = this.data.causes[i];
       return el("li", {}, el("i", { class: "swatch", style: { "--cause": cause.color } }), el("span", {}, cause.label),
         el("b", {}, duration(t / row.per)), el("em", {}, percent(t / row.time)));
     });
-    return [row.full !== row.shown ? el("p", { class: "full" }, row.full) : null, el("ul", { class: "causes" }, list)];
+    return [this.link(row), row.full !== row.shown ? el("p", { class: "full" }, row.full) : null, el("ul", { class: "causes" }, list)];
   }
 }

@@ -5,7 +5,7 @@
  * that events cover (from running sums, so exactly), in the colour of the longest of them. The
  * cost of a frame depends on its width, not on the number of events.
  */
-const HEIGHTS = { path: 20, phase: 20, layer: 20, state: 24, device: 22, host: 17, clock: 20, telemetry: 58 };
+const HEIGHTS = { rank: 18, path: 20, phase: 20, layer: 20, state: 24, device: 22, host: 17, clock: 20, telemetry: 58 };
 const GROUP_GAP = 7, RULER = 26, MINI = 34, MIN_SPAN_NS = 40;
 const NAME_COLORS = ["#3b7dd8", "#12a17d", "#e07b1a", "#c05a9c", "#c9a227", "#6a5acd", "#3d9fc9", "#d1491b", "#7d7768", "#8fae3c"];
 const HOST_COLORS = { annotation: "#7d8aa5", cpu_op: "#9db2cf", runtime: "#d9a15f", driver: "#d9a15f", sync: "#c46a3b", python: "#b9c4b0", gc: "#8a8f3c", overhead: "#a7a7a7" };
@@ -24,8 +24,12 @@ class Timeline {
     this.packs = new Map();
     this.expanded = new Map();
     this.query = "";
+    this.only = null;
     this.selected = null;
+    this.stretch = null;
     this.hover = null;
+    this.ranks = [];
+    this.dock = new Dock(this, $("tl-detail"));
     this.body = $("tl-body");
     this.gutter = el("div", { class: "tl-gutter" });
     this.mini = el("canvas", { class: "tl-mini", "aria-hidden": "true" });
@@ -45,6 +49,8 @@ class Timeline {
     this.names = names.names;
     this.short = names.short;
     this.kinds = names.kinds;
+    this.variants = names.variants;
+    this.details = names.details;
     this.telemetry = await unpack("series");
     for (const [i, one] of this.telemetry.meta.series.entries()) {
       const delta = this.telemetry.arrays[`t${i}`], time = new Float64Array(delta.length);
@@ -54,10 +60,59 @@ class Timeline {
       one.value = this.telemetry.arrays[`v${i}`];
       one.origin = BigInt(one.start_ns);
     }
-    const slowest = this.windows.reduce((a, w) => (w.dur_ns > a.dur_ns ? w : a), this.windows[0]);
-    await this.show(slowest);
+    await this.show(this.windows.reduce((a, w) => (w.dur_ns > a.dur_ns ? w : a), this.windows[0]));
     new ResizeObserver(() => this.resize()).observe(this.view);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.colors = null; this.draw(); });
+  }
+
+  // ---- the page's address ----
+
+  remember() { state.set("timeline", this.values()); }
+
+  values() {
+    const { window: step, t0, t1, stretch } = this, span = (a, b) => `${Math.round(a)}-${Math.round(b)}`;
+    return {
+      rank: step.rank, step: step.index, view: t1 - t0 < step.dur_ns ? span(t0, t1) : null, stretch: stretch && span(...stretch),
+      event: this.selected?.i, colour: this.mode === "cause" ? null : this.mode, find: this.query.trim(), only: this.only && `${this.only.field}:${this.only.value}`,
+      path: this.onPath ? 1 : null,
+    };
+  }
+
+  async apply(wanted) {
+    const number = (name) => (/^\d{1,19}$/.test(wanted.get(name) ?? "") ? Number(wanted.get(name)) : null);
+    const span = (name) => { const m = /^(\d{1,15})-(\d{1,15})$/.exec(wanted.get(name) ?? ""); return m && Number(m[1]) < Number(m[2]) ? [Number(m[1]), Number(m[2])] : null; };
+    const rank = number("rank") ?? this.window.rank, named = this.windows.filter((w) => w.rank === rank);
+    const at = /^\d{1,19}$/.test(wanted.get("at") ?? "") ? BigInt(wanted.get("at")) : null;
+    let target = this.window;
+    if (at !== null) target = named.find((w) => at >= BigInt(w.start_ns) && at < BigInt(w.start_ns) + BigInt(w.dur_ns)) ?? named[0] ?? target;
+    else if (wanted.has("number")) target = named.find((w) => w.step === number("number")) ?? target;
+    else if (wanted.has("rank") || wanted.has("step")) target = this.nearest(named, number("step") ?? target.index) ?? target;
+    if (target !== this.window) await this.show(target);
+    if (wanted.has("colour")) { $("tl-color").value = wanted.get("colour"); this.recolour($("tl-color").value || "cause"); }
+    if (wanted.has("path") && !this.onPath) this.togglePath();
+    if (wanted.has("find")) { $("tl-search").value = wanted.get("find"); this.search(wanted.get("find")); }
+    if (wanted.has("only") || at !== null) this.keepOnly(wanted.get("only"));
+    if (span("view")) this.range(...span("view"));
+    if (span("stretch")) this.mark(span("stretch"));
+    const event = number("event");
+    if (event !== null && event < this.pack.kind.length) this.select(this.markOf(event));
+    else if (at !== null) this.goTo(at - BigInt(target.start_ns));
+    else if (this.only && wanted.has("only") && !span("view") && !span("stretch")) await this.longest();
+  }
+
+  nearest(windows, index) {
+    return windows.reduce((a, w) => (a === null || Math.abs(w.index - index) < Math.abs(a.index - index) ? w : a), null);
+  }
+
+  /** The device event that starts at a moment of this window. */
+  goTo(moment) {
+    const t = Number(moment);
+    for (const row of this.pack.rows) {
+      if (row.type !== "device") continue;
+      const i = lowerBound(this.pack.start, t, row.lo, row.hi);
+      if (i < row.hi && this.pack.start[i] === t) { this.around(i); return; }
+    }
+    this.range(t - this.window.dur_ns / 40, t + this.window.dur_ns / 40);
   }
 
   // ---- choosing ----
@@ -67,16 +122,21 @@ class Timeline {
     $("tl-rank").append(...ranks.map((r) => el("option", { value: r }, this.data.rank_labels[r] ?? `rank ${r}`)));
     if (ranks.length < 2) $("tl-rank").closest("label").hidden = true;
     $("tl-rank").addEventListener("change", () => this.pick(Number($("tl-rank").value), this.window?.index));
-    $("tl-step").addEventListener("change", () => this.show(this.windows[Number($("tl-step").value)]));
-    $("tl-color").addEventListener("change", (e) => { this.mode = e.target.value; this.colors = null; this.legend(); this.draw(); });
+    $("tl-step").addEventListener("change", () => this.show(this.windows[Number($("tl-step").value)]).then(() => this.remember()));
+    $("tl-color").addEventListener("change", (e) => { this.recolour(e.target.value); this.remember(); });
   }
 
   /** The window of a rank nearest to a step that is embedded. */
   pick(rank, index) {
-    const mine = this.windows.filter((w) => w.rank === rank);
-    if (!mine.length) return null;
-    const best = mine.reduce((a, w) => (Math.abs(w.index - index) < Math.abs(a.index - index) ? w : a), mine[0]);
-    return this.show(best);
+    const best = this.nearest(this.windows.filter((w) => w.rank === rank), index);
+    return best && this.show(best).then(() => this.remember());
+  }
+
+  recolour(mode) {
+    this.mode = mode;
+    this.colors = null;
+    this.legend();
+    this.draw();
   }
 
   async show(window) {
@@ -87,15 +147,38 @@ class Timeline {
     $("tl-step").replaceChildren(...mine.map(([w, i]) =>
       el("option", { value: i, selected: w === window }, `${w.step ?? "whole trace"} · ${duration(w.dur_ns)}${w.dur_ns === slowest && mine.length > 1 ? " · slowest" : ""}`)));
     this.pack = await this.load(window);
-    this.selected = this.hover = null;
-    $("tl-detail").replaceChildren();
+    this.selected = this.hover = this.stretch = null;
     this.t0 = 0;
     this.t1 = window.dur_ns;
     this.colors = null;
+    this.ranks = this.aligned(window);
     this.layout();
+    this.dock.show();
     this.search(this.query);
     this.legend();
     this.resize();
+  }
+
+  /** All ranks' windows of this step, on the clock of this one; without a common clock, by their start. */
+  aligned(window) {
+    const ranks = this.windows.filter((w) => w.index === window.index);
+    if (ranks.length < 2) return [];
+    const moment = (w) => BigInt(w.start_ns) - BigInt(w.offset_ns);
+    const rows = ranks.map((w) => {
+      const lead = Number(moment(w) - moment(window));
+      return { window: w, label: this.data.rank_labels[w.rank] ?? `rank ${w.rank}`, shift: Math.abs(lead) < window.dur_ns ? lead : 0, row: null };
+    });
+    this.ranksLoaded = (async () => {
+      for (const one of rows) {
+        const pack = await this.load(one.window);
+        one.row = pack.rows.find((r) => r.type === "state") ?? null;
+        if (this.ranks !== rows) return;
+      }
+      this.layout();
+      this.resize();
+      if (!this.selected) this.dock.show();
+    })();
+    return rows;
   }
 
   async load(window) {
@@ -113,7 +196,13 @@ class Timeline {
         for (i = 0; i < n; i++) sum[i + 1] = sum[i] + arrays.dur[i];
         const path = arrays.path, onPath = new Uint32Array(n + 1);
         for (i = 0; i < n; i++) onPath[i + 1] = onPath[i] + path[i];
-        return { rows: meta.rows, start, end, sum, dur: arrays.dur, kind: arrays.kind, share: arrays.share, path, onPath };
+        const launch = new Int32Array(n), launches = [];
+        for (let number = i = 0; i < n; i++) launch[i] = number += arrays.launch[i];
+        for (const row of meta.rows) if (row.type === "host") for (i = row.lo; i < row.hi; i++) if (arrays.share[i]) launches.push(i);
+        launches.sort((a, b) => start[a] - start[b] || a - b);
+        const pack = { rows: meta.rows, start, end, sum, dur: arrays.dur, kind: arrays.kind, share: arrays.share, path, onPath, launch, launches, variant: arrays.variant };
+        for (const row of meta.rows) row.pack = pack;
+        return pack;
       })());
     }
     return this.packs.get(window.id);
@@ -139,6 +228,12 @@ class Timeline {
     let y = RULER;
     const labels = [];
     let type = null;
+    for (const rank of this.ranks) {
+      labels.push({ rank, y, h: HEIGHTS.rank, first: HEIGHTS.rank });
+      if (rank.row) this.lanes.push({ row: rank.row, y, h: HEIGHTS.rank - 3, type: "rank", rank, shift: rank.shift });
+      y += HEIGHTS.rank;
+      type = "rank";
+    }
     for (const group of groups) {
       if (type !== null && (type !== group.type || group.type === "host")) y += GROUP_GAP;
       type = group.type;
@@ -155,7 +250,12 @@ class Timeline {
     this.gutter.style.height = `${this.height + MINI}px`;
   }
 
-  label({ group, strip, y, h, first }) {
+  label({ group, strip, rank, y, h, first }) {
+    if (rank) {
+      const current = rank.window === this.window;
+      return el("button", { type: "button", class: "of-rank", style: { top: `${y + MINI}px`, height: `${h}px` }, "aria-pressed": String(current), title: `Show ${rank.label}`,
+        onclick: () => this.turnTo(rank) }, el("span", {}, rank.label), el("small", {}, duration(rank.window.dur_ns)));
+    }
     const place = { top: `${y + MINI}px`, height: `${group && group.rows.length > 1 && group.type === "host" ? first : Math.max(first, Math.min(h, 22))}px` };
     if (strip) return el("div", { style: place, title: strip.panel }, el("span", {}, strip.panel));
     const words = [el("span", {}, group.label), group.note && group.type === "device" ? el("small", {}, group.note) : null];
@@ -278,6 +378,7 @@ class Timeline {
     this.onPath = !this.onPath;
     $("tl-path").setAttribute("aria-pressed", String(this.onPath));
     this.legend();
+    this.remember();
     this.draw();
   }
 
@@ -325,17 +426,17 @@ class Timeline {
     }
   }
 
-  lane(g, p, { row, y, h, type }) {
-    const { start, end, sum, kind, dur, path, onPath } = this.pack, scale = this.width / (this.t1 - this.t0);
-    const matches = this.matches, searching = matches !== null;
+  lane(g, p, { row, y, h, type, shift = 0 }) {
+    const { start, end, sum, kind, dur, path, onPath } = row.pack, scale = this.width / (this.t1 - this.t0);
+    const matches = this.matches, searching = matches !== null && row.pack === this.pack && type !== "rank" && type !== "mini", t0 = this.t0 - shift, t1 = this.t1 - shift;
     const marking = this.onPath && (type === "device" || type === "host");
     const underline = (x, wide) => { g.globalAlpha = 1; g.fillStyle = p.accent; g.fillRect(x, y + h - 3, wide, 3); };
     g.font = `${type === "host" ? 10.5 : 11}px ${css("--sans")}`;
     g.textBaseline = "middle";
-    let i = lowerBound(start, this.t0, row.lo, row.hi);
-    if (i > row.lo && end[i - 1] > this.t0) i--;
-    while (i < row.hi && start[i] < this.t1) {
-      const x0 = (start[i] - this.t0) * scale, x1 = (end[i] - this.t0) * scale;
+    let i = lowerBound(start, t0, row.lo, row.hi);
+    if (i > row.lo && end[i - 1] > t0) i--;
+    while (i < row.hi && start[i] < t1) {
+      const x0 = (start[i] - t0) * scale, x1 = (end[i] - t0) * scale;
       if (x1 - x0 >= 1) {
         const left = Math.max(x0, -2), right = Math.min(x1, this.width + 2), wide = right - left;
         const k = kind[i], hit = searching && matches.kinds[k];
@@ -343,13 +444,13 @@ class Timeline {
         g.globalAlpha = (p.faint[k] ? 0.38 : 1) * ((searching && !hit) || off ? 0.16 : 1);
         g.fillStyle = p.colors[k];
         g.fillRect(left, y, wide > 3 ? wide - 0.75 : wide, h);
-        if (wide > 34 && type !== "mini") this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit) || off);
+        if (wide > 34 && type !== "mini" && type !== "rank") this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit) || off);
         if (marking && !off) underline(left, wide > 3 ? wide - 0.75 : wide);
         i++;
         continue;
       }
       // A pixel's worth of short events: one column, as opaque as they cover it.
-      const column = Math.floor(x0), stop = this.t0 + (column + 1) / scale;
+      const column = Math.floor(x0), stop = t0 + (column + 1) / scale;
       let j = Math.max(lowerBound(start, stop, i + 1, row.hi), i + 1);
       if (j - 1 > i && end[j - 1] > stop) j--; // begins in this pixel, ends elsewhere: drawn by itself
       const covered = Math.min(1, (sum[j] - sum[i]) * scale);
@@ -460,12 +561,43 @@ class Timeline {
     }
   }
 
+  laneOf(i) {
+    const row = this.rowOf(i);
+    return this.lanes.find((l) => l.row === row && l.type !== "rank") ?? this.lanes.find((l) => l.row.group === row.group && l.type === row.type);
+  }
+
+  /** From the call to the event that it launched. */
+  arrow(g, p, i) {
+    const launch = this.launchOf(i), from = launch >= 0 && this.laneOf(launch), to = this.laneOf(i);
+    if (!from || !to || this.pack.start[launch] === this.pack.start[i]) return;
+    const x0 = this.x(this.pack.start[launch]), x1 = this.x(this.pack.start[i]), y0 = from.y, y1 = to.y + to.h, bend = Math.max(18, Math.abs(y1 - y0) / 3);
+    g.strokeStyle = g.fillStyle = p.accent;
+    g.lineWidth = 1.5;
+    g.beginPath(); g.moveTo(x0, y0); g.bezierCurveTo(x0, y0 - bend, x1, y1 + bend, x1, y1 + 5); g.stroke();
+    g.beginPath(); g.moveTo(x1, y1); g.lineTo(x1 - 4, y1 + 7); g.lineTo(x1 + 4, y1 + 7); g.fill();
+    g.lineWidth = 1;
+  }
+
   marks(g, p) {
+    if (this.stretch && !this.dragging) {
+      const a = this.x(this.stretch[0]), b = this.x(this.stretch[1]);
+      g.fillStyle = g.strokeStyle = p.accent;
+      g.globalAlpha = 0.1;
+      g.fillRect(a, 0, b - a, this.height);
+      g.globalAlpha = 1;
+      g.strokeRect(Math.round(a) + 0.5, -1, Math.max(Math.round(b - a), 1), this.height + 2);
+    }
+    if (this.selected) {
+      this.arrow(g, p, this.selected.i);
+      const first = this.launchedBy(this.selected.i)[0];
+      if (first !== undefined) this.arrow(g, p, first);
+    }
     for (const [mark, color] of [[this.hover, p.soft], [this.selected, p.text]]) {
       if (!mark) continue;
-      const lane = this.lanes.find((l) => mark.i >= l.row.lo && mark.i < l.row.hi);
+      const lane = mark.lane?.type === "rank" ? mark.lane : this.laneOf(mark.i);
       if (!lane) continue;
-      const x0 = this.x(this.pack.start[mark.i]), x1 = this.x(this.pack.end[mark.i]);
+      const { start, end } = lane.row.pack, shift = lane.shift ?? 0;
+      const x0 = this.x(start[mark.i] + shift), x1 = this.x(end[mark.i] + shift);
       g.strokeStyle = color;
       g.lineWidth = mark === this.selected ? 2 : 1;
       g.strokeRect(Math.max(x0, -3) + 0.5, lane.y - 0.5, Math.max(2, Math.min(x1, this.width + 3) - Math.max(x0, -3)) - 1, lane.h + 1);
@@ -525,10 +657,27 @@ class Timeline {
   }
 
   range(t0, t1) {
-    const full = this.window.dur_ns, span = Math.min(Math.max(t1 - t0, MIN_SPAN_NS), full);
-    this.t0 = Math.min(Math.max(t0, 0), full - span);
+    const full = this.window.dur_ns, span = Math.round(Math.min(Math.max(t1 - t0, MIN_SPAN_NS), full));
+    this.t0 = Math.round(Math.min(Math.max(t0, 0), full - span));
     this.t1 = this.t0 + span;
+    this.remember();
     this.draw();
+  }
+
+  /** Select a stretch for its sums. */
+  mark(stretch) {
+    this.selected = null;
+    this.stretch = stretch && [Math.max(Math.min(...stretch), 0), Math.min(Math.max(...stretch), this.window.dur_ns)];
+    this.dock.show();
+    this.remember();
+    this.draw();
+  }
+
+  async turnTo(rank) {
+    const { t0, t1 } = this, zoomed = t1 - t0 < this.window.dur_ns;
+    await this.show(rank.window);
+    if (zoomed) this.range(t0 - rank.shift, t1 - rank.shift);
+    this.remember();
   }
 
   listen() {
@@ -540,8 +689,10 @@ class Timeline {
     $("tl-next").addEventListener("click", () => this.jump(1));
     $("tl-prev").addEventListener("click", () => this.jump(-1));
     let later = 0;
-    $("tl-search").addEventListener("input", (e) => { clearTimeout(later); later = setTimeout(() => this.search(e.target.value), 80); });
-    $("tl-search").addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); this.search(e.target.value); this.jump(e.shiftKey ? -1 : 1); } });
+    const find = (words) => { this.search(words); this.remember(); };
+    $("tl-search").addEventListener("input", (e) => { clearTimeout(later); later = setTimeout(() => find(e.target.value), 80); });
+    $("tl-search").addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); find(e.target.value); this.jump(e.shiftKey ? -1 : 1); } });
+    $("tl-only").addEventListener("click", () => { this.keepOnly(null); this.remember(); });
     this.body.addEventListener("keydown", (e) => this.key(e));
     const c = this.canvas;
     c.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
@@ -566,7 +717,7 @@ class Timeline {
       "+": () => this.zoom(0.6), "=": () => this.zoom(0.6), w: () => this.zoom(0.6), "-": () => this.zoom(1 / 0.6), s: () => this.zoom(1 / 0.6),
       0: () => this.range(0, this.window.dur_ns), Home: () => this.range(0, this.window.dur_ns),
       Enter: () => this.jump(e.shiftKey ? -1 : 1), "/": () => $("tl-search").focus(),
-      f: () => this.selected && this.around(this.selected.i), Escape: () => this.select(null),
+      f: () => this.selected && this.around(this.selected.i), Escape: () => (this.selected ? this.select(null) : this.mark(null)), z: () => this.stretch && this.range(...this.stretch),
       c: () => this.togglePath(), "[": () => this.neighbour(-1), "]": () => this.neighbour(1),
     }[e.key];
     if (!act) return;
@@ -616,7 +767,7 @@ class Timeline {
     const found = this.at(x, e.offsetY);
     this.hover = found;
     this.canvas.classList.toggle("over", Boolean(found));
-    if (found) tip.show(e.clientX, e.clientY, () => this.describe(found.i));
+    if (found) tip.show(e.clientX, e.clientY, () => this.describe(found));
     else {
       const strip = this.strips.find((s) => e.offsetY >= s.y && e.offsetY <= s.y + s.h);
       if (strip) tip.show(e.clientX, e.clientY, () => this.read(strip, this.t(x)));
@@ -632,16 +783,22 @@ class Timeline {
     if (!drag) return;
     if (drag.mode === "zoom" && Math.abs(drag.x - drag.from) > 4) {
       const a = this.t(Math.min(drag.from, drag.x)), b = this.t(Math.max(drag.from, drag.x));
-      this.range(a, b);
-    } else if (Math.abs(drag.x - drag.from) <= 4) this.select(this.at(e.offsetX, e.offsetY));
+      this.mark([a, b]);
+    } else if (Math.abs(drag.x - drag.from) <= 4) this.click(this.at(e.offsetX, e.offsetY));
     this.draw();
+  }
+
+  click(mark) {
+    const rank = mark?.lane.rank;
+    if (rank && rank.window !== this.window) this.turnTo(rank);
+    else this.select(mark);
   }
 
   /** The event at a place, or the nearest within three pixels. */
   at(x, y) {
     const lane = this.lanes.find((l) => y >= l.y && y <= l.y + l.h + 1);
     if (!lane) return null;
-    const { start, end } = this.pack, t = this.t(x), slack = (3 * (this.t1 - this.t0)) / this.width;
+    const { start, end } = lane.row.pack, t = this.t(x) - (lane.shift ?? 0), slack = (3 * (this.t1 - this.t0)) / this.width;
     let i = lowerBound(start, t, lane.row.lo, lane.row.hi);
     if (i > lane.row.lo && end[i - 1] >= t) i--;
     else if (i > lane.row.lo && (i >= lane.row.hi || t - end[i - 1] < start[i] - t)) i--;
@@ -651,9 +808,9 @@ class Timeline {
 
   // ---- words ----
 
-  causesOf(i) {
-    const k = this.pack.kind[i], { first, second } = this.kinds, out = [];
-    const share = this.pack.share[i] / 255, label = (c) => this.data.cause_labels[this.names[c]] || this.names[c], color = (c) => this.data.cause_colors[this.names[c]];
+  causesOf(i, pack = this.pack) {
+    const k = pack.kind[i], { first, second } = this.kinds, out = [];
+    const share = pack.share[i] / 255, label = (c) => this.data.cause_labels[this.names[c]] || this.names[c], color = (c) => this.data.cause_colors[this.names[c]];
     if (first[k] < 0) return out;
     if (second[k] < 0) return [[label(first[k]), null, color(first[k])]];
     out.push([label(first[k]), share, color(first[k])]);
@@ -661,9 +818,9 @@ class Timeline {
     return out;
   }
 
-  facts(i) {
-    const k = this.pack.kind[i], { kinds, names } = this, category = names[kinds.category[k]];
-    const facts = [["Duration", duration(this.pack.dur[i])], ["Starts at", duration(this.pack.start[i]) === "0" ? "0" : duration(this.pack.start[i])]];
+  facts(i, pack = this.pack) {
+    const k = pack.kind[i], { kinds, names } = this, category = names[kinds.category[k]];
+    const facts = [["Duration", duration(pack.dur[i])], ["Starts at", duration(pack.start[i])]];
     if (kinds.op[k] >= 0) facts.push(["Operator", names[kinds.op[k]]]);
     if (kinds.layer[k] >= 0) facts.push(["Layer", names[kinds.layer[k]]]);
     if (kinds.phase[k] >= 0) facts.push(["Phase", names[kinds.phase[k]]]);
@@ -671,10 +828,10 @@ class Timeline {
     return facts;
   }
 
-  describe(i) {
-    const k = this.pack.kind[i], device = !["phase", "layer", "state", "path"].includes(this.names[this.kinds.category[k]]);
-    const nodes = [el("div", { class: "t" }, this.title(k)), ...this.facts(i).map(([a, b]) => tipRow(a, b))];
-    const causes = this.causesOf(i);
+  describe({ i, lane }) {
+    const { pack } = lane.row, k = pack.kind[i], device = !["phase", "layer", "state", "path"].includes(this.names[this.kinds.category[k]]);
+    const nodes = [el("div", { class: "t" }, this.title(k)), ...(lane.rank ? [tipRow("Rank", lane.rank.label)] : []), ...this.facts(i, pack).map(([a, b]) => tipRow(a, b))];
+    const causes = this.causesOf(i, pack);
     causes.forEach(([label, share, color], n) => nodes.push(tipRow(n ? "" : "Counts as", share === null ? (n ? `then ${label}` : label) : `${label} ${percent(share)}`, color)));
     if (!causes.length && device && !(this.names[this.kinds.category[k]] in HOST_COLORS)) nodes.push(tipRow("Counts as", "hidden under other work: costs no time"));
     return nodes;
@@ -688,22 +845,52 @@ class Timeline {
     })];
   }
 
-  select(found) {
-    this.selected = found;
+  select(mark) {
+    this.selected = mark;
+    this.dock.show();
+    this.remember();
     this.draw();
-    const host = $("tl-detail");
-    if (!found) { host.replaceChildren(); return; }
-    const { pack, kinds, names } = this, k = pack.kind[found.i], full = names[kinds.name[k]];
-    let n = 0, total = 0, longest = 0;
-    const { lo, hi } = this.familyOf(found.lane);
-    for (let i = lo; i < hi; i++) if (kinds.name[pack.kind[i]] === kinds.name[k]) { n++; total += pack.dur[i]; longest = Math.max(longest, pack.dur[i]); }
-    const facts = [...this.facts(found.i), ...this.causesOf(found.i).map(([label, share], m) => [m ? "Then" : "Counts as", share === null ? label : `${label} ${percent(share)}`]),
-      ["All of this name here", `${count(n)} · ${duration(total)} · mean ${duration(total / n)} · longest ${duration(longest)}`]];
-    host.replaceChildren(el("h4", {}, full), el("dl", {}, facts.map(([a, b]) => el("div", {}, el("dt", {}, a), el("dd", {}, b)))));
   }
 
-  familyOf(lane) {
-    const rows = this.pack.rows.filter((r) => r.type === lane.type && (lane.type !== "host" || r.group === lane.row.group));
+  markOf(i) { return { i, lane: this.laneOf(i) }; }
+
+  rowOf(i, pack = this.pack) { return pack.rows.find((r) => i >= r.lo && i < r.hi); }
+
+  /** The host span that launched an event, -1 where it is not here. */
+  launchOf(i) {
+    const number = this.pack.launch[i];
+    return number > 0 ? this.pack.launches[number - 1] : -1;
+  }
+
+  /** The events that a host span launched, the first to run first. */
+  launchedBy(i) {
+    const { pack } = this, number = pack.share[i] && this.rowOf(i).type === "host" ? pack.launches.indexOf(i) + 1 : 0, events = [];
+    if (!number) return events;
+    for (const row of pack.rows) if (row.type === "device") for (let j = row.lo; j < row.hi; j++) if (pack.launch[j] === number) events.push(j);
+    return events.sort((a, b) => pack.start[a] - pack.start[b]);
+  }
+
+  /** The spans of one lane around a span and itself, the outermost first. */
+  enclosing(i) {
+    const { start, end, rows } = this.pack, own = this.rowOf(i), frames = [];
+    for (const row of rows) {
+      if (row.type !== own.type || row.group !== own.group || row.depth > own.depth) continue;
+      const at = lowerBound(start, start[i] + 0.5, row.lo, row.hi) - 1;
+      if (at >= row.lo && end[at] >= end[i]) frames.push(at);
+    }
+    return frames;
+  }
+
+  /** Calls back with each event of a row that overlaps a stretch, and for how long. */
+  within(row, a, b, use) {
+    const { start, end } = row.pack;
+    let i = lowerBound(start, a, row.lo, row.hi);
+    if (i > row.lo && end[i - 1] > a) i--;
+    for (; i < row.hi && start[i] < b; i++) use(i, Math.min(end[i], b) - Math.max(start[i], a));
+  }
+
+  familyOf(own) {
+    const rows = this.pack.rows.filter((r) => r.type === own.type && (own.type !== "host" || r.group === own.group));
     return { lo: Math.min(...rows.map((r) => r.lo)), hi: Math.max(...rows.map((r) => r.hi)) };
   }
 
@@ -713,17 +900,17 @@ class Timeline {
     this.query = text;
     const words = text.trim().toLowerCase().split(/\s+/).filter(Boolean);
     $("tl-prev").disabled = $("tl-next").disabled = true;
-    if (!words.length || !this.pack) { this.matches = null; $("tl-hits").textContent = ""; this.draw(); return; }
+    if ((!words.length && !this.only) || !this.pack) { this.matches = null; $("tl-hits").textContent = ""; this.draw(); return; }
     const { kinds, names, pack } = this, n = kinds.name.length, lower = names.map((s) => s.toLowerCase());
     const hit = new Uint8Array(n);
     for (let k = 0; k < n; k++) {
       const where = [kinds.name[k], kinds.op[k], kinds.layer[k]].map((i) => (i < 0 ? "" : lower[i])).join(" ");
-      hit[k] = words.every((w) => where.includes(w)) ? 1 : 0;
+      hit[k] = words.every((w) => where.includes(w)) && (!this.only || this.isOf(k)) ? 1 : 0;
     }
     const prefix = new Uint32Array(pack.kind.length + 1), list = [];
     let total = 0;
     for (const row of pack.rows) {
-      const counted = row.type === "device" || row.type === "host";
+      const counted = row.type === "device" || row.type === "host" || (row.type === "state" && this.only?.field === "cause");
       for (let i = row.lo; i < row.hi; i++) {
         const yes = hit[pack.kind[i]];
         prefix[i + 1] = prefix[i] + yes;
@@ -737,6 +924,45 @@ class Timeline {
     this.draw();
   }
 
+  /** Show events of one cause, kernel, operator, layer or phase only: `field:value`; null for all. */
+  keepOnly(text) {
+    const [, field, value] = /^(cause|kernel|op|layer|phase):([^]*)$/.exec(text ?? "") ?? [];
+    this.only = field ? { field, value } : null;
+    const words = { op: "operator" }[field] ?? field, shown = field === "cause" ? this.data.cause_labels[value] ?? value : value;
+    $("tl-only").hidden = !field;
+    $("tl-only").replaceChildren(...(field ? [el("span", {}, `${words} ${shown}`), " ×"] : []));
+    this.search(this.query);
+  }
+
+  /** Whether a kind is of the cause, kernel, operator, layer or phase that is shown. */
+  isOf(k) {
+    const { kinds, names } = this, { field, value } = this.only;
+    if (field === "cause") return [kinds.first[k], kinds.second[k]].some((c) => c >= 0 && (names[c] === value || names[c].startsWith(`${value}.`)));
+    if (names[kinds.category[k]] in HOST_COLORS) return false;
+    const at = { kernel: kinds.name, op: kinds.op, layer: kinds.layer, phase: kinds.phase }[field][k];
+    if (at < 0) return false;
+    // Long names are cut in the middle where a table shows them.
+    const [head, tail] = value.split("…");
+    return names[at] === value || (tail !== undefined && names[at].startsWith(head) && names[at].endsWith(tail));
+  }
+
+  /** Go to the longest event that is shown, in this window or the next that has one. */
+  async longest() {
+    const began = this.window, others = this.windows.filter((w) => w !== began)
+      .sort((a, b) => (b.rank === began.rank) - (a.rank === began.rank) || b.dur_ns - a.dur_ns).slice(0, 16);
+    for (const window of [began, ...others]) {
+      if (window !== this.window) await this.show(window);
+      const list = this.matches?.list ?? [], { dur, start } = this.pack;
+      if (!list.length) continue;
+      const best = list.reduce((a, i) => (dur[i] > dur[a] ? i : a), list[0]), span = Math.min(Math.max(dur[best] * 12, 2000), this.window.dur_ns);
+      this.range(start[best] + dur[best] / 2 - span / 2, start[best] + dur[best] / 2 + span / 2);
+      this.select(this.markOf(best));
+      return;
+    }
+    await this.show(began);
+    $("tl-hits").textContent = "nothing in the steps that are embedded";
+  }
+
   jump(step) {
     const list = this.matches?.list;
     if (!list?.length) return;
@@ -748,17 +974,16 @@ class Timeline {
 
   neighbour(step) {
     if (!this.selected) return;
-    const { row } = this.selected.lane, i = this.selected.i + step;
+    const row = this.rowOf(this.selected.i), i = this.selected.i + step;
     if (i >= row.lo && i < row.hi) this.around(i, true);
   }
 
   around(i, keepZoom) {
-    const row = this.pack.rows.find((r) => i >= r.lo && i < r.hi);
+    const row = this.rowOf(i);
     if (row.type === "host" && row.depth > 0 && !this.expanded.get(row.group)) { this.expanded.set(row.group, true); this.layout(); this.resize(); }
-    const lane = this.lanes.find((l) => l.row === row);
     const { start, end, dur } = this.pack, middle = (start[i] + end[i]) / 2;
     const span = keepZoom && dur[i] < this.t1 - this.t0 ? this.t1 - this.t0 : Math.min(Math.max(dur[i] * 8, 2000), this.window.dur_ns);
     if (!keepZoom || start[i] < this.t0 || end[i] > this.t1) this.range(middle - span / 2, middle + span / 2);
-    this.select({ i, lane });
+    this.select(this.markOf(i));
   }
 }

@@ -63,7 +63,7 @@ def report(tmp_path_factory) -> Path:
 class Opened:
     """A page with everything that it said and asked for."""
 
-    def __init__(self, page: Page, path: Path) -> None:
+    def __init__(self, page: Page, path: Path, hash: str = "") -> None:
         self.page = page
         self.messages: list[str] = []
         self.requests: list[str] = []
@@ -72,7 +72,7 @@ class Opened:
         page.on("pageerror", lambda e: self.messages.append(f"error: {e}"))
         page.on("request", lambda r: self.requests.append(r.url))
         self.url = path.as_uri()
-        page.goto(self.url)
+        page.goto(self.url + hash)
         page.wait_for_selector("html[data-ready=all]", state="attached", timeout=_TIMEOUT_MS)
 
     def pixels(self) -> str:
@@ -202,10 +202,12 @@ def test_the_timeline_zooms_by_wheel_drag_keys_and_buttons(opened) -> None:
     page.mouse.move(x + 60, y, steps=4)
     page.mouse.up()
     page.mouse.move(5, 5)
+    assert "Selected stretch" in page.locator("#tl-detail").inner_text()
+    page.locator("#tl-body").focus()
+    page.keyboard.press("z")
     dragged = opened.settled()
     assert dragged != whole
-
-    page.locator("#tl-body").focus()
+    page.keyboard.press("Escape")
     page.keyboard.press("0")
     assert opened.settled() == whole
     page.keyboard.press("+")
