@@ -61,7 +61,7 @@ def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]], list[Fin
         first, trace = group[0]
         by_id_alone = trace.rank is None and host_of(first, trace) is None
         refused = _why_not_one(group, APART_NS if by_id_alone else _ONE_CLOCK_NS)
-        if refused and by_id_alone:
+        if refused and by_id_alone and len({*spans}) == len(spans):
             out += group
             continue
         if refused:

@@ -166,7 +166,7 @@ def local_log(path: Path, hours: int) -> Path:
 def test_times_without_a_zone_are_joined_only_when_the_zone_is_said(tmp_path: Path) -> None:
     kernels = trace(tmp_path / "trace.json")
     clocks = local_log(tmp_path / "smi.csv", 2)
-    with pytest.raises(InputError, match=r"name no zone.*--time-zone Europe/Berlin"):
+    with pytest.raises(InputError, match=r"name no time zone.*--time-zone Europe/Berlin"):
         chopper.load([kernels, clocks])
     for i, zone in enumerate(("+02:00", "UTC+2", "Etc/GMT-2")):
         target = tmp_path / f"run{i}"

@@ -145,6 +145,14 @@ def test_process_ids_of_several_ranks_may_be_alike(
     assert len(chopper.attribute(tmp_path).ranks) == 2
 
 
+def test_a_copy_of_a_trace_is_no_other_rank(tmp_path: Path) -> None:
+    nameless(tmp_path / "a.json", 0, 0)
+    nameless(tmp_path / "copy of a.json", 0, 0)
+    shown = run("analyze", tmp_path)
+    assert shown.code == 1
+    assert "of one process (pid 5) and overlapping in time: the same trace twice" in shown.line
+
+
 def test_windows_hours_apart_are_of_one_run_only_if_the_process_is_known(tmp_path: Path) -> None:
     later_ns = 5 * 3600 * 10**9
     for i in range(2):
