@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from chopper.reports.page import Page
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice  # generic to type checkers only in some versions of click
 
 _SUFFIXES = (".gz", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
 
@@ -48,6 +51,24 @@ def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> l
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(typed, type="file")]
+
+
+class OneOf(_Choice):
+    """One of some names; another one is a single line with those that are near."""
+
+    def __init__(self, noun: str, names: Iterable[str]) -> None:
+        super().__init__([*names])
+        self._noun = noun
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        """Return the name that is meant.
+
+        Raises:
+            UsageError: there is none.
+        """
+        from chopper.quantities import one_of
+
+        return one_of(self._noun, value, self.choices)
 
 
 def completing(

@@ -42,13 +42,13 @@ class _Analyze(click.Command):
 @shared.runs
 @click.option(
     "--by",
-    type=click.Choice(LEVELS),
+    type=shared.OneOf("level", LEVELS),
     help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank.",
 )
 @click.option(
     "--view",
     "view_name",
-    type=click.Choice(list(VIEWS)),
+    type=shared.OneOf("view", VIEWS),
     metavar="NAME",
     help="Print one detailed table instead, see below; `chopper schema NAME` lists its columns.",
 )

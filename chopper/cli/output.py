@@ -67,13 +67,17 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
     ), error.end
 
 
+def terminal_width() -> int:
+    """Return the columns to fill: COLUMNS, piped or not, else the terminal's up to 120, or 100."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    return width if os.environ.get("COLUMNS") else min(width, 120)
+
+
 def print_page(page: Page) -> None:
     """Print a page to stdout as text, as wide as the terminal."""
     from chopper.reports import to_text
 
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((100, 24)).columns  # COLUMNS first, piped or not
-    width = width if os.environ.get("COLUMNS") else min(width, 120)
+    terminal, width = sys.stdout.isatty(), terminal_width()
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli.output import print_json
+from chopper.cli.output import print_json, terminal_width
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(table: str | None, as_json: bool) -> None:
     elif table is not None:
         click.echo(to_text(chosen[0]), nl=False)
     else:
-        out = click.HelpFormatter(width=100)
+        out = click.HelpFormatter(width=terminal_width())
         out.write_dl([(t.name, t.summary) for t in chosen])
         click.echo(out.getvalue(), nl=False)
         click.echo(f"next: chopper schema {chosen[0].name}", err=True)
@@ -66,7 +66,7 @@ def to_json(table: Table) -> dict[str, Any]:
 
 def to_text(table: Table) -> str:
     """Return a table's declaration for people."""
-    out = click.HelpFormatter(width=100)
+    out = click.HelpFormatter(width=terminal_width())
     out.write_text(f"{table.name}, version {table.version}. {table.doc}")
     out.write_paragraph()
     rows = []

@@ -254,6 +254,21 @@ def test_options_of_nonsense(command: list[str], expected: str, sources: Path) -
     assert expected in outcome.line
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--view", "kernles"], "no view is called 'kernles'; did you mean kernels"),
+        (["--by", "kernal"], "no level is called 'kernal'; did you mean kernel"),
+    ],
+)
+def test_a_name_that_there_is_not_is_one_line_with_those_that_are_near(
+    words: list[str], line: str
+) -> None:
+    refused = run("analyze", "x.json", *words)
+    assert refused.code == 2
+    assert line in refused.line
+
+
 def test_columns_are_obeyed_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (60, 80, 160):
         monkeypatch.setenv("COLUMNS", str(columns))

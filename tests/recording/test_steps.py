@@ -21,6 +21,7 @@ import chopper
 from chopper.errors import UsageError
 from chopper.recording import claim, step_log
 from chopper.recording import session as _session
+from chopper.recording.options import make_options
 from chopper.recording.steps import (
     DEFAULT_WINDOWS,
     LongSteps,
@@ -461,6 +462,12 @@ def test_a_run_that_ends_before_its_window_says_why_it_has_no_trace(task):
         "such as --steps 0:5"
     )
     assert len(steps_of("run")) == 5
+
+
+def test_call_stacks_are_asked_for_by_the_command_that_runs_the_program(monkeypatch):
+    assert not make_options(collect=None, steps=None, output=None).stacks
+    monkeypatch.setenv("CHOPPER_STACKS", "1")
+    assert make_options(collect=None, steps=None, output=None).stacks
 
 
 def test_a_loop_without_steps_is_traced_whole(task):
