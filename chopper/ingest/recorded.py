@@ -28,7 +28,8 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
         raise InputError(f"{files[0]}: cannot be read ({exc.strerror or exc})") from exc
     if reader is not None and reader.kind == "counters":
         reader = next(r for r in readers.READERS if r.grouped)
-    return (reader or readers.KINETO).read(files)
+    traces: list[ParsedTrace] = (reader or readers.KINETO).load().read(files)
+    return traces
 
 
 def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, dict[str, pa.Table]]:

@@ -101,12 +101,10 @@ class SubRun:
     """A run inside of a run.
 
     Attributes:
-        path: its directory.
         pid: process of its first rank; None where it cannot be read.
         ranks: how many recorded into it.
         steps: of its first rank; 0 where it has none yet, None for a recording that was cut short.
         recording: whether it is being recorded into.
-        command: how the process was started.
     """
 
     path: Path

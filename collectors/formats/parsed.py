@@ -21,15 +21,11 @@ class ParsedTrace:
 
     Attributes:
         source: name of the file.
-        rank: as recorded; None when the file does not say.
-        world_size: as recorded.
-        backend: of the communication, as recorded.
-        devices: from deviceProperties.
+        rank, world_size, backend, devices, process_groups: as recorded.
         host_pid: process that launched the work.
         process: its name where several ranks are in the file, else None.
         device_id: device that ran it, None on a host-only trace.
         main: False for further devices of the same process, which are timelines of their own.
-        process_groups: as recorded.
         environment: facts of the header worth keeping.
         tables: declared trace tables by name, times in Unix nanoseconds.
         findings: what must be known about it.

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chopper.collectors.formats.parsed import ParsedTrace
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
 
@@ -33,7 +31,7 @@ class Reader:
         kind: a trace is what the others are joined to: counters of kernels, logs of devices,
             snapshots of memory.
         module: has ``sniff(head)``, which looks at the first bytes (unpacked), and for traces
-            ``read(files)``.
+            ``read(files)``, which gives the ``ParsedTrace`` of each rank of one recording.
         csv: whether its files are CSV.
         grouped: whether several files are one recording; the module has ``group_of(path)``.
     """
@@ -46,15 +44,6 @@ class Reader:
     def load(self) -> Any:
         """Its module."""
         return importlib.import_module(self.module)
-
-    def read(self, files: Sequence[Path]) -> list[ParsedTrace]:
-        """The traces in the files of one recording.
-
-        Raises:
-            InputError: a file cannot be read; one line says why.
-        """
-        traces: list[ParsedTrace] = self.load().read(files)
-        return traces
 
 
 READERS = (

@@ -146,15 +146,17 @@ class Scanned:
     """Contents of a file, before anything is left out.
 
     Attributes:
+        header: what the file says about itself.
         groups: columns of each group: start and duration in ns, pid, tid, name, code, flags, place
             in the file; its integers; its texts. Names and texts are codes, 0 for none.
         names: by code - 1.
         texts: JSON by code - 1.
         collectives: (group, row, arguments).
         counters: samples.
+        ids: process and thread ids that were recorded as words.
         called: names of processes and threads.
         unknown: events of categories nobody knows, by category.
-        counts: events that could not be used, by code.
+        counts: events that could not be used, or were repaired, by code.
     """
 
     header: Header

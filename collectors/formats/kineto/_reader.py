@@ -56,16 +56,12 @@ class FileReader:
     it could not be compiled, is decoded in Python. Both give the same.
 
     Attributes:
-        header: what the file says about itself.
+        header, ids, names, unknown, counts: as :class:`Scanned` has them.
         base_ns: what is added to every recorded time.
         host, device, synchronization: in the order of the file.
         memory: columns of the allocator's instants.
         counters: times, and (track, name, value) of each sample.
-        ids: process and thread ids that were recorded as words.
-        names: of processes and threads.
         findings: what was damaged.
-        counts: single events that were repaired or dropped, by code.
-        unknown: events of categories nobody knows, by category.
     """
 
     def __init__(self, path: Path) -> None:
