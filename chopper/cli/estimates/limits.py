@@ -142,6 +142,8 @@ def _remedy(result: Limits) -> str:
     """Return the nearest that finishes, where a size does not."""
     if result.last_feasible_flop:
         return f"at most {result.last_feasible_flop:.1e} FLOP, or more --time"
+    if not any(p.feasible for p in result.points):
+        return "another --flop: sizes as small leave too few tokens in a batch"
     return "--network or --node-link of another network, --device of another device"
 
 

@@ -159,9 +159,9 @@ def page(result: Network) -> Page:
     latency_s = collective_time_s(*of)
     by = "latency" if latency_s > best.time_s / 2 else "bandwidth"
     collided = ""
-    plain = next((s for s in result.spreads if s.queue_pairs_count == 1), None)
-    if result.nodes_count > 1 and plain and by == "bandwidth":
-        longest_s = latency_s + (best.time_s - latency_s) / plain.throughput_ratio
+    plain_ratio = min((s.throughput_ratio / s.gain_ratio for s in result.spreads), default=1.0)
+    if result.nodes_count > 1 and plain_ratio < 1 and by == "bandwidth":
+        longest_s = latency_s + (best.time_s - latency_s) / plain_ratio
         collided = f" – {fmt.duration(longest_s * 1e9)}"
     return estimate_page(
         result,

@@ -115,9 +115,9 @@ def page(result: Offload) -> Page:
     if fits:
         best = min(fits, key=lambda v: v.step_s)
         name = best.name.replace("optimizer and parameters", "all states")
+        without = f" ({fmt.duration(result.variants[0].step_s * 1e9)} without offload)"
         headline = (
-            f"{fmt.duration(best.step_s * 1e9)} a step "
-            f"({fmt.duration(result.variants[0].step_s * 1e9)} without offload): {name}."
+            f"{fmt.duration(best.step_s * 1e9)} a step{without * bool(best.link_bytes)}: {name}."
         )
     return estimate_page(
         result,
