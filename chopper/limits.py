@@ -61,8 +61,8 @@ class Intake:
         if self._allowed_bytes is not None:
             if unpacked_bytes > self._allowed_bytes:
                 raise InputError(
-                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, the limit set "
-                    "by --max-input; allow more, or record less"
+                    f"{self._path}: exceeds the limit of {bytes_(self._allowed_bytes)} set by "
+                    "--max-input; raise it, or record less"
                 )
             return
         if unpacked_bytes <= RATIO_FROM_BYTES:
@@ -70,8 +70,8 @@ class Intake:
         if unpacked_bytes > MAX_RATIO * read_bytes:
             raise InputError(
                 f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, "
-                f"more than {MAX_RATIO} times as much, as no recording does; if it is one, allow "
-                "its size, with `chopper --max-input 10GB` before the command"
+                f"more than {MAX_RATIO} times as much, which no recording does; if it is "
+                "genuine, allow its size with `chopper --max-input 10GB` before the command"
             )
         self.check_memory(unpacked_bytes)
 
@@ -90,7 +90,7 @@ class Intake:
         if needed_bytes > self._usable_bytes:
             raise InputError(
                 f"{self._path}: reading {bytes_(text_bytes)} of it takes about "
-                f"{bytes_(needed_bytes)} of memory, and {bytes_(self._usable_bytes)} are free; "
-                f"read it on a machine with more memory, or try all the same, with `chopper "
+                f"{bytes_(needed_bytes)} of memory, but only {bytes_(self._usable_bytes)} are "
+                "free; read it on a machine with more memory, or try anyway with `chopper "
                 "--max-input 10GB` before the command"
             )

@@ -15,8 +15,8 @@ DETECTOR = Detector(
     "filling, requesting or flushing its buffers.",
     without="that work takes no time",
     evidence="the device waited for the profiler for {idle_ns:ns} over ranks and steps",
-    remedy="Nothing to mend in the program: this time is gone when it is not profiled. Trust the "
-    "step time of steps without a trace, and trace without shapes and stacks to lower it.",
+    remedy="No change of the program is needed: without the profiler, this time is gone. Rely on "
+    "the step time of untraced steps, and trace without shapes and stacks to reduce the overhead.",
     view="steps",
 )
 

@@ -67,8 +67,8 @@ def _rank_of_counters(ranks: list[int], file: Path) -> int:
     if len(ranks) == 1:
         return ranks[0]
     raise InputError(
-        f"{file}: counters of which rank? The traces are of {len(ranks)} ranks "
-        f"({some(ranks)}); put its number into the file's name, as counters-rank{ranks[0]}.csv"
+        f"{file}: counters of which rank? The traces are of {len(ranks)} ranks ({some(ranks)}); "
+        f"put its number into the file name, as counters-rank{ranks[0]}.csv"
     )
 
 
@@ -130,6 +130,6 @@ def _check_history(
             attachments.note(
                 part.rank,
                 "memory.no_common_time",
-                f"{file.name}: its history and the trace share no moment: phases and steps of "
-                "allocations are not known",
+                f"{file.name}: its history does not overlap the trace in time: phases and steps "
+                "of allocations are unknown",
             )

@@ -53,16 +53,16 @@ def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding
         (ratio, offset_ns), at = max(met, key=lambda item: item[0])
         if ratio < _LEAST_RATIO:
             refused = InputError(
-                f"{file}: recorded by another profiler, beside a trace of torch's: only "
-                f"{ratio:.0%} of the trace's kernels are in it at any difference of the clocks, so "
-                "it is of another run; import them apart (chopper compare takes both)"
+                f"{file}: recorded by another profiler, next to a trace of torch's: only "
+                f"{ratio:.0%} of the trace's kernels are in it at any clock offset, so it is of "
+                "another run; import them separately (chopper compare takes both)"
             )
             if named.get(file, True):
                 raise refused
             add_finding(
                 findings,
                 "run.file_left_out",
-                f"left out: {refused}",
+                f"ignored: {refused}",
             )
             continue
         path, trace = kinetos[at]
@@ -91,8 +91,8 @@ def _with(
     finding = Finding(
         code="trace.joined_recording",
         severity="info",
-        message=f"{file.name}: {ratio:.0%} of the trace's kernels are in it, its clock "
-        f"{-offset_ns / 1e9:+.6f} s from the trace's; {', '.join(taken) or 'nothing'} of it joined",
+        message=f"{file.name}: {ratio:.0%} of the trace's kernels are in it, clock offset "
+        f"{-offset_ns / 1e9:+.6f} s; {', '.join(taken) or 'nothing'} of it joined",
     )
     return replace(
         trace,

@@ -47,7 +47,7 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name.strip())
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise UsageError(
-            f"no time zone is called {name!r}; name one as Europe/Berlin, +02:00, UTC or local"
+            f"unknown time zone {name!r}; specify one as Europe/Berlin, +02:00, UTC or local"
         ) from exc
 
 
@@ -165,9 +165,9 @@ def _check_times(
         add_finding(
             findings,
             "telemetry.no_common_time",
-            f"{file.name}: shares no moment with the trace ({apart_s:,.0f} s "
-            f"{'after' if first > end else 'before'} it): nothing of it is joined; another run, or "
-            "another time zone?",
+            f"{file.name}: does not overlap the trace in time ({apart_s:,.0f} s "
+            f"{'after' if first > end else 'before'} it), so nothing of it is joined; is it of "
+            "another run, or in another time zone?",
         )
 
 
@@ -183,17 +183,16 @@ def _note_oddities(findings: list[Finding], file: Path, log: TelemetryLog, *, zo
         add_finding(
             findings,
             "telemetry.clock_set_back",
-            f"{file.name}: its clock was set back, and {log.repeated_count} rows of "
-            "times that passed twice are left out (the end of summer time? log in UTC)",
+            f"{file.name}: its clock was set back, and {log.repeated_count} rows of repeated "
+            "times are ignored (the end of summer time? log in UTC)",
             count=log.repeated_count,
         )
     if log.bad_rows_count:
         add_finding(
             findings,
             "telemetry.rows_lost",
-            f"{file.name}: {log.bad_rows_count} of "
-            f"{log.bad_rows_count + log.rows_count} rows name no device or no time and are "
-            "left out",
+            f"{file.name}: {log.bad_rows_count} of {log.bad_rows_count + log.rows_count} rows "
+            "have no device or no time and are ignored",
             severity="info",
             count=log.bad_rows_count,
         )

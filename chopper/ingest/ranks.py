@@ -39,7 +39,8 @@ def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
         if rank in numbered:
             raise InputError(
                 f"two traces claim rank {rank}: {numbered[rank][0]} and {file}; pass one of them "
-                "(they may be two windows of that rank, or two runs), or analyze them apart"
+                "(they may be two windows of that rank, or two runs), or analyze them "
+                "separately"
             )
         numbered[rank] = (file, trace)
     named: Numbered = {}

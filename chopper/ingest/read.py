@@ -127,9 +127,9 @@ def _without_trace(file: Path, sources: Sources, store: dict[tuple[int, str], pa
     return Finding(
         code="run.no_trace",
         severity="info",
-        message=f"{file.name}: no kernel trace, so nothing is attributed; {rows} rows of "
-        f"{', '.join(sorted({name for _, name in store}))} are here (chopper report, chopper "
-        f"export, chopper analyze --view {' or '.join(views)})",
+        message=f"{file.name}: no kernel trace, so nothing is attributed; it has {rows} rows of "
+        f"{', '.join(sorted({name for _, name in store}))} (chopper report, chopper export, "
+        f"chopper analyze --view {' or '.join(views)})",
     )
 
 

@@ -45,9 +45,9 @@ class Sources:
         if reader is None:
             if named:
                 raise InputError(
-                    f"{file}: a CSV of no kind that is known{readers.what_else(file)}; expected a "
-                    "trace or counters of kernels (rocprofv3 --output-format csv, ncu --csv), or a "
-                    "log with a time, a device and clocks, power or energy (nvidia-smi "
+                    f"{file}: a CSV of an unknown kind{readers.what_else(file)}; expected a "
+                    "trace or counters of kernels (rocprofv3 --output-format csv, ncu --csv), "
+                    "or a log with a time, a device and clocks, power or energy (nvidia-smi "
                     "--format=csv)"
                 )
             return
@@ -126,8 +126,8 @@ def find(named: Sequence[str | Path]) -> Sources:
     sources.take_times()
     if sources.counters and not sources.traces:
         raise InputError(
-            f"{sources.counters[0]}: counters of kernels alone say nothing of time; name the "
-            "kernel trace of the same steps too"
+            f"{sources.counters[0]}: kernel counters alone contain no times; pass the kernel "
+            "trace of the same steps too"
         )
     return sources
 
@@ -183,7 +183,7 @@ def check_page(output: Path, sources: Iterable[str | Path]) -> None:
             "choose another -o"
         )
     if output.exists() and any(_is_in(output, source) for source in sources):
-        raise OutputError(f"{output}: is what the report is made from; choose another -o")
+        raise OutputError(f"{output}: is an input of the report; choose another -o")
 
 
 def _is_in(output: Path, source: str | Path) -> bool:

@@ -175,7 +175,7 @@ class StepRecorder:
             why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
             self._part.note(
                 "run.no_steps",
-                f"no step was seen: {why}; call prof.step() at the end of each step",
+                f"no step was detected: {why}; call prof.step() at the end of each step",
             )
 
 

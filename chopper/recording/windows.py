@@ -141,7 +141,7 @@ class TraceWindows:
                 self._part.note(
                     "run.profiler_in_use",
                     f"steps {window.start} to {window.stop - 1} were not traced: the program's "
-                    "own profiler was in use, and torch has room for one",
+                    "own profiler was active, and torch supports only one",
                 )
             return False
         if number >= self._upcoming[0].begin:
@@ -236,8 +236,8 @@ class TraceWindows:
             self._lose()
             self._part.note(
                 "run.trace_abandoned",
-                "the last trace is lost: the recording ended in another thread than the one that "
-                "was traced; leave chopper.profile in the thread that entered it",
+                "the last trace is lost: the recording ended in another thread than the traced "
+                "one; leave chopper.profile in the thread that entered it",
             )
             return
         capture = self._end_capture()
@@ -274,14 +274,14 @@ class TraceWindows:
             self._part.note(
                 "run.profiler_in_use",
                 f"the trace that was taken in step {number} is lost: the program's own profiler "
-                "began in another thread, and torch has room for one",
+                "started in another thread, and torch supports only one",
             )
             return
         self.finish()
         self._part.note(
             "run.profiler_in_use",
-            f"the trace ended in step {number}: the program's own profiler began, and torch has "
-            "room for one",
+            f"the trace ended in step {number}: the program's own profiler started, and torch "
+            "supports only one",
         )
 
     def before_fork(self) -> None:
@@ -401,8 +401,8 @@ class TraceWindows:
             capture.until = number
         self._part.note(
             "run.other_thread",
-            f"step {number} ended in another thread than the one that is traced: its operators "
-            "are not in the trace; enter chopper.profile in the thread that trains",
+            f"step {number} ended in another thread than the traced one: its operators are not "
+            "in the trace; enter chopper.profile in the thread that trains",
         )
         if number + 1 >= capture.window.stop:
             self._annotator.remove()  # only its own thread can end the trace, if it ever does
@@ -466,8 +466,8 @@ class TraceWindows:
             self._upcoming.clear()
             self._part.note(
                 "run.window_skipped",
-                "the later steps were not traced: the program was inside of a record_function "
-                "when the first trace ended, and Kineto does not survive a second one then",
+                "the later steps were not traced: the program was inside a record_function when "
+                "the first trace ended, and Kineto does not survive a second trace then",
                 severity="info",
             )
         manifest.traces = (written.name,)

@@ -253,8 +253,8 @@ def read_manifest(path: Path) -> m.RunManifest:
     state = m.Finding(
         code="run.manifest_missing",
         severity="info",
-        message=f"{path}: no {MANIFEST}, which whoever started the ranks writes at their end; the "
-        "ranks' own manifests are used",
+        message=f"{path}: no {MANIFEST}, which the process that starts the ranks writes at their "
+        "end; the ranks' own manifests are used",
     )
     if file.is_file():
         data = read_bytes(file, error=RunFormatError)

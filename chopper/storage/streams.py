@@ -155,8 +155,8 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
             code="telemetry.rows_lost",
             severity="warning",
             count=rows_count - table.num_rows,
-            message=f"{path.name}: {rows_count - table.num_rows} of {rows_count} rows hold times "
-            "that no clock shows, and are left out",
+            message=f"{path.name}: {rows_count - table.num_rows} of {rows_count} rows have "
+            "impossible times, and are ignored",
         )
     if problem is not None:
         finding = Finding(

@@ -68,7 +68,7 @@ def test_the_limit_can_be_raised_and_lowered(
     monkeypatch.setenv(limits.VARIABLE, "1KiB")
     trace = tmp_path / "trace.json"
     trace.write_bytes(small_trace().encode())
-    assert "more than 1.00 KiB, the limit" in command.run("analyze", trace).line
+    assert "the limit of 1.00 KiB" in command.run("analyze", trace).line
     monkeypatch.setenv(limits.VARIABLE, "much")
     assert limits.VARIABLE in command.run("analyze", trace).line
     # The option is worth more than the environment, which it sets.
@@ -82,7 +82,7 @@ def test_a_file_that_fits_no_memory_is_refused_before_it_is_read(
     path = tmp_path / "trace.json"
     path.write_bytes(b" " * (17 * MIB) + b"[")
     monkeypatch.setattr(limits, "usable_memory_bytes", lambda: 10 * MIB)
-    assert "of memory, and 10.0 MiB are free" in command.run("analyze", path).line
+    assert "of memory, but only 10.0 MiB are free" in command.run("analyze", path).line
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_one_line(pair) -> None:
         (("--fail-on", "step>>5%"), 2, "at character 6 of 'step>>5%'"),
         (("--fail-on-point",), 2, "needs --fail-on"),
         (("-o", "c.pdf"), 2, ".html, .md, .json, .txt"),
-        (("-o", "a.json", "--force"), 1, "is what the report is made from"),
+        (("-o", "a.json", "--force"), 1, "is an input of the report"),
         (("-o", "none/c.html"), 1, "does not exist"),
     ):
         shown = chopper("compare", "a.json", "b.json", *arguments, cwd=pair)

@@ -89,7 +89,7 @@ def test_what_the_report_is_made_from_is_not_overwritten(tmp_path) -> None:
     for source, output in (("t.json", "t.json"), ("*.json", "t.json"), (".", "link.json")):
         shown = chopper("report", source, "-o", output, "--force", cwd=tmp_path)
         assert shown.code == 1
-        assert "is what the report is made from" in shown.line
+        assert "is an input of the report" in shown.line
     assert trace.read_bytes() == before
     assert chopper("report", "t.json", "-o", "other.json", cwd=tmp_path).code == 0
 
@@ -119,7 +119,7 @@ def test_the_api_does_not_overwrite_what_the_report_is_made_from_either(tmp_path
     before = trace.read_bytes()
     run = api.load(trace)
     for source in (trace, run, api.attribute(run)):
-        with pytest.raises(OutputError, match="is what the report is made from"):
+        with pytest.raises(OutputError, match="is an input of the report"):
             api.report(source, trace)
     assert trace.read_bytes() == before
     assert api.report(trace, tmp_path / "other.json").stat().st_size

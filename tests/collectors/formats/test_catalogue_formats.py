@@ -32,15 +32,15 @@ LOGS: dict[str, tuple[str, int]] = {
 REFUSED: dict[str, str] = {
     "hta/memory-timeline-raw.json.gz": "a list without trace events",
     "rocmprofiledata/matmul-chrome-json-sclk-counters.json.gz": "without a category",
-    "rocprofiler-sdk/docs-sample-counter_collection.csv": "alone say nothing of time",
-    "rocprofiler-compute/mi300x-dispatch0-sysinfo.csv.gz": "no kind that is known",
+    "rocprofiler-sdk/docs-sample-counter_collection.csv": "alone contain no times",
+    "rocprofiler-compute/mi300x-dispatch0-sysinfo.csv.gz": "an unknown kind",
     "pipit-nsys/nsys-stats-nvtx-pushpop-trace.csv": "nsys export --type sqlite",
-    "zeus/power-limit-sweep-v100.csv.gz": "no kind that is known",
-    "zeus/stage-frequency-time-energy-bloom+a100_sxm_bf16.csv.gz": "no kind that is known",
-    "zeus/stage-frequency-time-energy-gpt3-175b+a100_sxm_bf16.csv.gz": "no kind that is known",
-    "zeus/stage-frequency-time-energy-gpt3-175b+a40_bf16.csv.gz": "no kind that is known",
-    "amd-mi300x-ml-benchmarks/mi300x-8gpu-llama31-8b-cpu.csv.gz": "no kind that is known",
-    "amd-mi300x-ml-benchmarks/mi300x-8gpu-llama31-8b-memory.csv.gz": "no kind that is known",
+    "zeus/power-limit-sweep-v100.csv.gz": "an unknown kind",
+    "zeus/stage-frequency-time-energy-bloom+a100_sxm_bf16.csv.gz": "an unknown kind",
+    "zeus/stage-frequency-time-energy-gpt3-175b+a100_sxm_bf16.csv.gz": "an unknown kind",
+    "zeus/stage-frequency-time-energy-gpt3-175b+a40_bf16.csv.gz": "an unknown kind",
+    "amd-mi300x-ml-benchmarks/mi300x-8gpu-llama31-8b-cpu.csv.gz": "an unknown kind",
+    "amd-mi300x-ml-benchmarks/mi300x-8gpu-llama31-8b-memory.csv.gz": "an unknown kind",
 }
 """What one line is said of instead."""
 
