@@ -99,16 +99,19 @@ def command(
     Every process started by COMMAND that trains with torch becomes a rank of the run: the ranks of
     torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script.
     Processes that are not ranks of the same job (pool workers, trials of a sweep, a second script)
-    are recorded as separate runs inside it, listed at the end. The exit code is that of COMMAND
-    (128 + n if signal n ended it); 127 if the command does not exist; 1 if COMMAND succeeded but
-    nothing was recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
+    are recorded as separate runs inside it, listed at the end. A program without an optimizer that
+    calls modules again and again, such as inference, is traced by time and has no steps. The exit
+    code is that of COMMAND (128 + n if signal n ended it); 127 if the command does not exist; 1 if
+    COMMAND succeeded but nothing was recorded. Ctrl-C reaches all of its processes, and what was
+    recorded is kept.
 
     \b
     Examples:
       chopper record -- python train.py
-      chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py --lr 3e-4
+      chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py
       chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
-      chopper record --no-trace --prometheus 9400 -- torchrun --nproc-per-node 8 train.py
+      chopper record --no-trace --prometheus 9400 -- python train.py
+      chopper record --stacks -- python train.py
     """
     from chopper.experiments.launch import find_command, launch
     from chopper.recording.claim import choose_output
