@@ -13,6 +13,21 @@ const breakdown = new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter
 const plots = new Plots(data.figures);
 const details = $("details-table") ? inflateText("details-data").then((text) => new Details(JSON.parse(text), $("details-table"))) : null;
 
+/** Calls back with the number of a bar that is pressed; anywhere on its row or column will do. */
+function onBar(host, axis, act) {
+  const [low, high, at] = axis === "x" ? ["left", "right", "clientX"] : ["top", "bottom", "clientY"];
+  host.addEventListener("pointerdown", (down) => addEventListener("pointerup", (up) => {
+    if (Math.hypot(up.clientX - down.clientX, up.clientY - down.clientY) > 4 || host.classList.contains("pending")) return;
+    for (const trace of host.querySelectorAll(".bars")) {
+      const bar = [...trace.querySelectorAll(".point")].findIndex((point) => {
+        const box = point.getBoundingClientRect();
+        return box[low] <= down[at] && down[at] <= box[high] && box[high] > box[low];
+      });
+      if (bar >= 0) { act(bar); return; }
+    }
+  }, { once: true, capture: true }), { capture: true });
+}
+
 function stepsFigure() {
   const host = $("fig-steps"), figure = data.figures.steps;
   $("steps-legend").replaceChildren(...figure.data.map((t) => el("li", {}, el("i", { style: { background: t.marker.color } }), t.name)));
@@ -30,19 +45,20 @@ function stepsFigure() {
       window.Plotly.react(host, traces, layout, CONFIG);
     });
   }
-  host.addEventListener("drawn", () => host.on("plotly_click", (event) => {
+  onBar(host, "x", (i) => {
     if (!timeline || figure.binned) return;
-    const index = data.step_index[event.points[0].pointIndex ?? event.points[0].pointNumber];
     const rank = select.value ? Number(select.value) : timeline.window.rank;
-    timeline.pick(rank, index);
+    timeline.pick(rank, data.step_index[i]);
     reveal("timeline");
-  }));
+  });
 }
 if ($("fig-steps")) stepsFigure();
-if ($("fig-waterfall")) $("fig-waterfall").addEventListener("drawn", () => $("fig-waterfall").on("plotly_click", ({ points }) => {
-  const cause = data.figures.waterfall.causes[points[0].pointIndex];
-  if (timeline && cause) location.hash = `timeline?${new URLSearchParams({ only: `cause:${cause}` })}`;
-}));
+if ($("fig-waterfall")) {
+  onBar($("fig-waterfall"), "y", (i) => {
+    const cause = data.figures.waterfall.causes[i];
+    if (timeline && cause) location.hash = `timeline?${new URLSearchParams({ only: `cause:${cause}` })}`;
+  });
+}
 
 document.querySelectorAll("[data-copy]").forEach((button) => {
   if (!navigator.clipboard) return;

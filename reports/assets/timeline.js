@@ -960,7 +960,7 @@ class Timeline {
       return;
     }
     await this.show(began);
-    $("tl-hits").textContent = "nothing in the steps that are embedded";
+    $("tl-hits").textContent = "no event here counts mainly as this";
   }
 
   jump(step) {

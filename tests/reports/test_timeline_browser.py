@@ -147,7 +147,7 @@ def test_an_address_that_nobody_made_does_no_harm(show, report) -> None:  # noqa
         ".families .part a >> nth=1",
         "#gap table a.plain >> nth=0",
         "#details-table a.go >> nth=0",
-        "#fig-waterfall .bars .point >> nth=1",
+        "#fig-waterfall .bars .point >> nth=6",
     ],
 )
 def test_bars_and_rows_lead_to_their_place(show, report, selector) -> None:  # noqa: F811
@@ -181,3 +181,26 @@ def test_a_row_of_the_breakdown_leads_there_and_back(show, report) -> None:  # n
     kernel.wait_for()
     assert page.locator("#breakdown-table .causes li").count() > 0
     assert opened.messages == []
+
+
+@pytest.mark.parametrize("width", [1024, 390])
+def test_narrow_screens_lose_nothing(show, report, width) -> None:  # noqa: F811
+    page = show(report, width=width).page
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    hidden = "[...document.querySelectorAll('main th, main td')].filter((c) => !c.offsetWidth)"
+    assert page.evaluate(f"{hidden}.filter((c) => !c.closest('tr[hidden]')).length") == 0
+    dock, lanes = page.locator(".tl-dock").bounding_box(), page.locator("#tl-body").bounding_box()
+    assert dock is not None
+    assert lanes is not None
+    assert dock["y"] >= lanes["y"] + lanes["height"] - 1
+    assert page.locator(".bar nav a", has_text="Causes").is_visible()
+
+
+def test_printed_it_is_a_document(show, report) -> None:  # noqa: F811
+    page = show(report).page
+    page.emulate_media(media="print")
+    for control in (".bar", "#tl .tools", ".picker", ".top [data-copy]"):
+        assert not page.locator(control).first.is_visible(), control
+    assert page.locator("#tl-detail .sums").first.is_visible()
+    assert page.locator("#gap tbody td.prose").first.is_visible()
+    assert page.pdf()[:5] == b"%PDF-"
