@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,11 @@ def cell(page: Page) -> str:
     """
     from markupsafe import Markup as safe
 
+    page = replace(
+        page,
+        summary=[_unlinked(block) for block in page.summary],
+        sections=[replace(s, blocks=[_unlinked(b) for b in s.blocks]) for s in page.sections],
+    )
     blocks = list(page.blocks("md"))
     document = (
         _environment()
@@ -93,6 +99,13 @@ def cell(page: Page) -> str:
     style = f"width:100%;height:{height_px}px;border:0"
     frame: str = safe('<iframe sandbox {} style="{}"></iframe>').format(attributes, style)
     return str(frame)
+
+
+def _unlinked(block: Block) -> Block:
+    """Return a block without links to places of the report, which a cell has not."""
+    if not isinstance(block, model.Table):
+        return block
+    return replace(block, rows=[[replace(c, link="") for c in row] for row in block.typed_rows()])
 
 
 @cache
