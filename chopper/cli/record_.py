@@ -122,16 +122,9 @@ def command(
     if not command_line:
         raise click.UsageError("no command; use: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
-    options: dict[str, Any] = {
-        "collect": collect,
-        "steps": steps,
-        "trace": not no_trace,
-        "trace_limit": trace_limit,
-        "shapes": not no_shapes,
-        "stacks": stacks,
-        "memory": memory,
-        "from_import": from_import,
-    }
+    options: dict[str, Any] = {"collect": collect, "steps": steps, "trace_limit": trace_limit}
+    options |= {"trace": not no_trace, "shapes": not no_shapes, "memory": memory}
+    options |= {"stacks": stacks, "from_import": from_import}
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     _check_combination(memory=memory, no_trace=no_trace, live=live)
