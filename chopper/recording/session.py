@@ -363,7 +363,7 @@ class Session:
         wanted = f"{first.start}:{first.stop}"
         if number == 0:
             return (
-                f"no step was seen, so steps {wanted} never came; leave --steps out, or call "
+                f"no step was detected, so steps {wanted} never came; leave --steps out, or call "
                 "prof.step() of chopper.profile at the end of each round"
             )
         steps = f"{number} step" + "s" * (number != 1)

@@ -132,7 +132,7 @@ def test_a_profile_ends_with_where_its_run_is(task, capfd, monkeypatch):
         pass
     said = capfd.readouterr().err.splitlines()
     assert said[0] == "chopper: recorded 1 rank, 0 steps; next: chopper analyze stepless"
-    assert said[1].startswith("chopper: warning: no step was seen")
+    assert said[1].startswith("chopper: warning: no step was detected")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with chopper.profile("ranks", collect=TRACE_ONLY, trace=False):
