@@ -37,6 +37,7 @@ def assembled(
     Args:
         claims: withhold what the findings withhold.
     """
+    joined = {rank: join_rank(rank_input(run, rank)) for rank in run.ranks}
     held = withheld([*findings]) if claims else []
     by_step = {g.key: g.causes for g in groups_of(pieces, windows, "step")}
     values: dict[str, Any] = {
@@ -45,7 +46,7 @@ def assembled(
         "windows": windows,
         "gaps": TABLES["gap"].empty() if gaps is None else gaps,
         "communication": TABLES["communication"].empty(),
-        "links": links or {},
+        "links": links or {rank: j.event_link for rank, j in joined.items()},
         "ranks": [*ranks],
         "cause_rows": cause_rows_of(pieces, windows, dict(bases or {}), held),
         "step": step_time(rank_steps(run), windows, by_step),
@@ -55,7 +56,7 @@ def assembled(
         "bases": dict(bases or {}),
         "ceilings": {},
         "recording": run,
-        "joined": {rank: join_rank(rank_input(run, rank)) for rank in run.ranks},
+        "joined": joined,
         "matched": {},
         "work": {},
         "factors": {},
@@ -65,7 +66,7 @@ def assembled(
 
 def again(found: AttributedRun) -> AttributedRun:
     """Make the attribution anew after tables of its recording were changed."""
-    run = found.recording
+    found, run = found.whole, found.recording
     assert isinstance(run, Run)
     return assembled(
         run,
