@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tests.command import run
+
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "tests" / "golden" / "own"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -142,8 +144,6 @@ def origin(place: str) -> Path | None:
 @lru_cache(maxsize=1)
 def reports() -> dict[Exhibit, str]:
     """The page of each exhibit whose recordings are here, as its command writes it."""
-    from tests.command import run
-
     pages = {}
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)

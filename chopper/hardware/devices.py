@@ -229,6 +229,11 @@ def meant(name: str) -> tuple[DevicePeaks, ...]:
     """
     from chopper.quantities import one_of
 
+    if name.strip().lower() in ("cpu", "host"):
+        raise UsageError(
+            f"device {name!r}: found a CPU, expected an accelerator: the table has no peaks of "
+            "CPUs (`chopper calibrate` measures this one's)"
+        )
     device = lookup(name)
     fitting = [device] if device is not None else _fitting_words(name)
     if len(fitting) > 1:

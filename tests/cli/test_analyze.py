@@ -75,7 +75,8 @@ def test_csv_survives_names_with_commas_quotes_and_newlines() -> None:
 
 
 def test_what_cannot_be_is_a_usage_error(trace) -> None:
-    assert run(trace, "--by", "nothing").exit_code == 2
+    with pytest.raises(UsageError, match="no level is called 'nothing'"):
+        run(trace, "--by", "nothing")
     assert run(trace, "--top", "0").exit_code == 2
     assert run().exit_code == 2
     with pytest.raises(UsageError, match="are mutually exclusive"):

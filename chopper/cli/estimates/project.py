@@ -92,13 +92,6 @@ _OF_A_MODULE = ("batch_count", "sequence_count", "precision")
 
 def estimate(options: Options) -> Projection:
     """Return a run, or a captured module, on another device or more ranks."""
-    for option, name in (("--device", options.device), ("--from-device", options.from_device)):
-        if name is not None and name.strip().lower() in ("cpu", "host"):
-            raise UsageError(
-                f"{option} {name}: found a CPU, expected an accelerator of the table, which has no "
-                "peaks of CPUs; carry a CPU run to more ranks with --ranks alone, or project the "
-                "module that it runs with --module"
-            )
     if options.clock_mhz is not None:
         between(options.clock_mhz, 1, 1e4, "--clock in MHz")
     options.exactly_one("run", "module", missing="nothing to project given")

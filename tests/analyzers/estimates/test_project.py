@@ -320,7 +320,7 @@ def test_real_pairs_within_25_percent_and_half_the_rooflines_error(
     page = Path(__file__).resolve().parents[3] / "docs" / "concepts" / "estimates" / "project.md"
     text = page.read_text(encoding="utf-8")
     assert [field for field in document if f"`{field}`" not in text] == []
-    shown = run(files[0], "--device", device, "--check", files[1])
+    shown = run(files[0], "--device", device, "--check", files[1], "--details")
     assert f"{document['error_ratio']:+.1%}" in shown
     assert f"{document['operators_error_ratio']:+.1%}" in shown
     times = document["roofline_error_ratio"] / document["error_ratio"]
@@ -392,7 +392,7 @@ def test_what_has_no_model_is_named() -> None:
         ((), "nothing to project onto"),
         (("--device", "quux"), "no device is called 'quux'; there are NVIDIA quadro, p100, v100"),
         (("--device", "cpu"), "found a CPU, expected an accelerator"),
-        (("--device", "h100-sxm", "--from-device", "CPU"), "--from-device CPU: found a CPU"),
+        (("--device", "h100-sxm", "--from-device", "CPU"), "device 'CPU': found a CPU"),
         (("--device", "h100-smx"), "did you mean h100-sxm"),
         (("--device", "h100-sxm", "--topology", "x.json"), "--topology needs --ranks"),
         (("--ranks", "8", "--check", "x"), "--check needs --device"),
