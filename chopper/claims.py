@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from chopper.storage.manifest import Finding, Severity
+from chopper.wording import plural
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -52,6 +53,7 @@ def finding(
     severity: Severity | None = None,
     withholds: bool = True,
     message: str | None = None,
+    share: float | None = None,
     **values: object,
 ) -> Finding:
     """Return what a check found, in its own words unless a ``message`` is given.
@@ -59,17 +61,26 @@ def finding(
     Args:
         severity: other than the check's.
         withholds: whether it withholds what it can.
-        values: of the names in the check's message.
+        share: part of the time or of the events that it is about.
+        values: of the names in the check's message. ``{count:kernel}`` is "1 kernel", "2 kernels".
     """
     check = checks()[code]
     return Finding(
         code=code,
         severity=severity or check.severity,
-        message=message or check.message.format(count=count, **values),
+        message=message or check.message.format(count=_Count(count or 0), share=share, **values),
         rank=rank,
         count=count,
         withholds=check.withholds if withholds else (),
+        share_ratio=share,
     )
+
+
+class _Count(int):
+    """A number that is shown with a noun, where its format names one."""
+
+    def __format__(self, noun: str) -> str:
+        return plural(int(self), noun) if noun else str(int(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -554,6 +554,7 @@ FIELDS = {
         "rank": "Rank that it is about; null for the run.",
         "count": "How many; null when there is nothing to count.",
         "withholds": "Claims that are withheld because of it.",
+        "share_ratio": "Part of the time or of the events that it is about; null for none.",
     },
     "withheld": {
         "claim": "Stable id of the claim.",

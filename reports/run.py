@@ -55,6 +55,8 @@ _ALERTS = 4
 _SHOWN_FIRST_RATIO = 0.2
 """Leading steps that were slow are shown from this share of the time on."""
 _MARKS = {"measured": "", "model": " ~", "not supported": " ?"}
+_MINOR_RATIO = 1e-3
+"""Findings about a smaller part of a run are only counted."""
 _SCALED = (
     "Time of a traced step over its length, times the untraced step: as if tracing slowed every "
     "cause alike, though it slows the host most."
@@ -166,12 +168,17 @@ def _limits(story: Story) -> list[Block]:
 
 
 def _findings(story: Story) -> list[Section]:
-    """Return what was found, for a terminal and for documents: of several ranks, the gravest."""
+    """Return what was found, for a terminal and for documents; what hardly matters is counted."""
     items = [Item(line) for line in (*story.ceilings[0], withheld(story.run)) if line]
-    items += [
-        Item(of_ranks(f, f.message, ranks, len(story.run.ranks)), f.severity, f.code)
-        for f, ranks in merged(story.run.findings)
-    ]
+    minor = 0
+    for f, ranks in merged(story.run.findings):
+        if f.severity == "info" and not f.withholds and (f.share_ratio or 1.0) < _MINOR_RATIO:
+            minor += 1
+            continue
+        items.append(Item(of_ranks(f, f.message, ranks, len(story.run.ranks)), f.severity, f.code))
+    if minor:
+        few = "about less than 0.1 % of the time or of the events"
+        items.append(Item(f"{fmt.plural(minor, 'finding')} {few} not shown: --json", "info"))
     return [Section(title="About the data", blocks=(Items(items=items),))] if items else []
 
 

@@ -142,7 +142,7 @@ def test_products_faster_than_the_peak_have_no_ideal_and_no_utilization(tmp_path
     assert "44" in reasons(found)["compute.ideal"]
     whole = next(r for r in document["utilization"] if r["ceiling"] == "theoretical")
     assert (whole["mfu_ratio"], whole["hfu_ratio"]) == (None, None)
-    assert whole["reason"].startswith("withheld: the products ran 44")
+    assert whole["reason"].startswith("withheld: the products ran at 44")
     assert "MFU" in finding(found, "utilization.above_one").message
     assert "MFU 4" not in chopper.reports.render(found, "txt")
 

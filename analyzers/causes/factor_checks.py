@@ -42,6 +42,7 @@ def _contention(links: Links, factors: Factors) -> Iterator[Finding]:
             "compute.contention_unknown",
             count=int(rows.sum()),
             withholds=unknown_ns > 0.5 * dur_ns[beside].sum(),
+            share=unknown_ns / float(dur_ns.sum()),
             unknown_ms=unknown_ns / 1e6,
             bound_ms=contention.bound_ns[never].sum() / 1e6,
         )

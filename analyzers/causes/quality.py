@@ -79,7 +79,12 @@ def _of_events(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     """Check streams, and that shapes were recorded."""
     overlapping, longest_ns = _stream_overlaps(links)
     if overlapping:
-        yield finding("event.stream_overlap", count=overlapping, longest_us=longest_ns / 1e3)
+        yield finding(
+            "event.stream_overlap",
+            count=overlapping,
+            share=overlapping / len(links.events),
+            longest_us=longest_ns / 1e3,
+        )
     dims = joined.host_span["input_dims"]
     if len(dims) and dims.null_count == len(dims):
         remedy = "torch.profiler records them with record_shapes=True"
@@ -108,6 +113,8 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     """Check that the windows hold what was traced, and are alike."""
     windows = joined.windows
     before_ms, after_ms = windows.before_ns / 1e6, windows.after_ns / 1e6
+    outside_ns = windows.before_ns + windows.after_ns
+    share = outside_ns / max(outside_ns + int(np.diff(windows.bounds_ns).sum()), 1)
     settling_count = _settling_count(joined, links)
     if before_ms and settling_count:
         steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
@@ -118,7 +125,7 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         late = f"; nor are {after_ms:.3f} ms after the last step" if after_ms else ""
         yield finding("trace.outside_steps", message=message + late)
     elif before_ms or after_ms:
-        yield finding("trace.outside_steps", before_ms=before_ms, after_ms=after_ms)
+        yield finding("trace.outside_steps", share=share, before_ms=before_ms, after_ms=after_ms)
     if windows.empty_steps:
         yield finding("steps.empty", count=windows.empty_steps)
     holes = int((~windows.recorded).sum())

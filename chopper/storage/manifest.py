@@ -31,6 +31,8 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     count: int | None = None
     withholds: tuple[str, ...] = ()
     """Claims that this finding withholds, for example ``compute.ideal``."""
+    share_ratio: float | None = None
+    """Of the time, or of the events, that it is about; None where it is not about a part."""
 
 
 def add_finding(

@@ -8,6 +8,7 @@ import pytest
 from chopper import reports
 from chopper.api import AttributedRun
 from chopper.causes import LEAVES
+from chopper.claims import finding
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
 from chopper.reports import run, to_markdown, to_text
@@ -172,3 +173,21 @@ def test_the_extension_names_the_format(tmp_path) -> None:
             reports.format_of(tmp_path / name)
     with pytest.raises(UsageError, match="unknown"):
         reports.render(EXACT, "pdf")
+
+
+def test_findings_about_less_than_a_thousandth_are_only_counted() -> None:
+    few, some = (
+        _with([finding("event.stream_overlap", count=1, share=share, longest_us=2.0)])
+        for share in (0.0009, 0.0011)
+    )
+    assert "1 device event began before an earlier one ended" in some
+    assert "1 device event" not in few
+    assert "1 finding about less than 0.1 % of the time or of the events not shown" in few
+    # What withholds a number is said, however little it is about.
+    withholds = finding("compute.contention_unknown", share=0.0, unknown_ms=0.1, bound_ms=0.1)
+    text = _with([withholds])
+    assert "contention is withheld" in text
+
+
+def _with(findings: list[Finding]) -> str:
+    return shown(dataclasses.replace(EXACT, findings=findings), width=200)
