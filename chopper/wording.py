@@ -319,7 +319,9 @@ def kernel_name(name: str) -> str:
 def whole_kernel_name(name: str) -> str:
     """A kernel's name with all of its template arguments, without namespaces and parameters."""
     text = without_suffixes(name).replace("(anonymous namespace)::", "").removeprefix("void ")
-    return re.sub(r"\w+::", "", re.sub(r">\((?!.*>\().*$", ">", text))
+    head, parameters, _ = text.rpartition(">(")
+    words = re.split(r"([^\w:])", f"{head}>" if parameters else text)
+    return "".join(word.rpartition("::")[2] for word in words)
 
 
 _SIZE = re.compile(r"\d{1,9}")

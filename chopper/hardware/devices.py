@@ -15,6 +15,7 @@ A device that is not in the table is None, never its nearest relative: no peak, 
 from __future__ import annotations
 
 import re
+import string
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -238,7 +239,7 @@ def meant(name: str) -> tuple[DevicePeaks, ...]:
     fitting = [device] if device is not None else _fitting_words(name)
     if len(fitting) > 1:
         usual = [d for d in fitting if re.search(r"-sxm|\dx$", d.id)]
-        families = {re.sub(r"\D+$", "", d.id.split("-")[1]) for d in fitting}
+        families = {_model(d)[0] for d in fitting}
         if len(families) > 1 or not usual:
             names = sorted(short_name(d) for d in fitting)
             choices = f"choose {', '.join(names[:-1])} or {names[-1]}"
@@ -274,16 +275,23 @@ def _fitting_words(name: str) -> list[DevicePeaks]:
     return [
         device
         for device in known_devices()
-        if re.sub(r"\D+$", "", model := device.id.split("-")[1]) in wanted
+        for stem, model in [_model(device)]
+        if stem in wanted
         and wanted - {model[:-1]} <= _words(f"{device.id} {device.label} instinct")
     ]
+
+
+def _model(device: DevicePeaks) -> tuple[str, str]:
+    """Return a device's model up to its last digit, ``mi300``, and whole, ``mi300x``."""
+    model = device.id.split("-")[1]
+    return model.rstrip(string.ascii_lowercase), model
 
 
 def _words(name: str) -> set[str]:
     """Return the words of a device's name as people write it: ``RTX4090``, ``SXM5``, ``80 GB``."""
     text = re.sub(r"(\d) ?(gb|ti)\b", r" \1\2", name.lower())
     text = re.sub(r"(rtx|nvidia|amd)(?=\w)", r"\1 ", re.sub(r"sxm\d\b", "sxm", text))
-    return set(re.findall(r"\w+", re.sub(r"\d+ti\b", lambda m: f"{m[0][:-2]} ti", text)))
+    return set(re.findall(r"\w+", re.sub(r"(?<=\d)ti\b", " ti", text)))
 
 
 def _families() -> str:

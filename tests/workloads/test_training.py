@@ -35,7 +35,7 @@ def trained(directory, *variants, ranks):
     losses = {}
     for variant in variants:
         printed = (directory / f"{variant}.txt").read_text()
-        assert re.search(r"s per step, [\d,]+ tokens/s", printed)
+        assert re.search(r"median step [\d.]+ s, [\d,]+ tokens/s", printed)
         losses[variant] = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     return losses
 
