@@ -90,6 +90,23 @@ def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attributi
     return replace(run, step=step)
 
 
+def test_uneven_steps_are_compared_by_the_means_of_both_runs(tmp_path: Path) -> None:
+    write(simulate(Plan(data=Dose(5_000_000))), tmp_path)
+    run = _slowed(chopper.attribute(tmp_path), 0.25)
+    even = run.step.untraced
+    assert even is not None
+    lengths = (100, 100, 100, 190, 100, 100, 100, 190)
+    even = replace(even, median_ns=100, mean_ns=122, lengths_ns=lengths)
+    uneven = replace(even, statistic="mean")
+    runs = [replace(run, step=replace(run.step, untraced=spread)) for spread in (even, uneven)]
+    found = compare(*runs)
+    assert found.untraced is not None
+    # Of the same steps: no change, though the step times are 100 and 122.
+    assert found.untraced.difference_ns == 0
+    assert not found.untraced.told
+    assert "A: its untraced steps are compared by their mean" in found.notes[0]
+
+
 def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
     write(simulate(Plan(data=Dose(5_000_000))), tmp_path)
     run = chopper.attribute(tmp_path)

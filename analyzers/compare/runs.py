@@ -29,7 +29,7 @@ from chopper.statistics import (
     inflation,
     welch,
 )
-from chopper.wording import plural, ranges, some
+from chopper.wording import duration, plural, ranges, some
 
 _SLOW_STEP = 2.0
 """A step this many times the median is mentioned."""
@@ -155,12 +155,11 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     if a is None or b is None or times[0].kind != times[1].kind:
         return None
     lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
-    if "mean" in (a.statistic, b.statistic):
-        samples = [Sample(of_side[:, None], np.ones(len(of_side))) for of_side in lengths]
-        intervals = compare_means(*samples)
-    else:
-        intervals = compare_medians(*lengths)
-    return Total(**_total(a.value_ns, b.value_ns, intervals, 0))
+    if "mean" not in (a.statistic, b.statistic):
+        return Total(**_total(a.median_ns, b.median_ns, compare_medians(*lengths), 0))
+    # A mean less a median is no change of either.
+    samples = [Sample(of_side[:, None], np.ones(len(of_side))) for of_side in lengths]
+    return Total(**_total(a.mean_ns, b.mean_ns, compare_means(*samples), 0))
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:
@@ -169,6 +168,14 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
     notes = []
     if kinds[0] != kinds[1]:
         notes.append(f"the compared steps are of {kinds[0]} in A and of {kinds[1]} in B")
+    untraced = [run.step_time().untraced for run in runs]
+    if {spread and spread.statistic for spread in untraced} == {"mean", "median"}:
+        for name, spread, other in zip("AB", untraced, "BA", strict=True):
+            if spread is not None and spread.statistic == "median":
+                notes.append(
+                    f"{name}: its untraced steps are compared by their mean, as {other}'s, which "
+                    f"are uneven; its step time is their median, {duration(spread.median_ns)}"
+                )
     for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
         for kind in run.step_time().kinds if run.whole is not run else ():
             if kind.traced_steps and kind.name not in (of, FIRST):

@@ -66,7 +66,7 @@ def command(
     95 % interval from the variation of the steps within each run, and lists kernels and operators
     that appeared, disappeared, slowed down or sped up.
 
-    --fail-on takes conditions joined by "or": step, median, untraced (the median step without a
+    --fail-on takes conditions joined by "or": step, median, untraced (the step time without a
     trace) or the id of a cause (`chopper analyze RUN --csv` and the documentation list them), > or
     <, and a limit for the change from A to B in percent or in ns, us, ms or s. The gate fails if
     the whole 95 % interval is beyond the limit; with fewer than 3 steps in a run there is no
