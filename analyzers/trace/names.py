@@ -141,9 +141,11 @@ is_recomputation = NameSearch(r"^chopper::recompute::")
 """A forward that is run again within backward, as chopper marks it."""
 
 is_backward = NameSearch(
-    r"^autograd::engine::evaluate_function|Backward\d+$|^[A-Z]\w*Backward$|^torch::autograd::"
+    r"^autograd::engine::evaluate_function|Backward\d+$|^[A-Z]\w*Backward$|^torch::autograd::",
+    excluded=r"^\w*(Forward|Fwd)Backward$",
 )
-"""A node of the autograd engine; PyTorch 1.8 wrote most of them without a number."""
+"""A node of the autograd engine; PyTorch 1.8 wrote most of them without a number. A program's own
+region may be called ForwardBackward."""
 
 is_factory = NameSearch(
     r"^aten::(arange|empty|empty_strided|eye|full|ones|rand|randn|scalar_tensor|zeros)$"

@@ -36,6 +36,21 @@ def test_what_a_backward_node_launches_is_backward(tmp_path: Path, node: str) ->
     assert own["backward"] == 180 * US
 
 
+def test_a_region_called_forward_backward_is_no_backward_node(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 1_000 * US)
+    trace.annotation("ForwardBackward", 0, 300 * US)
+    forward = trace.op("aten::addmm", 5 * US, 100 * US, sequence=1)
+    trace.launch("gemm", 10 * US, 10 * US, kernel_at=30 * US, kernel_for=90 * US, op=forward)
+    node = trace.op("AddmmBackward0", 200 * US, 100 * US, sequence=1, forward_tid=trace.tid, tid=99)
+    trace.tid = 99
+    trace.launch("gemm_t", 210 * US, 10 * US, kernel_at=230 * US, kernel_for=180 * US, op=node)
+    (tmp_path / "trace.json").write_bytes(trace.encode())
+    own = {group.key: group.own_ns for group in chopper.attribute(tmp_path).by("phase")}
+    assert own["forward"] == 90 * US
+    assert own["backward"] == 180 * US
+
+
 def test_the_time_in_a_loaders_next_is_the_data_phase(tmp_path: Path) -> None:
     trace = Trace()
     for number in range(2):
