@@ -221,7 +221,8 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
         found = found if any(found) else [fitting(kind, recompute) for kind in (offloaded, ranks)]
     if not any(found):
         besides = recompute | (sliced or [{}])[-1]
-        found = [fitting(ranks, besides)]
+        found = [fitting([{}], besides)]
+        found = found if any(found) else [fitting(ranks, besides)]
         found = found if any(found) else [fitting(ranks, besides | (offloaded or [{}])[-1])]
     return tuple(
         Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
@@ -247,6 +248,7 @@ def _kinds(training: Training) -> list[list[dict[str, Any]]]:
         {"tensor_parallel_count": n, "sequence_parallel": True}
         for n in (2, 4, 8)
         if n > training.tensor_parallel_count
+        and _peak_bytes(training, {"tensor_parallel_count": n}) < inf
     ]
     if training.architecture.experts is not None:
         sliced = [{"expert_parallel_count": n} for n in (8,) if n > training.expert_parallel_count]

@@ -427,6 +427,8 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
         ("llama3-8b", {}, 76, [{"strategy", "ranks_count"}, {"offload"}]),
         ("llama3-8b", {"strategy": "fsdp2", "ranks_count": 8, "sequence_count": 8192}, 40, None),
         ("gpt2", {"batch_count": 64, "sequence_count": 1024}, 10, None),
+        # 12 heads: eight tensor-parallel ranks cannot be.
+        ("gpt2", {"batch_count": 64, "sequence_count": 1024}, 6, None),
         ("deepseek-v3", {}, 76, None),
         ("gpt3-175b", {"strategy": "zero3", "ranks_count": 16}, 40, None),
     ],
