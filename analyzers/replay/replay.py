@@ -297,7 +297,7 @@ class Prediction:
                 for number, (before, after, windows) in self.steps.items()
             },
             error_ratio=replay.error_ratio,
-            notes=[*replay.notes, *self.notes, *self._limits(replayed, mean_predicted)],
+            notes=[*replay.notes, *self.notes, *self._limits(replayed)],
             attribution=replayed,
             observed=replay.run,
             reference_rank=None
@@ -306,12 +306,13 @@ class Prediction:
             path=sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2]),
         )
 
-    def _limits(self, replayed: Attributed, mean_predicted: float) -> list[str]:
+    def _limits(self, replayed: Attributed) -> list[str]:
         """Say how far the attributed steps are from the predicted ones, and what was warmed."""
         notes = []
-        closed = sum(replayed.step_time_ns()) / max(len(self.steps), 1)
-        if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
-            off = (closed - mean_predicted) / max(mean_predicted, 1.0)
+        # Each step counts once, whatever the number of ranks that have it.
+        predicted = sum(after / windows for _, after, windows in self.steps.values())
+        off = (sum(replayed.step_time_ns()) - predicted) / max(predicted, 1.0)
+        if abs(off) > ERROR_RATIO:
             notes.append(
                 f"the causes of the changed run are for steps {abs(off):.1%} "
                 f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch "
