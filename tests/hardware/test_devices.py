@@ -331,6 +331,7 @@ def test_what_keeps_a_device_from_having_peaks_is_said(
         ("h100", "h100-sxm"),
         ("H100 SXM5", "h100-sxm"),
         ("H100 PCIe", "h100-pcie"),
+        ("h100_nvl", "h100-nvl"),
         ("mi300", "mi300x"),
         ("Instinct MI300A", "mi300a"),
         ("4090", "rtx-4090"),
