@@ -75,7 +75,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Actions:
-    """What is worth trying, the most recoverable time first.
+    """Actions that are worth trying, the most recoverable time first.
 
     Attributes:
         ranked: all actions.
@@ -89,7 +89,7 @@ class Actions:
 
 
 class Material:
-    """What detectors look at, by the names of their parameters; each is made once."""
+    """Material of detectors, by the names of their parameters; each is made once."""
 
     def __init__(self, run: Attributed, replay: Replay) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the page that its report is."""
+"""The page of a result's report, as a notebook shows it."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Comparison:
 
     @property
     def unit(self) -> str:
-        """What the causes are of: ``traced step`` where untraced ones are a step time."""
+        """Unit of the causes: ``traced step`` where untraced ones are a step time."""
         untraced = [run.step_time().untraced for run in self.runs]
         return "step" if untraced == [None, None] else "traced step"
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import chopper
+from chopper.api import AttributedRun
 from chopper.attribution import Attribution
 from chopper.collectors import registry
 from chopper.recording.finish import finalize
@@ -707,6 +708,7 @@ def test_steps_are_counted_from_the_training_on_where_the_model_was_called_befor
 ) -> None:
     _, run = _recorded(tmp_path, _MODEL + _INFERS + _TRAINS)
     assert run.windows["number"].to_pylist() == [2, 3, 4, 5, 6]
+    assert isinstance(run, AttributedRun)
     assert run.recording.manifest.ranks[0].steps_count == 12
 
 
