@@ -93,7 +93,7 @@ class Timeline {
     if (wanted.has("find")) { $("tl-search").value = wanted.get("find"); this.search(wanted.get("find")); }
     if (wanted.has("only") || at !== null) this.keepOnly(wanted.get("only"));
     if (span("view")) this.range(...span("view"));
-    if (span("stretch")) this.mark(span("stretch"));
+    if (span("stretch")?.[0] < this.window.dur_ns) this.mark(span("stretch"));
     const event = number("event");
     if (event !== null && event < this.pack.kind.length) this.select(this.markOf(event));
     else if (at !== null) this.goTo(at - BigInt(target.start_ns));
@@ -928,7 +928,7 @@ class Timeline {
   keepOnly(text) {
     const [, field, value] = /^(cause|kernel|op|layer|phase):([^]*)$/.exec(text ?? "") ?? [];
     this.only = field ? { field, value } : null;
-    const words = { op: "operator" }[field] ?? field, shown = field === "cause" ? this.data.cause_labels[value] ?? value : value;
+    const words = { op: "operator" }[field] ?? field, shown = field === "cause" && Object.hasOwn(this.data.cause_labels, value) ? this.data.cause_labels[value] : value;
     $("tl-only").hidden = !field;
     $("tl-only").replaceChildren(...(field ? [el("span", {}, `${words} ${shown}`), " ×"] : []));
     this.search(this.query);
