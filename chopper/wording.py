@@ -236,6 +236,11 @@ def plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun if number == 1 else noun + 's'}"
 
 
+def inside(label: str) -> str:
+    """A label inside a sentence; acronyms stay."""
+    return label if label[:2].isupper() else label[:1].lower() + label[1:]
+
+
 def ellipsize(text: str, width: int) -> str:
     """Cut the middle out of a text that is longer than ``width``: both ends tell names apart."""
     if len(text) <= width:

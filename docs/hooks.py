@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ def work_models() -> str:
         "vector": "Memory-bound work",
     }
     entries: dict[str, dict[str, list[str]]] = {kind: {} for kind in headings}
-    named = [(name, family(name) or "", model) for name, model in MODELS.items()]
+    named: list[tuple[str, str, Any]] = [
+        (name, family(name) or "", model) for name, model in MODELS.items()
+    ]
     named += [(f"{prefix}*", kind, model) for prefix, kind, model in BY_PREFIX]
     for name, kind, model in named:
         counts = (inspect.getdoc(getattr(model, "func", model)) or "").split("\n\n")[0]
@@ -122,7 +125,7 @@ def markup(text: str) -> str:
     return "`".join(parts)
 
 
-def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
     """A Markdown table."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(cell(c) for c in line) + " |" for line in lines) + "\n"

@@ -32,7 +32,7 @@ class _Sentence(string.Formatter):
         if value is None:
             return "what was not recorded"
         if value in CAUSES:
-            return CAUSES[value].label.lower()
+            return fmt.inside(CAUSES[value].label)
         return fmt.count(value) if isinstance(value, int | float) else str(value)
 
 

@@ -308,5 +308,5 @@ def _straggler(story: Story) -> list[Evidence]:
     )
     if last.cause is not None and last.excess_ns:
         per_step = fmt.duration(last.excess_ns / max(story.run.steps, 1))
-        value += f"; {per_step} more per {story.unit} in {full_label(last.cause).lower()}"
+        value += f"; {per_step} more per {story.unit} in {fmt.inside(full_label(last.cause))}"
     return [Evidence("straggler rank", str(last.rank), value)]

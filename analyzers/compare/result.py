@@ -215,7 +215,9 @@ class Comparison:
         text = f"B is {percent(abs(step.ratio or 0.0))} {word} (95 %: {interval}): {times}"
         text += self._because(faster)
         explain = [c for c in self.checks if c.explains]
-        other = "; ".join(f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in explain)
+        other = "; ".join(
+            f"{fmt.inside(c.label)} {c.shown('a')} and {c.shown('b')}" for c in explain
+        )
         return f"{text}." + (f" Other possible reasons: {other}." if other else "")
 
     def _because(self, faster: bool) -> str:
@@ -338,18 +340,13 @@ _NOUNS = {
 def _said(change: Change) -> str:
     label = _NOUNS.get(change.id, CAUSES[change.id].label)
     parent = CAUSES[change.parent].label if change.parent in _CONTEXT else ""
-    words = f"{parent}: {_lower(label)}" if parent else label
+    words = f"{parent}: {fmt.inside(label)}" if parent else label
     verb = "fell" if change.difference_ns < 0 else "rose"
-    return f"{_lower(words)} {verb} by {fmt.duration(abs(change.difference_ns))}"
+    return f"{fmt.inside(words)} {verb} by {fmt.duration(abs(change.difference_ns))}"
 
 
 # Parents without which their leaves' labels say too little.
 _CONTEXT = frozenset({"compute.vector", "communication.transfer", "compute.efficiency"})
-
-
-def _lower(text: str) -> str:
-    """A label inside a sentence; acronyms stay."""
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _total_dict(total: Total | None) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ DETECTOR = Detector(
     condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching allocator "
     "had no block large enough, or released its cache to find one.",
     without="those calls take no time",
-    evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host",
+    evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host in total",
     remedy="Keep tensor sizes constant from step to step and leave some memory free; on NVIDIA "
     "devices, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     view="memory_steps",

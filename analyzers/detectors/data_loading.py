@@ -25,7 +25,7 @@ DETECTOR = Detector(
     title="The data loader is the bottleneck",
     condition="The device was idle while the host waited for a batch or prepared one.",
     without="every batch is ready when it is requested",
-    evidence="{stall_ns:ns} waiting for data, {where}",
+    evidence="on average {stall_ns:ns} of a step waiting for data, {where}",
     remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; if one function "
     "dominates, make it cheaper or precompute its result.",
     view="steps",
@@ -66,7 +66,11 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
         changes=Changes(fix=(CAUSE,)),
         phase="data",
         line=function if is_program_frame(function) else None,
-        evidence={"stall_ns": stall_ns, "function": function or None, "where": where},
+        evidence={
+            "stall_ns": stall_ns // max(run.windows.num_rows, 1),
+            "function": function or None,
+            "where": where,
+        },
     )
 
 

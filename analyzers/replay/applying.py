@@ -73,7 +73,7 @@ class Applied:
             )
         change.remove_causes(self.scenario, self.facts, causes)
         for cause in causes:
-            self.said.append(f"without {CAUSES[cause].label.lower()} ({cause})")
+            self.said.append(f"without {fmt.inside(CAUSES[cause].label)} ({cause})")
             if cause not in self.spent:
                 self.notes.append(f"{cause}: takes no time in this run")
 
