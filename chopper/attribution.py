@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.totals import Totals, window_keys
 from chopper.arrow import with_column
 from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
 from chopper.claims import Withheld
@@ -272,6 +273,7 @@ class Attribution:
         source: what the user named.
         pieces: the `piece` table of all ranks.
         windows: the `window` table of all ranks.
+        totals: sums of the times of all pieces.
         gaps: the `gap` table of all ranks.
         communication: the `communication` table of all ranks.
         links: rank → its `event_link` table, row by row with `device_event`.
@@ -287,6 +289,7 @@ class Attribution:
     source: str
     pieces: pa.Table
     windows: pa.Table
+    totals: Totals
     gaps: pa.Table
     communication: pa.Table
     links: dict[int, pa.Table]
@@ -354,7 +357,7 @@ class Attribution:
             raise UsageError(f"level {level!r} unknown: one of {', '.join(LEVELS)}")
         if level == "cause":
             return [Group(row.id, row.time_ns, {row.id: row.time_ns}) for row in self.leaves()]
-        return groups_of(self.pieces, self.windows, level)
+        return groups_of(self.totals, level)
 
     def step_time(self) -> StepTime:
         """Return how long a step takes with and without tracing, and which kinds there are."""
@@ -383,10 +386,11 @@ class Attribution:
         if inside.all():
             return whole
         windows = whole.windows.filter(inside)
-        keys = _window_keys(windows)
+        keys = window_keys(windows)
         pieces, gaps = (
-            table.filter(np.isin(_window_keys(table), keys)) for table in (whole.pieces, whole.gaps)
+            table.filter(np.isin(window_keys(table), keys)) for table in (whole.pieces, whole.gaps)
         )
+        totals = whole.totals.of_steps(numbers)
         links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
         return replace(
             whole,
@@ -395,8 +399,9 @@ class Attribution:
             gaps=gaps,
             links=links,
             communication=_communication_within(whole, links),
-            cause_rows=cause_rows_of(pieces, windows, whole.bases, whole.withheld),
-            ranks=with_times(whole.ranks, pieces, windows),
+            totals=totals,
+            cause_rows=cause_rows_of(totals, whole.bases, whole.withheld),
+            ranks=with_times(whole.ranks, totals, windows),
             all_kinds=whole,
         )
 
@@ -433,85 +438,94 @@ class Attribution:
 
 
 def with_times(
-    ranks: Sequence[RankSummary], pieces: pa.Table, windows: pa.Table
+    ranks: Sequence[RankSummary], totals: Totals, windows: pa.Table
 ) -> list[RankSummary]:
     """Return ranks with the times of their pieces and how many windows they have."""
-    groups = {group.key: group for group in groups_of(pieces, windows, "rank")}
-    counts = windows["rank"].to_pylist()
+    groups = {group.key: group for group in groups_of(totals, "rank")}
+    numbers, counts = np.unique(ints(windows, "rank"), return_counts=True)
+    windows_count = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     nothing = Group(None, 0, {})
     return [
         replace(
             rank,
             observed_ns=groups.get(rank.rank, nothing).time_ns,
             ideal_ns=groups.get(rank.rank, nothing).causes.get("compute.ideal", 0),
-            steps=counts.count(rank.rank),
+            steps=windows_count.get(rank.rank, 0),
         )
         for rank in ranks
     ]
 
 
-def groups_of(pieces: pa.Table, windows: pa.Table, level: str) -> list[Group]:
-    """Sum the time of pieces by a level and by leaf cause. PIECE, WINDOW -> groups."""
+def groups_of(totals: Totals, level: str) -> list[Group]:
+    """Sum times by a level and by leaf cause; with own times where the level has them."""
     codes: np.ndarray
     keys: list[Any]
-    if level == "step":
-        codes, keys = _piece_steps(pieces, windows)
-    elif level == "rank":
-        ranks, codes = np.unique(ints(pieces, "rank"), return_inverse=True)
-        keys = ranks.tolist()
-    else:
-        codes, keys = strings(pieces, level)
-        keys = [*keys, None]  # -1, the last one
-        codes = codes % len(keys)
-    time_ns, causes = _by_cause(pieces, codes, len(keys))
-    present = np.bincount(codes, minlength=len(keys)) > 0
+    if level in ("step", "rank"):
+        codes, keys = _steps_of(totals.causes) if level == "step" else _ranks_of(totals.causes)
+        return _groups(totals.causes, codes, keys)
+    table = totals.levels[level]
+    codes, keys = strings(table, "key")
+    keys = [*keys, None]  # -1, the last one
+    own = _own_times(totals.events[level])
     groups = [
+        replace(group, own_ns=own_ns, events_count=count)
+        for group in _groups(table, codes % len(keys), keys)
+        for own_ns, count in [own.get(group.key, (0, 0))]
+    ]
+    return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
+
+
+def _groups(table: pa.Table, codes: np.ndarray, keys: list[Any]) -> list[Group]:
+    """Return the groups of totals, whose rows are of ``keys[codes]``."""
+    time_ns, causes = _by_cause(table, codes, len(keys))
+    present = np.bincount(codes, minlength=len(keys)) > 0
+    return [
         Group(key, int(row.sum()), {causes[i]: int(row[i]) for i in np.flatnonzero(row)})
         for key, row, there in zip(keys, time_ns, present, strict=True)
         if there
     ]
-    if level in ("step", "rank"):
-        return groups
-    return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
 
 
-def _by_cause(pieces: pa.Table, group: np.ndarray, size: int) -> tuple[np.ndarray, list[str]]:
+def _own_times(events: pa.Table) -> dict[str | int | None, tuple[int, int]]:
+    """Return, for each value of a level, how long its device events ran and their number."""
+    codes, keys = strings(events, "key")
+    own_ns, count = (np.zeros(len(keys) + 1, np.int64) for _ in range(2))
+    np.add.at(own_ns, codes, ints(events, "own_ns"))
+    np.add.at(count, codes, ints(events, "events_count"))
+    return dict(zip([*keys, None], zip(own_ns.tolist(), count.tolist(), strict=True), strict=True))
+
+
+def _by_cause(table: pa.Table, group: np.ndarray, size: int) -> tuple[np.ndarray, list[str]]:
     """Return the exact time of each group by leaf cause, (groups, causes), and the causes."""
-    codes, causes = strings(pieces, "cause")
+    codes, causes = strings(table, "cause")
     time_ns = np.zeros(size * len(causes), dtype=np.int64)
-    np.add.at(time_ns, group * len(causes) + codes, ints(pieces, "time_ns"))
+    np.add.at(time_ns, group * len(causes) + codes, ints(table, "time_ns"))
     return time_ns.reshape(size, len(causes)), causes
 
 
-def _piece_steps(pieces: pa.Table, windows: pa.Table) -> tuple[np.ndarray, list[int | None]]:
-    """Return the step of each piece: codes in step order, and the steps' numbers.
+def _ranks_of(causes: pa.Table) -> tuple[np.ndarray, list[int]]:
+    """Return the rank of each row: codes in order, and the ranks."""
+    ranks, codes = np.unique(ints(causes, "rank"), return_inverse=True)
+    return codes, ranks.tolist()
+
+
+def _steps_of(causes: pa.Table) -> tuple[np.ndarray, list[int | None]]:
+    """Return the step of each row: codes in step order, and the steps' numbers.
 
     Ranks may have recorded different steps: the same number is the same step, whatever its index.
-    Windows without a number (a whole trace) are one step.
+    Windows without a number (a whole trace) are one step, the last.
     """
-    numbers = windows["number"].to_pylist()
-    names = sorted({*numbers}, key=lambda n: (n is None, n))
-    if not numbers:
-        return np.zeros(0, np.int64), names
-    of_window = _window_keys(windows)
-    order = np.argsort(of_window)
-    code_of = {n: code for code, n in enumerate(names)}
-    codes = np.array([code_of[n] for n in numbers])[order]
-    return codes[np.searchsorted(of_window[order], _window_keys(pieces))], names
-
-
-def _window_keys(table: pa.Table) -> np.ndarray:
-    """Return a number for the window of each row: of its rank and its step's index."""
-    keys: np.ndarray = (ints(table, "rank") << 32) + ints(table, "step_index")
-    return keys
+    last = np.iinfo(np.int64).max
+    numbers, codes = np.unique(ints(causes, "number", null=last), return_inverse=True)
+    return codes, [None if n == last else n for n in numbers.tolist()]
 
 
 def cause_rows_of(
-    pieces: pa.Table, windows: pa.Table, bases: dict[str, Basis], withheld: list[Withheld]
+    totals: Totals, bases: dict[str, Basis], withheld: list[Withheld]
 ) -> list[CauseRow]:
-    """Sum the time of pieces by cause, with intervals over steps. PIECE, WINDOW -> causes."""
-    codes, names = _piece_steps(pieces, windows)
-    leaves_ns, leaves = _by_cause(pieces, codes, len(names))
+    """Sum times by cause, with intervals over steps."""
+    codes, numbers = _steps_of(totals.causes)
+    leaves_ns, leaves = _by_cause(totals.causes, codes, len(numbers))
     per_step: dict[str, np.ndarray] = {}
     for leaf, time_ns in zip(leaves, leaves_ns.T, strict=True):
         if time_ns.any():

@@ -30,6 +30,7 @@ from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.samples import of_rank
 from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.totals import totals_of
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
@@ -116,21 +117,24 @@ def aggregate(
     findings = _findings(recording, matched, results)
     pieces = _stacked([r.piece for r in results.values()])
     windows = _stacked([r.window for r in results.values()])
+    events = {r: (joined[r].device_event, result.event_link) for r, result in results.items()}
+    totals = totals_of(pieces, windows, events)
     summaries = with_times(
-        [_summary(recording.part(rank), joined[rank]) for rank in results], pieces, windows
+        [_summary(recording.part(rank), joined[rank]) for rank in results], totals, windows
     )
     bases = bases_of(summaries, list(results.values()))
     claims = withheld(findings)
-    by_step = {g.key: g.causes for g in groups_of(pieces, windows, "step")}
+    by_step = {g.key: g.causes for g in groups_of(totals, "step")}
     run = Attributed(
         source=recording.source,
         pieces=pieces,
         windows=windows,
+        totals=totals,
         gaps=_stacked([r.gap for r in results.values()]),
         communication=_stacked([r.communication for r in results.values()]),
         links={rank: r.event_link for rank, r in results.items()},
         ranks=summaries,
-        cause_rows=cause_rows_of(pieces, windows, bases, claims),
+        cause_rows=cause_rows_of(totals, bases, claims),
         step=step_time(rank_steps(recording), windows, by_step),
         findings=findings,
         withheld=claims,

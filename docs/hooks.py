@@ -617,6 +617,7 @@ def example_attribution() -> dict[str, Any]:
     import pyarrow as pa
 
     from chopper.analyzers.causes.step_time import step_time
+    from chopper.analyzers.trace.totals import totals_of
     from chopper.attribution import Attribution, Basis, RankSummary, Recoverable, cause_rows_of
     from chopper.reports.json import attribution_json
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
@@ -654,11 +655,13 @@ def example_attribution() -> dict[str, Any]:
     )
     bases = {"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)}
     claims = withheld(findings)
-    rows = cause_rows_of(*tables, bases, claims)
+    totals = totals_of(*tables, {})
+    rows = cause_rows_of(totals, bases, claims)
     answer = Attribution(
         source=run.source,
         pieces=tables[0],
         windows=tables[1],
+        totals=totals,
         gaps=TABLES["gap"].empty(),
         communication=TABLES["communication"].empty(),
         links={},

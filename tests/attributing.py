@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from chopper.analyzers.causes.step_time import step_time
 from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.totals import totals_of
 from chopper.api import AttributedRun
 from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of
 from chopper.claims import withheld
@@ -39,16 +40,22 @@ def assembled(
     """
     joined = {rank: join_rank(rank_input(run, rank)) for rank in run.ranks}
     held = withheld([*findings]) if claims else []
-    by_step = {g.key: g.causes for g in groups_of(pieces, windows, "step")}
+    totals = totals_of(
+        pieces,
+        windows,
+        {r: (j.device_event, (links or {}).get(r, j.event_link)) for r, j in joined.items()},
+    )
+    by_step = {g.key: g.causes for g in groups_of(totals, "step")}
     values: dict[str, Any] = {
         "source": run.source,
         "pieces": pieces,
         "windows": windows,
+        "totals": totals,
         "gaps": TABLES["gap"].empty() if gaps is None else gaps,
         "communication": TABLES["communication"].empty(),
         "links": links or {rank: j.event_link for rank, j in joined.items()},
         "ranks": [*ranks],
-        "cause_rows": cause_rows_of(pieces, windows, dict(bases or {}), held),
+        "cause_rows": cause_rows_of(totals, dict(bases or {}), held),
         "step": step_time(rank_steps(run), windows, by_step),
         "findings": [*findings],
         "withheld": held,

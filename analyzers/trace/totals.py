@@ -1,0 +1,128 @@
+"""Sums of pieces: small, however many events they are of, and exact when they are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.trace.columns import ints
+
+LEVELS: tuple[Literal["phase", "layer", "op", "kernel"], ...] = ("phase", "layer", "op", "kernel")
+"""Levels whose values are strings: columns of `piece`."""
+_OF_EVENTS = ("own_ns", "events_count")
+_NO_EVENTS = {
+    "number": pa.int64(),
+    "key": pa.dictionary(pa.int32(), pa.string()),
+    "own_ns": pa.int64(),
+    "events_count": pa.int64(),
+}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Times of pieces, added up.
+
+    Attributes:
+        causes: ``rank``, ``step_index``, ``number`` (of the step), ``cause``, ``time_ns``.
+        levels: level → ``number``, ``key`` (the level's value), ``cause``, ``time_ns``, over ranks.
+        events: level → ``number``, ``key``, ``own_ns``, ``events_count``: sums of the durations of
+            device events and their number, over ranks.
+    """
+
+    causes: pa.Table
+    levels: Mapping[str, pa.Table]
+    events: Mapping[str, pa.Table]
+
+    def of_steps(self, numbers: Collection[int]) -> Totals:
+        """Return the part in these steps; -1 for windows without a number."""
+
+        def within(table: pa.Table) -> pa.Table:
+            return table.filter(np.isin(ints(table, "number"), [*numbers]))
+
+        return Totals(
+            within(self.causes),
+            {level: within(table) for level, table in self.levels.items()},
+            {level: within(table) for level, table in self.events.items()},
+        )
+
+
+def totals_of(
+    pieces: pa.Table, windows: pa.Table, events: Mapping[int, tuple[pa.Table, pa.Table]]
+) -> Totals:
+    """Add up some ranks. PIECE, WINDOW, rank -> (DEVICE_EVENT, EVENT_LINK) -> totals."""
+    numbered = pieces.append_column("number", _numbers(windows, pieces))
+    by_rank = [_event_totals(windows, rank, *tables) for rank, tables in events.items()]
+    return Totals(
+        _sums(numbered, ("rank", "step_index", "number", "cause"), ("time_ns",)),
+        {
+            level: _sums(numbered, ("number", level, "cause"), ("time_ns",)).rename_columns(
+                ["number", "key", "cause", "time_ns"]
+            )
+            for level in LEVELS
+        },
+        {level: _added([totals[level] for totals in by_rank], _OF_EVENTS) for level in LEVELS},
+    )
+
+
+def _numbers(windows: pa.Table, rows: pa.Table) -> pa.Array:
+    """Return the step's number of each row, null where its window has none."""
+    of_window = window_keys(windows)
+    order = np.argsort(of_window)
+    at = order[np.searchsorted(of_window[order], window_keys(rows))]
+    return windows["number"].combine_chunks().take(pa.array(at))
+
+
+def window_keys(table: pa.Table) -> np.ndarray:
+    """Return a number for the window of each row: of its rank and its step's index."""
+    keys: np.ndarray = (ints(table, "rank") << 32) + ints(table, "step_index")
+    return keys
+
+
+def _event_totals(
+    windows: pa.Table, rank: int, device_event: pa.Table, event_link: pa.Table
+) -> dict[str, pa.Table]:
+    """Add up the durations of one rank's device events in its windows."""
+    inside = event_link["step_index"].is_valid()
+    step_index = event_link["step_index"].filter(inside)
+    of_rank = pa.array(np.full(len(step_index), rank))
+    columns = {
+        "number": _numbers(windows, pa.table({"rank": of_rank, "step_index": step_index})),
+        "own_ns": device_event["dur_ns"].filter(inside),
+        "events_count": pa.array(np.ones(len(step_index), np.int64)),
+    }
+    keys = {level: event_link[level] for level in LEVELS if level != "kernel"}
+    return {
+        level: _sums(
+            pa.table({**columns, "key": key.filter(inside)}), ("number", "key"), _OF_EVENTS
+        )
+        for level, key in {**keys, "kernel": device_event["name"]}.items()
+    }
+
+
+def merged(parts: Sequence[Totals]) -> Totals:
+    """Add up the totals of several ranks."""
+    return Totals(
+        pa.concat_tables([part.causes for part in parts]).unify_dictionaries().combine_chunks(),
+        {level: _added([p.levels[level] for p in parts], ("time_ns",)) for level in LEVELS},
+        {level: _added([p.events[level] for p in parts], _OF_EVENTS) for level in LEVELS},
+    )
+
+
+def _added(tables: Sequence[pa.Table], values: Sequence[str]) -> pa.Table:
+    """Add up tables of the same columns."""
+    if not tables:
+        return pa.table({n: pa.array([], t) for n, t in _NO_EVENTS.items()})
+    table = pa.concat_tables(tables)
+    return _sums(table, [n for n in table.column_names if n not in values], values)
+
+
+def _sums(table: pa.Table, keys: Sequence[str], values: Sequence[str]) -> pa.Table:
+    """Sum integer columns over the rows that agree in all keys, in order of first appearance."""
+    grouped = table.select([*keys, *values]).unify_dictionaries().combine_chunks()
+    summed = grouped.group_by([*keys], use_threads=False).aggregate([(v, "sum") for v in values])
+    summed = summed.select([*keys, *(f"{v}_sum" for v in values)])
+    return summed.rename_columns([*keys, *values])
