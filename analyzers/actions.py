@@ -137,6 +137,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     what every step has alike is ranked, unless their numbers say that others came before. A
     detector that fails takes nothing else with it.
     """
+    run = run.detailed
     material = Material(run, replay)
     found: list[Action] = []
     failed: dict[str, str] = {}

@@ -22,6 +22,9 @@ class Attributed(Attribution):
         matched: rank → its collectives, matched with the other ranks'.
         work: rank → the work of its device events, row by row with `device_event`.
         factors: rank → the measured factors of its device events, row by row with `device_event`.
+        detail: the attribution of some ranks alone, where the run is too large to hold the tables
+            of all: ``pieces``, ``gaps``, ``communication``, ``links``, ``joined``, ``work`` and
+            ``factors`` are of these ranks. None where they are of all.
     """
 
     recording: Run
@@ -29,3 +32,9 @@ class Attributed(Attribution):
     matched: dict[int, Matched]
     work: dict[int, EventWork]
     factors: dict[int, Factors]
+    detail: Attributed | None = None
+
+    @property
+    def detailed(self) -> Attributed:
+        """The attribution of the ranks whose tables are there; itself where they are all."""
+        return self.detail or self

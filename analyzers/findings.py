@@ -55,6 +55,11 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> Iterator[Finding
             yield finding("run.clock_offset", rank=rank, offset_us=us, side=side, other=other)
 
 
+def of_lost(rank: int, reason: str) -> Finding:
+    """Name a rank that could not be attributed."""
+    return finding("run.rank_lost", rank=rank, reason=reason)
+
+
 def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
     """Groups whose sequence numbers were not used, because their ranks do not count alike."""
     for group in next((m.misnumbered for m in matched.values()), ()):
@@ -176,6 +181,7 @@ def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
 
 def of_utilization(run: Attributed) -> Iterator[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
+    run = run.detailed
     rows = view(run, "utilization").to_pylist() if run.ceilings else []
     for row in [r for r in rows if r["rank"] is not None] or rows:
         if row["reason"] and row["reason"].startswith("withheld"):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Attribution
+from chopper.engines.choice import engine_of
 from chopper.errors import UsageError
+from chopper.ingest import files_of
 from chopper.notebook import as_cell
 from chopper.storage.run import Run
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.attribution import Recoverable
+    from chopper.engines import Engine
     from chopper.pipeline import Source
 
 
@@ -51,19 +54,26 @@ class AttributedRun(Attributed):
         return document(self)
 
 
-def load(source: Source) -> Run:
-    """Open a run directory, or read traces as a run in memory.
+def load(source: Source, *, engine: Engine | None = None) -> Run:
+    """Open a run directory, or read traces as a run.
 
     Args:
         source: a run directory; or a trace file, a glob, a directory of traces, or several.
+        engine: what reads the files, and holds their tables; by default this process where they
+            are small, else one for each core.
 
     Raises:
         InputError: there is nothing there, or not what it should be.
     """
-    return pipeline.read(source)
+    if engine is not None:
+        return pipeline.read(source, engine)
+    with engine_of(files_of([source] if isinstance(source, str | Path) else source)) as chosen:
+        return pipeline.read(source, chosen)
 
 
-def attribute(run: Run | Source) -> AttributedRun:
+def attribute(
+    run: Run | Source, *, engine: Engine | None = None, ranks: Sequence[int] | None = None
+) -> AttributedRun:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
     Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it is of
@@ -72,11 +82,20 @@ def attribute(run: Run | Source) -> AttributedRun:
 
     Args:
         run: a run, or anything that :func:`load` takes.
+        engine: what runs the stages of each rank: one of :mod:`chopper.engines`; by default this
+            process where the run is small, else one for each core. The result is the same.
+        ranks: those to look at closely: views, replay and timeline are of them. By default all,
+            or of a run with more than two million host spans and device events those that matter.
 
     Raises:
         InputError: there is nothing there, or not what it should be.
+        UsageError: a rank that is not in the run.
     """
-    return _for_users(pipeline.attribute(run if isinstance(run, Run) else load(run)))
+    if not isinstance(run, Run) and engine is None:
+        with engine_of(files_of([run] if isinstance(run, str | Path) else run)) as chosen:
+            return attribute(run, engine=chosen, ranks=ranks)
+    recording = run if isinstance(run, Run) else load(run, engine=engine)
+    return _for_users(pipeline.attribute(recording, engine, ranks))
 
 
 def _attributed(run: Run | Attribution | Source) -> Attributed:
@@ -91,8 +110,9 @@ def _attributed(run: Run | Attribution | Source) -> Attributed:
 def _for_users(run: Attributed) -> AttributedRun:
     """Return the same values with the methods that users call."""
     values = {f.name: getattr(run, f.name) for f in fields(Attributed)}
-    if run.all_kinds is not None:
-        values["all_kinds"] = _for_users(run.all_kinds)
+    for part in ("all_kinds", "detail"):
+        if values[part] is not None:
+            values[part] = _for_users(values[part])
     return AttributedRun(**values)
 
 

@@ -7,17 +7,21 @@
     aggregate   all ranks: tables, causes with intervals, step time, findings
     present     views, replay, comparison and reports, which are functions of the result
 
-Each stage is a pure function of immutable values, which ``storage.values`` writes and reads back:
-the stages of different ranks can run in different processes.
+Each stage is a pure function of immutable values, which ``storage.values`` writes and reads back.
+An engine runs the stages of each rank: in this process, in several, or on a Ray cluster. What comes
+back of a rank is small: its collectives, then its share of the result. Tables come back of the
+ranks that are looked at closely: all of them, or some of a run that is large.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from chopper import ingest
@@ -25,109 +29,260 @@ from chopper.analyzers import findings as found
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
+from chopper.analyzers.causes.closer import closer_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
+from chopper.analyzers.trace.collectives import Communication
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import Matched, match
-from chopper.analyzers.trace.samples import of_rank
+from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
-from chopper.analyzers.trace.totals import totals_of
+from chopper.analyzers.trace.totals import Totals, merged, totals_of
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
+from chopper.engines import Done, Kept, Lost
+from chopper.engines.serial import Serial
+from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.storage.run import Run
+from chopper.tables import TABLES
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.replay.whatif_options import Changes
+    from chopper.engines import Engine
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
-    from chopper.storage.run import Run
 
     Source = str | Path | Sequence[str | Path]
 
 
-def read(source: Source) -> Run:
-    """Open a run directory, or read traces as a run in memory.
+def read(source: Source, engine: Engine | None = None) -> Run:
+    """Open a run directory, or read traces as a run.
+
+    Args:
+        source: a run directory; or a trace file, a glob, a directory of traces, or several.
+        engine: what reads the files, and holds their tables; by default this process.
 
     Raises:
         InputError: there is nothing there, or not what it should be.
     """
-    return ingest.read([source] if isinstance(source, str | Path) else list(source))
+    return ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
 
 
-def rank_input(recording: Run, rank: int) -> RankInput:
-    """Gather what is recorded of one rank, and known of its device."""
+def rank_facts(recording: Run, rank: int) -> RankInput:
+    """Gather what is known of a rank's device and its job, without its tables."""
     manifest, part = recording.manifest, recording.part(rank)
-    tables = {
-        name: recording.table(rank, name)
-        for name in ("host_span", "device_event", "step", "collective")
-    }
     device = device_of(part)
-    on_host = tables["device_event"].num_rows == 0
+    on_host = recording.rows_count(rank, "device_event") == 0
     ceilings = ceilings_of(manifest, part, device, on_host=on_host)
     world_size = world_size_of(manifest)
     return RankInput(
         rank=rank,
-        **tables,
+        **{name: TABLES[name].empty() for name in _JOINED},
         ceiling=ceilings.achievable if on_host else ceilings.theoretical,
         ceilings=ceilings,
         no_peak_remedy=no_peak_remedy(manifest, part, device),
         devices_listed=bool(part.devices),
         world_size=world_size,
         process_groups=_process_groups(part, world_size),
-        device_clock=of_rank(recording, rank, "device_clock"),
-        device_limit=of_rank(recording, rank, "device_limit"),
-        kernel_counter=recording.table(rank, "kernel_counter"),
-        core_wait=recording.table(rank, "core_wait"),
-        synchronization=recording.table(rank, "synchronization"),
         recorded=part.status != "imported",
     )
 
 
-def rank_steps(recording: Run) -> list[RankSteps]:
-    """Gather what each rank recorded of its steps."""
-    ranks = []
-    for part in map(recording.part, recording.ranks):
-        bounds = None
-        if part.start_ns is not None and part.end_ns is not None and part.status != "imported":
-            bounds = (part.start_ns, part.end_ns) if part.end_ns > part.start_ns else None
-        step, phase, wait = (
-            recording.table(part.rank, name) for name in ("step", "program_phase", "core_wait")
-        )
-        close_ns = (part.overhead.close_ns if part.overhead else None) or 0
-        ranks.append(RankSteps(step, phase, wait, bounds, close_ns))
-    return ranks
+def rank_input(recording: Run, rank: int, facts: RankInput | None = None) -> RankInput:
+    """Gather what is recorded of one rank, and known of its device."""
+    return replace(
+        facts or rank_facts(recording, rank),
+        **{name: recording.table(rank, name) for name in (*_JOINED, *_OWN)},
+        device_clock=of_rank(recording, rank, "device_clock"),
+        device_limit=of_rank(recording, rank, "device_limit"),
+    )
 
 
-def match_ranks(manifest: RunManifest, joined: Mapping[int, JoinedRank]) -> dict[int, Matched]:
+_JOINED = ("host_span", "device_event", "step", "collective")
+_OWN = ("kernel_counter", "core_wait", "synchronization")
+_OF_HOST = ("device_clock", "device_limit", "process", "process_thread")
+"""Tables that one rank samples for all ranks of its host."""
+
+
+def rank_steps(recording: Run, rank: int) -> RankSteps:
+    """Gather what a rank recorded of its steps."""
+    part = recording.part(rank)
+    bounds = None
+    if part.start_ns is not None and part.end_ns is not None and part.status != "imported":
+        bounds = (part.start_ns, part.end_ns) if part.end_ns > part.start_ns else None
+    step, phase, wait = (
+        recording.table(rank, name) for name in ("step", "program_phase", "core_wait")
+    )
+    close_ns = (part.overhead.close_ns if part.overhead else None) or 0
+    return RankSteps(step, phase, wait, bounds, close_ns)
+
+
+@dataclass(frozen=True)
+class RankJoint:
+    """What the other ranks must know of a joined rank: its collectives, and how large it is."""
+
+    communication: Communication
+    rows_count: int
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What a rank adds to the attribution of a run: small, however many events it has.
+
+    Attributes:
+        core_findings: of waiting for a core, which come after all others.
+        coverage: name → (covered, of how much), to be added up over ranks.
+        is_clocked: clocks of its device were measured.
+        unmeasured: factor → why it was not measured; None without windows.
+    """
+
+    summary: RankSummary
+    window: pa.Table
+    totals: Totals
+    steps: RankSteps
+    findings: list[Finding]
+    core_findings: list[Finding]
+    coverage: dict[str, tuple[float, float]]
+    is_clocked: bool
+    unmeasured: dict[str, str] | None
+
+
+def join_task(recording: Run, facts: RankInput) -> Kept:
+    """Join one rank: what others must know of it, and the rest to be held."""
+    joined = join_rank(rank_input(recording, facts.rank, facts))
+    rows_count = joined.host_span.num_rows + joined.device_event.num_rows
+    return Kept(RankJoint(joined.communication, rows_count), joined.stored())
+
+
+def attribute_task(
+    recording: Run, facts: RankInput, stored: JoinedRank, matched: Matched | None, closely: bool
+) -> Kept:
+    """Attribute one rank: its share of the result, and where it is looked at closely its tables."""
+    rank = facts.rank
+    joined = stored.restored(rank_input(recording, rank, facts))
+    result = attribute_rank(joined, matched)
+    factors = result.factors
+    share = RankShare(
+        summary=_summary(recording.part(rank), joined),
+        window=result.window,
+        totals=totals_of(
+            result.piece, result.window, {rank: (joined.device_event, result.event_link)}
+        ),
+        steps=rank_steps(recording, rank),
+        findings=result.findings,
+        core_findings=[*found.of_cores(recording, [result])],
+        coverage=result.coverage,
+        is_clocked=factors is not None and bool(factors.clocks.known.any()),
+        unmeasured=None if factors is None else factors.unmeasured,
+    )
+    return Kept(share, (joined, result) if closely else None)
+
+
+def match_ranks(
+    manifest: RunManifest, communication: Mapping[int, Communication]
+) -> dict[int, Matched]:
     """Match the collectives of all ranks."""
-    communication = {rank: j.communication for rank, j in joined.items()}
     return match(communication, one_clock=share_a_clock(manifest))
+
+
+MOST_ROWS = 2_000_000
+"""Of host spans and device events: a run with more is looked at closely in some ranks only."""
+
+
+def attribute(
+    recording: Run, engine: Engine | None = None, ranks: Sequence[int] | None = None
+) -> Attributed:
+    """Join, match, attribute and aggregate all ranks of a recording.
+
+    Args:
+        recording: with the tables of all ranks, wherever they are.
+        engine: what runs the stages of each rank; by default this process.
+        ranks: those to look at closely; by default all, or of a large run those that matter.
+
+    Raises:
+        InputError: no rank could be attributed.
+        UsageError: a rank to look at is not in the run.
+    """
+    engine = engine or Serial()
+    missing = sorted({*(ranks or ())} - {*recording.ranks})
+    if missing:
+        raise UsageError(
+            f"{recording.source}: no rank {ranges(missing)}: it has {ranges(recording.ranks)}"
+        )
+    lost: list[Finding] = []
+    facts = {rank: rank_facts(recording, rank) for rank in recording.ranks}
+    calls = ((_alone(recording, rank), known) for rank, known in facts.items())
+    joined = _done(facts, engine.map(join_task, calls, label="join"), lost)
+    matched = match_ranks(
+        recording.manifest, {rank: done.value.communication for rank, done in joined.items()}
+    )
+
+    def attributed(wanted: Iterable[int], *, closely: bool) -> dict[int, Done]:
+        calls = (
+            (_alone(recording, rank), facts[rank], joined[rank].held, matched.get(rank), closely)
+            for rank in wanted
+        )
+        return _done(wanted, engine.map(attribute_task, calls, label="attribute"), lost)
+
+    rows_count = {rank: done.value.rows_count for rank, done in joined.items()}
+    all_closely = ranks is None and sum(rows_count.values()) <= MOST_ROWS
+    results = attributed([*joined], closely=all_closely)
+    shares = {rank: done.value for rank, done in results.items()}
+    if not shares:
+        raise InputError(lost[0].message)
+    if not all_closely:
+        if ranks is None:
+            causes = pa.concat_tables([s.totals.causes for s in shares.values()])
+            ranks = closer_ranks(causes, rows_count)
+        results = attributed([r for r in shares if r in {*ranks}], closely=True)
+    pairs = {rank: done.held.get() for rank, done in results.items() if done.held is not None}
+    detail = None
+    if len(pairs) < len(shares):
+        of_pairs = {rank: shares[rank] for rank in pairs}
+        detail = aggregate(
+            recording.of_ranks([*pairs]), of_pairs, _within(matched, pairs), pairs, lost
+        )
+    return aggregate(recording, shares, matched, pairs, lost, detail)
 
 
 def aggregate(
     recording: Run,
-    joined: dict[int, JoinedRank],
+    shares: Mapping[int, RankShare],
     matched: dict[int, Matched],
-    results: Mapping[int, RankResult],
+    closely: Mapping[int, tuple[JoinedRank, RankResult]],
+    lost: Sequence[Finding] = (),
+    detail: Attributed | None = None,
 ) -> Attributed:
-    """Put the results of all ranks together: of the kind of steps that the step time is of."""
-    findings = _findings(recording, matched, results)
-    pieces = _stacked([r.piece for r in results.values()])
-    windows = _stacked([r.window for r in results.values()])
-    events = {r: (joined[r].device_event, result.event_link) for r, result in results.items()}
-    totals = totals_of(pieces, windows, events)
-    summaries = with_times(
-        [_summary(recording.part(rank), joined[rank]) for rank in results], totals, windows
+    """Put the results of all ranks together: of the kind of steps that the step time is of.
+
+    Args:
+        recording: the run.
+        shares: rank → its share.
+        matched: rank → its collectives.
+        closely: rank → its tables, of those that are looked at closely.
+        lost: ranks that are left out.
+        detail: the same of the ranks that are looked at closely, where these are not all.
+    """
+    every = [*shares.values()]
+    joined = {rank: pair[0] for rank, pair in closely.items()}
+    results = {rank: pair[1] for rank, pair in closely.items()}
+    coverage = _coverage(every)
+    findings = [*lost, *_findings(recording, matched, shares, coverage)]
+    windows = _stacked([share.window for share in every])
+    totals = merged([share.totals for share in every])
+    summaries = with_times([share.summary for share in every], totals, windows)
+    bases = bases_of(
+        summaries,
+        is_clocked=any(share.is_clocked for share in every),
+        unmeasured=[share.unmeasured for share in every if share.unmeasured is not None],
     )
-    bases = bases_of(summaries, list(results.values()))
     claims = withheld(findings)
     by_step = {g.key: g.causes for g in groups_of(totals, "step")}
     run = Attributed(
         source=recording.source,
-        pieces=pieces,
+        pieces=_stacked([r.piece for r in results.values()]),
         windows=windows,
         totals=totals,
         gaps=_stacked([r.gap for r in results.values()]),
@@ -135,10 +290,10 @@ def aggregate(
         links={rank: r.event_link for rank, r in results.items()},
         ranks=summaries,
         cause_rows=cause_rows_of(totals, bases, claims),
-        step=step_time(rank_steps(recording), windows, by_step),
+        step=step_time([share.steps for share in every], windows, by_step),
         findings=findings,
         withheld=claims,
-        coverage=_coverage(list(results.values())),
+        coverage=coverage,
         bases=bases,
         ceilings={r: j.inputs.ceilings for r, j in joined.items() if j.inputs.ceilings is not None},
         recording=recording,
@@ -146,6 +301,7 @@ def aggregate(
         matched=matched,
         work={rank: r.work for rank, r in results.items() if r.work is not None},
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
+        detail=detail,
     ).of_kind()
     findings += [*found.of_steps(run.step_time(), findings)]
     findings = found.gathered([*findings, *found.of_utilization(run)])
@@ -154,12 +310,47 @@ def aggregate(
     return replace(run, findings=findings)
 
 
-def attribute(recording: Run) -> Attributed:
-    """Join, match, attribute and aggregate all ranks of a recording, one after another."""
-    joined = {rank: join_rank(rank_input(recording, rank)) for rank in recording.ranks}
-    matched = match_ranks(recording.manifest, joined)
-    results = {rank: attribute_rank(j, matched.get(rank)) for rank, j in joined.items()}
-    return aggregate(recording, joined, matched, results)
+def _alone(recording: Run, rank: int) -> Run:
+    """Return what the stages of one rank read: its tables, and what others of its host sampled."""
+    beside = ranks_beside(recording, rank)
+    sampled = [(other, name) for other in beside[1:] for name in _OF_HOST]
+    return recording.of_ranks(beside, [*((rank, name) for name in TABLES), *sampled])
+
+
+def _done(
+    ranks: Iterable[int], results: Sequence[Done | Lost], lost: list[Finding]
+) -> dict[int, Done]:
+    """Return what was done, by rank; ranks that were lost become findings."""
+    done: dict[int, Done] = {}
+    for rank, result in zip(ranks, results, strict=True):
+        if isinstance(result, Done):
+            done[rank] = result
+        elif isinstance(result.error, ChopperError):
+            raise result.error
+        else:
+            lost.append(found.of_lost(rank, result.reason))
+    return done
+
+
+def _within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, Matched]:
+    """Return the collectives of some ranks, matched only where all members are among them."""
+    size = 1 + max((int(m.instance.max(initial=-1)) for m in matched.values()), default=-1)
+    members, inside = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for rank, one in matched.items():
+        instance = one.instance[one.instance >= 0]
+        members[instance] += 1
+        if rank in ranks:
+            inside[instance] += 1
+    partial = np.append(members != inside, False)
+    return {
+        rank: replace(
+            matched[rank],
+            ready_ns=np.where(partial[matched[rank].instance], -1, matched[rank].ready_ns),
+            instance=np.where(partial[matched[rank].instance], -1, matched[rank].instance),
+        )
+        for rank in ranks
+        if rank in matched
+    }
 
 
 def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:
@@ -209,18 +400,20 @@ def _summary(part: RankManifest, joined: JoinedRank) -> RankSummary:
 
 
 def _findings(
-    recording: Run, matched: dict[int, Matched], results: Mapping[int, RankResult]
+    recording: Run,
+    matched: dict[int, Matched],
+    shares: Mapping[int, RankShare],
+    coverage: dict[str, float | None],
 ) -> list[Finding]:
     """Gather what was found of the run, of each rank and of all together."""
     findings = [*recording.manifest.findings]
-    for rank, result in results.items():
-        findings += [*recording.part(rank).findings, *result.findings]
+    for rank, share in shares.items():
+        findings += [*recording.part(rank).findings, *share.findings]
     findings += found.of_clocks({r: (m.offset_ns, m.offset_rank) for r, m in matched.items()})
     findings += found.of_numbers(matched)
-    matched_ratio = _coverage(list(results.values())).get("collectives_matched_ratio")
-    findings = found.of_matching(findings, matched_ratio)
+    findings = found.of_matching(findings, coverage.get("collectives_matched_ratio"))
     findings += found.of_samplers(recording.manifest)
-    return [*findings, *found.of_cores(recording, results.values())]
+    return findings + [one for share in shares.values() for one in share.core_findings]
 
 
 def _stacked(tables: list[pa.Table]) -> pa.Table:
@@ -262,11 +455,11 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
     return groups
 
 
-def _coverage(results: list[RankResult]) -> dict[str, float | None]:
+def _coverage(shares: Iterable[RankShare]) -> dict[str, float | None]:
     """Return the shares that models and joins reached over all ranks."""
     sums: dict[str, tuple[float, float]] = {}
-    for result in results:
-        for name, (part, whole) in result.coverage.items():
+    for share in shares:
+        for name, (part, whole) in share.coverage.items():
             a, b = sums.get(name, (0.0, 0.0))
             sums[name] = (a + part, b + whole)
     ratios: dict[str, float | None] = {n: (a / b if b else None) for n, (a, b) in sums.items()}

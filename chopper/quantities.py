@@ -39,6 +39,9 @@ MAX_INT = 2**63 - 1
 """What a column of 64 bits holds; larger counts and sizes are refused."""
 
 
+_MOST_INTEGERS = 1_000_000
+
+
 def digits(text: str) -> int | None:
     """The number that a text writes in ASCII digits; None for other texts and beyond 18 digits.
 
@@ -103,6 +106,22 @@ def count(text: str, name: str = "count") -> int:
     if value != int(value):
         raise UsageError(f"{name} {text!r}: is not whole; expected a number such as 8192")
     return whole(value, name)
+
+
+def integers(text: str, name: str = "numbers") -> list[int]:
+    """Read whole numbers and ranges of them: ``3,17,100-107``.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = digits(first), digits(last if dash else first)
+        if low is None or high is None or not low <= high < low + _MOST_INTEGERS:
+            raise UsageError(f"{name} {text!r}: not a list of whole numbers; write 3,17,100-107")
+        numbers += range(low, high + 1)
+    return numbers
 
 
 def number(text: str, name: str = "number") -> float:

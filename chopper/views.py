@@ -69,9 +69,10 @@ def view(run: Attributed, name: str) -> pa.Table:
 def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.Table]:
     """Return several views; values that several of them need are made once.
 
-    ``shared`` are such values that are there already: ``replay``, ``events`` …
+    ``shared`` are such values that are there already: ``replay``, ``events`` … Of a run that is
+    too large, views are of the ranks that are looked at closely.
     """
-    values: dict[str, Any] = {"run": run, **shared}
+    values: dict[str, Any] = {"run": run.detailed, **shared}
     tables = {}
     for name in names:
         if name not in VIEWS:

@@ -248,7 +248,7 @@ def steps(story: Story) -> Figure:
         A figure with one bar trace per leaf cause (mean over ranks), and ``views``: rank label →
         heights per trace, to be swapped in.
     """
-    pieces, windows = story.run.pieces, story.run.windows
+    pieces, windows = story.run.totals.causes, story.run.windows
     leaves = sorted((row.id for row in story.run.leaves()), key=LEAVES.index)
     index = ints(windows, "step_index")
     number = dict(zip(index.tolist(), windows["number"].to_pylist(), strict=True))

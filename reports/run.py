@@ -384,9 +384,10 @@ def _browser_page(run: Attributed) -> Page:
 
     # What is large and used once is made first, and gone before the views are.
     replay = replay_or_reason(run)
-    telemetry = [*series.collect(run.recording), *series.queues(run)]
-    lanes = timeline.build(run.whole, telemetry, replay=replay)
-    curves = figures.telemetry(telemetry, run) if telemetry else {}
+    near = run.detailed
+    telemetry = [*series.collect(near.recording), *series.queues(near)]
+    lanes = timeline.build(near.whole, telemetry, replay=replay)
+    curves = figures.telemetry(telemetry, near) if telemetry else {}
     readings = [*frequency.readings(telemetry)]
     del telemetry
     tables = views(run, VIEWS, replay=replay)

@@ -56,7 +56,7 @@ def assembled(
         "links": links or {rank: j.event_link for rank, j in joined.items()},
         "ranks": [*ranks],
         "cause_rows": cause_rows_of(totals, dict(bases or {}), held),
-        "step": step_time(rank_steps(run), windows, by_step),
+        "step": step_time([rank_steps(run, rank) for rank in run.ranks], windows, by_step),
         "findings": [*findings],
         "withheld": held,
         "coverage": coverage or {},

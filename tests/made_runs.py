@@ -12,4 +12,5 @@ if TYPE_CHECKING:
 
 def put_table(run: Any, rank: int, name: str, table: pa.Table) -> None:
     """Add a table to a run that is being made, validated against its declaration."""
-    run.store[rank, name] = TABLES[name].validate(table)
+    with_it = run.tables.with_tables({(rank, name): TABLES[name].validate(table)})
+    object.__setattr__(run, "store", with_it)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.joined import join_rank
 from chopper.api import AttributedRun
 from chopper.attribution import Attribution
@@ -61,11 +58,22 @@ def again(value: Any) -> Any:
 def test_every_value_of_the_pipeline_can_be_written_and_read_back(
     run: Run, attributed: AttributedRun
 ) -> None:
-    given = {rank: again(pipeline.rank_input(run, rank)) for rank in run.ranks}
-    joined = {rank: again(join_rank(one)) for rank, one in given.items()}
-    matched = again(pipeline.match_ranks(run.manifest, joined))
-    results = {r: again(attribute_rank(j, matched.get(r))) for r, j in joined.items()}
-    answer = pipeline.aggregate(run, joined, matched, results)
+    facts = {rank: again(pipeline.rank_facts(run, rank)) for rank in run.ranks}
+    joint = {rank: again(pipeline.join_task(run, one)) for rank, one in facts.items()}
+    communication = {rank: kept.value.communication for rank, kept in joint.items()}
+    matched = again(pipeline.match_ranks(run.manifest, communication))
+    kept = {
+        rank: again(
+            pipeline.attribute_task(run, facts[rank], joint[rank].big, matched.get(rank), True)
+        )
+        for rank in run.ranks
+    }
+    answer = pipeline.aggregate(
+        run,
+        {rank: one.value for rank, one in kept.items()},
+        matched,
+        {rank: one.big for rank, one in kept.items()},
+    )
     assert plain(answer) == plain(attributed)
     # An attribution alone: what was joined stays behind.
     alone = Attribution(**{f.name: getattr(answer.whole, f.name) for f in fields(Attribution)})
@@ -74,28 +82,6 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
     assert [row.time_ns for row in read.leaves()] == [r.time_ns for r in answer.whole.leaves()]
     with pytest.raises(UsageError, match="without the run"):
         chopper.whatif(read)
-
-
-def test_a_rank_can_be_attributed_in_another_process(
-    run: Run, attributed: AttributedRun, tmp_path: Path
-) -> None:
-    source, target = tmp_path / "given", tmp_path / "result"
-    source.write_bytes(values.encode((attributed.joined[1], attributed.matched[1])))
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from chopper.analyzers.causes.attribute import attribute_rank\n"
-        "from chopper.storage import values\n"
-        "joined, matched = values.decode(Path(sys.argv[1]).read_bytes())\n"
-        "Path(sys.argv[2]).write_bytes(values.encode(attribute_rank(joined, matched)))\n"
-    )
-    subprocess.run([sys.executable, "-c", script, source, target], check=True, timeout=120)
-    results = {
-        0: attribute_rank(attributed.joined[0], attributed.matched[0]),
-        1: values.decode(target.read_bytes()),
-    }
-    answer = pipeline.aggregate(run, attributed.joined, attributed.matched, results)
-    assert plain(answer) == plain(attributed)
 
 
 def test_attribution_leaves_the_run_as_it_was(run: Run) -> None:

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import chopper
+from chopper.engines.ray_cluster import clear_leftovers, cluster, load_ray, new_token
 from chopper.errors import ChopperError
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, not_negative, positive
 from chopper.experiments.results import Experiment, Headline, Row, ratio
-from chopper.workloads.ray_cluster import clear_leftovers, cluster, load_ray, new_token
 
 if TYPE_CHECKING:
     import torch

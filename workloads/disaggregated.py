@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import ChopperError
 from chopper.workloads.batch import Batch, batch_of
 from chopper.workloads.mixture import Mixture, Sample, SourceError, SourceSpec, Tokens
 from chopper.workloads.planning import Autoscaler, Draw, Limits, Load, Plan, Planner, place
-from chopper.workloads.ray_cluster import LoaderError
 
 _RESTARTS = 3
 _OBSERVED_STEPS = 8

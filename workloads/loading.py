@@ -7,13 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chopper.engines.ray_cluster import LoaderError, answers, load_ray
 from chopper.errors import ChopperError, UsageError
 from chopper.experiments.declarations import Needs
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
 from chopper.workloads.mixture import VOCABULARY, make_sources
 from chopper.workloads.planning import Draw, Limits, Planner
-from chopper.workloads.ray_cluster import LoaderError, answers, load_ray
 
 WITH_ACTORS = ("disaggregated", "balanced")
 SWEEP_MS = (1, 5, 20, 50, 100, 200)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chopper.analyzers.causes.attribute import RankResult
 from chopper.attribution import Basis, RankSummary
 from chopper.causes import CAUSES, LEAVES, inherited
 
 
-def bases_of(ranks: Sequence[RankSummary], results: Sequence[RankResult]) -> dict[str, Basis]:
-    """Return what each leaf cause rests on; those that are missing rest on recorded times."""
-    factors = [r.factors for r in results if r.factors is not None]
-    one_clock = any(f.clocks.known.any() for f in factors)
+def bases_of(
+    ranks: Sequence[RankSummary], *, is_clocked: bool, unmeasured: Sequence[dict[str, str]]
+) -> dict[str, Basis]:
+    """Return what each leaf cause rests on; those that are missing rest on recorded times.
+
+    Args:
+        ranks: with the sources of their peaks.
+        is_clocked: clocks of some device were measured.
+        unmeasured: of each rank, factor → why it was not measured.
+    """
     words = {
         "peak": "; ".join(sorted({r.peak_source for r in ranks if r.peak_source}))
         or "no peak known",
         "clocks": ", normalized to one clock"
-        if one_clock
+        if is_clocked
         else "; clocks were not measured and may differ",
-        "unmeasured": _unmeasured([f.unmeasured for f in factors]),
+        "unmeasured": _unmeasured(unmeasured),
         "unmeasured_vector": _unmeasured(
-            [{n: f.unmeasured[n] for n in _OF_VECTOR if n in f.unmeasured} for f in factors]
+            [{n: why[n] for n in _OF_VECTOR if n in why} for why in unmeasured]
         ),
     }
     return {

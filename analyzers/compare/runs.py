@@ -47,7 +47,7 @@ def compare(
         all_steps: compare all traced steps, not only those that the step time is of. Two runs
             seldom trace as many evaluations, and a mean over both kinds tells how many.
     """
-    a, b = (run.whole if all_steps else run.of_kind() for run in (a, b))
+    a, b = (run.whole if all_steps else run.of_kind() for run in (a.detailed, b.detailed))
     sides = (cut(a), cut(b))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]

@@ -52,7 +52,7 @@ class Replay:
     """
 
     def __init__(self, run: Attributed) -> None:
-        self.run = run
+        run = self.run = run.detailed
         # Steps depend on those before them: all kinds are replayed, and one is counted.
         self.base: Base = _base_of(run)
         self.unmodified: Outcome = self.base.outcome

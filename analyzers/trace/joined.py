@@ -23,6 +23,8 @@ from chopper.analyzers.trace.windows import Windows, cut_windows, step_of_events
 from chopper.arrow import with_column
 from chopper.hardware.ceilings import Ceiling
 
+_RECORDED = ("host_span", "device_event", "collective")
+
 
 @dataclass(frozen=True)
 class JoinedRank:
@@ -48,6 +50,25 @@ class JoinedRank:
     double_backward_count: int
     windows: Windows
     communication: Communication
+
+    def stored(self) -> JoinedRank:
+        """Return it without the tables that it was joined from, which ``restored`` puts back."""
+        tables = {name: getattr(self.inputs, name).slice(0, 0) for name in _RECORDED}
+        inputs = RankInput(
+            rank=self.inputs.rank,
+            **tables,
+            step=self.inputs.step,
+            ceiling=None,
+            no_peak_remedy="",
+            devices_listed=False,
+        )
+        derived = self.device_event if self.host_only else tables["device_event"]
+        return replace(self, inputs=inputs, device_event=derived)
+
+    def restored(self, inputs: RankInput) -> JoinedRank:
+        """Return what ``stored`` was called on, given what was joined."""
+        events = self.device_event if self.host_only else inputs.device_event
+        return replace(self, inputs=replace(inputs, step=self.inputs.step), device_event=events)
 
     @property
     def host_span(self) -> pa.Table:

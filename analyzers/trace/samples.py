@@ -35,11 +35,13 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         rank's ordinal of the device, as in the rank's other tables: the driver's differs where
         a process sees some of the devices only, or in another order.
     """
-    part, beside = run.part(rank), _ranks_beside(run, rank)
+    part, beside = run.part(rank), ranks_beside(run, rank)
     device, ordinals = _device_of(part), [run.part(other).device_id for other in beside]
     if _computes_on_host(run, rank, beside):
         return TABLES[name].empty()
     for source in beside:
+        if not run.rows_count(source, name):
+            continue
         table = run.table(source, name)
         has_uuids = table["device_uuid"].null_count < table.num_rows
         uuid = device.uuid if device is not None and has_uuids else None
@@ -75,7 +77,7 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     table = run.table(rank, name)
     if part.device_id is not None or part.devices or not table.num_rows:
         return []
-    if _computes_on_host(run, rank, _ranks_beside(run, rank)):
+    if _computes_on_host(run, rank, ranks_beside(run, rank)):
         return []
     numbers = sorted(pc.unique(table["device_id"]).to_pylist())
     return [
@@ -102,8 +104,8 @@ def _several(run: Run, rank: int) -> bool:
     return any(len(pc.unique(table["device_id"])) > 1 for table in tables)
 
 
-def _ranks_beside(run: Run, rank: int) -> list[int]:
-    """The rank, then the others that are known to be on its host."""
+def ranks_beside(run: Run, rank: int) -> list[int]:
+    """Return the rank, then the others that are known to be on its host."""
     host = run.part(rank).hostname
     others = (p.rank for p in run.manifest.ranks if p.rank != rank and p.hostname == host)
     return [rank, *(sorted(others) if host is not None else ())]
@@ -142,10 +144,9 @@ def _rows_named(table: pa.Table, uuids: set[str], part: RankManifest) -> pa.Tabl
 
 def table_beside(run: Run, rank: int, name: str) -> pa.Table:
     """A host-wide table as any rank of the host recorded it, in time order; empty for none."""
-    for source in _ranks_beside(run, rank):
-        table = run.table(source, name)
-        if table.num_rows:
-            return table.sort_by("time_ns")
+    for source in ranks_beside(run, rank):
+        if run.rows_count(source, name):
+            return run.table(source, name).sort_by("time_ns")
     return TABLES[name].empty()
 
 
@@ -173,7 +174,7 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than
     two.
     """
-    for source in _ranks_beside(run, rank):
+    for source in ranks_beside(run, rank):
         table = run.table(source, "process")
         time_ns = ints(table, "time_ns")
         within = (ints(table, "rank") == rank) & (time_ns >= start_ns) & (time_ns <= end_ns)

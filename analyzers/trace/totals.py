@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 
 LEVELS: tuple[Literal["phase", "layer", "op", "kernel"], ...] = ("phase", "layer", "op", "kernel")
 """Levels whose values are strings: columns of `piece`."""
@@ -94,7 +94,7 @@ def _event_totals(
         "own_ns": device_event["dur_ns"].filter(inside),
         "events_count": pa.array(np.ones(len(step_index), np.int64)),
     }
-    keys = {level: event_link[level] for level in LEVELS if level != "kernel"}
+    keys: dict[str, pa.ChunkedArray] = {n: event_link[n] for n in LEVELS if n != "kernel"}
     return {
         level: _sums(
             pa.table({**columns, "key": key.filter(inside)}), ("number", "key"), _OF_EVENTS
@@ -121,8 +121,19 @@ def _added(tables: Sequence[pa.Table], values: Sequence[str]) -> pa.Table:
 
 
 def _sums(table: pa.Table, keys: Sequence[str], values: Sequence[str]) -> pa.Table:
-    """Sum integer columns over the rows that agree in all keys, in order of first appearance."""
+    """Sum integer columns over the rows that agree in all keys; in the order of the keys."""
     grouped = table.select([*keys, *values]).unify_dictionaries().combine_chunks()
-    summed = grouped.group_by([*keys], use_threads=False).aggregate([(v, "sum") for v in values])
-    summed = summed.select([*keys, *(f"{v}_sum" for v in values)])
-    return summed.rename_columns([*keys, *values])
+    first, group = distinct_rows([_codes(grouped, key) for key in keys])
+    summed = grouped.select([*keys]).take(pa.array(first))
+    for name in values:
+        total = np.zeros(len(first), dtype=np.int64)
+        np.add.at(total, group, ints(grouped, name))
+        summed = summed.append_column(name, pa.array(total))
+    return summed
+
+
+def _codes(table: pa.Table, name: str) -> np.ndarray:
+    """Return a column as numbers that are equal where its values are; nulls are -1."""
+    if pa.types.is_dictionary(table.schema.field(name).type):
+        return strings(table, name)[0]
+    return ints(table, name)

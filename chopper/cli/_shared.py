@@ -91,8 +91,61 @@ def _workloads() -> Iterable[str]:
 workloads = completing(_workloads)
 """Completes the names of the reference workloads."""
 
-runs = click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
-"""Argument ``sources``: what every command that reads one run takes."""
+_sources = click.argument(
+    "sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths
+)
+
+
+def runs(command: _Command) -> _Command:
+    """Add the argument ``sources``, which every command that reads one run takes, and engines."""
+    return _sources(engines(command))
+
+
+def engines(command: _Command) -> _Command:
+    """Add the options of engines: who reads and attributes the ranks of a run."""
+    for option in (
+        click.option(
+            "--ranks",
+            metavar="LIST",
+            callback=_remembered,
+            expose_value=False,
+            help="Ranks to look at closely: 3,17,100-107. [default: all, or of a large run those "
+            "that matter]",
+        ),
+        click.option(
+            "--ray",
+            is_flag=False,
+            flag_value="auto",
+            metavar="[ADDRESS]",
+            callback=_remembered,
+            expose_value=False,
+            help="Work on a Ray cluster: the one at ADDRESS, or this machine's.",
+        ),
+        click.option(
+            "--memory",
+            metavar="SIZE",
+            callback=_remembered,
+            expose_value=False,
+            help="Bound the memory of each worker: 2GB.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            callback=_remembered,
+            expose_value=False,
+            help="Processes to work in. [default: all cores, where it pays]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep the value of an engine's option for :func:`attributed`."""
+    if value is not None:
+        context.meta[f"chopper.{parameter.name}"] = value
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
 
@@ -189,11 +242,26 @@ def say(message: str, *more: str) -> None:
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.api import attribute, load
+    from chopper.engines.choice import EngineOptions, engine_of
+    from chopper.ingest import files_of
+    from chopper.quantities import integers, size_bytes
 
-    with progress(f"reading {name or 'the run'}"):
-        run = load(list(sources))
-    with progress(f"attributing {name}".rstrip()):
-        return attribute(run)
+    meta = click.get_current_context().meta
+    memory, ranks = meta.get("chopper.memory"), meta.get("chopper.ranks")
+    options = EngineOptions(
+        workers=meta.get("chopper.workers"),
+        memory_bytes=None if memory is None else size_bytes(memory, "--memory"),
+        ray=meta.get("chopper.ray"),
+    )
+    with engine_of(files_of(sources), options) as engine:
+        with progress(f"reading {name or 'the run'}"):
+            run = load(list(sources), engine=engine)
+        with progress(f"attributing {name}".rstrip()):
+            return attribute(
+                run,
+                engine=engine,
+                ranks=None if ranks is None else integers(ranks, "--ranks"),
+            )
 
 
 def quoted(*sources: str | Path) -> str:

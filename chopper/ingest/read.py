@@ -11,24 +11,30 @@ import msgspec
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.errors import InputError
+from chopper.engines import Engine, Lost
+from chopper.engines.serial import Serial
+from chopper.errors import ChopperError, InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
+from chopper.ingest.held import TraceTables, traces_of, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
-from chopper.ingest.recorded import read_rank, read_traces
+from chopper.ingest.recorded import rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
+from chopper.storage.parts import read_manifest
 from chopper.storage.run import Run
+from chopper.storage.store import HeldTables, Store
 from chopper.version import __version__
 
 
-def read(named: Sequence[str | Path]) -> Run:
-    """Read a run directory with its traces, or traces as a run in memory.
+def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
+    """Read a run directory with its traces, or traces as a run.
 
     Args:
         named: one run directory, or trace files, globs and directories of traces.
+        engine: what reads the files, and holds their tables; by default this process.
 
     Raises:
         InputError: what is named is neither; one line says what was found.
@@ -37,7 +43,7 @@ def read(named: Sequence[str | Path]) -> Run:
         raise InputError("nothing to load: name a run directory or trace files")
     check_names(named)
     if len(named) == 1 and is_run(Path(named[0])):
-        return _read_directory(Path(named[0]))
+        return _read_directory(Path(named[0]), engine or Serial())
     for item in named:
         if is_run(Path(item)):
             raise InputError(
@@ -47,22 +53,31 @@ def read(named: Sequence[str | Path]) -> Run:
     sources = find(named)
     traces = list(sources.traces)
     if len(traces) == 1 and traces[0].name == MANIFEST and is_run(traces[0].parent):
-        return _read_directory(traces[0].parent)
-    return read_sources(sources, source=" ".join(str(n) for n in named)).run
+        return _read_directory(traces[0].parent, engine or Serial())
+    return read_sources(sources, source=" ".join(str(n) for n in named), engine=engine).run
 
 
-def _read_directory(path: Path) -> Run:
+def _read_directory(path: Path, engine: Engine) -> Run:
     """Read a run directory: what was recorded, and the tables of its raw traces."""
-    run = Run.open(path)
+    manifest = read_manifest(path)
+    calls = [(path, part) for part in manifest.ranks]
     parts: list[RankManifest] = []
-    store: dict[tuple[int, str], pa.Table] = {}
-    for part in run.manifest.ranks:
-        complete, tables = read_rank(run.rank_dir(part.rank), part)
-        parts.append(complete)
-        store |= {(part.rank, name): table for name, table in tables.items()}
-    manifest = msgspec.structs.replace(run.manifest, ranks=parts)
-    # What was recorded beside the trace knows better: it goes on where the trace stops.
-    return Run(manifest, path, {}, run.source).with_tables({**store, **run.store})
+    held: dict[int, HeldTables] = {}
+    rows_count: dict[tuple[int, str], int] = {}
+    results = engine.map(rank_task, calls, label="read")
+    for (_, incomplete), done in zip(calls, results, strict=True):
+        if isinstance(done, Lost):
+            if isinstance(done.error, ChopperError):
+                raise done.error
+            parts.append(with_lost(incomplete, done.reason))
+            continue
+        part, rows = done.value
+        parts.append(part)
+        if done.held is not None:
+            held[part.rank] = done.held
+            rows_count |= {(part.rank, name): count for name, count in rows.items()}
+    manifest = msgspec.structs.replace(manifest, ranks=parts)
+    return Run(manifest, path, Store({}, held, rows_count))
 
 
 @dataclass(frozen=True)
@@ -77,27 +92,35 @@ class Imported:
 
 
 def read_sources(
-    sources: Sources, *, source: str | None = None, zone: tzinfo | None = None
+    sources: Sources,
+    *,
+    source: str | None = None,
+    zone: tzinfo | None = None,
+    engine: Engine | None = None,
 ) -> Imported:
-    """Read files as a run in memory, which messages call ``source``.
+    """Read files as a run.
 
-    ``zone`` is that of logs whose times name none.
+    Args:
+        sources: the files.
+        source: what messages call the run.
+        zone: of logs whose times name none.
+        engine: what reads the files, and holds their tables; by default this process.
 
     Raises:
         InputError: a file cannot be read, two are the same rank, or they are of two runs.
     """
-    numbered, findings, files = _numbered(sources)
+    numbered, findings, files = _numbered(sources, engine or Serial())
     parts = [part_of(rank, file, trace) for rank, (file, trace) in sorted(numbered.items())]
     named = list(dict.fromkeys(file for file, _ in numbered.values()))
     if not parts:
         named = [*sources.logs, *sources.snapshots]
         parts = [RankManifest(rank=0, label=named[0].name, status="imported")]
-    store = {(r, name): t for r, (_, trace) in numbered.items() for name, t in trace.tables.items()}
+    store = _store({rank: trace for rank, (_, trace) in numbered.items()})
     attachments = Attachments()
     attach_counters(attachments, parts, sources.counters)
     logs.attach_logs(attachments, parts, sources.logs, zone)
     attach_snapshots(attachments, parts, sources.snapshots)
-    store |= attachments.tables
+    store = store.with_tables(valid(attachments.tables))
     findings += attachments.findings
     if not numbered:
         findings.append(_without_trace(named[0], sources, store))
@@ -114,15 +137,30 @@ def read_sources(
     )
     borrowed = {(r, name) for r, (_, trace) in numbered.items() for name in trace.borrowed}
     return Imported(
-        Run(manifest, None, {}, source or " ".join(map(str, named))).with_tables(store),
+        Run(manifest, None, store, source or " ".join(map(str, named))),
         {rank: files.get(file, [file]) for rank, (file, _) in numbered.items()},
         frozenset(attachments.tables.keys() | borrowed),
     )
 
 
-def _without_trace(file: Path, sources: Sources, store: dict[tuple[int, str], pa.Table]) -> Finding:
+def _store(traces: dict[int, ParsedTrace]) -> Store:
+    """Return the tables of traces by rank: held where they are, else in memory."""
+    tables: dict[tuple[int, str], pa.Table] = {}
+    held: dict[int, HeldTables] = {}
+    rows_count: dict[tuple[int, str], int] = {}
+    for rank, trace in traces.items():
+        own = trace.tables
+        if isinstance(own, TraceTables):
+            held[rank] = own.held
+            rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
+        else:
+            tables |= {(rank, name): table for name, table in own.items()}
+    return Store(valid(tables), held, rows_count)
+
+
+def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
     """Return what can be done with files that hold no kernels."""
-    rows = sum(table.num_rows for table in store.values())
+    rows = sum(map(store.rows_count, store))
     views = ["memory_segments"] * bool(sources.snapshots) + ["energy"] * bool(sources.logs)
     return Finding(
         code="run.no_trace",
@@ -134,7 +172,7 @@ def _without_trace(file: Path, sources: Sources, store: dict[tuple[int, str], pa
 
 
 def _numbered(
-    sources: Sources,
+    sources: Sources, engine: Engine
 ) -> tuple[dict[int, tuple[Path, ParsedTrace]], list[Finding], dict[Path, list[Path]]]:
     """Read the traces of files.
 
@@ -143,27 +181,26 @@ def _numbered(
     """
     traces: list[tuple[Path, ParsedTrace]] = []
     findings: list[Finding] = []
-    refused: InputError | None = None
-    for file, is_named in sources.traces.items():
-        try:
-            recording = read_traces(sources.files(file))
-        except InputError as exc:
-            if is_named or len(sources.traces) == 1:
-                raise
+    refused: ChopperError | None = None
+    calls = ((sources.files(file),) for file in sources.traces)
+    results = engine.map(read_task, calls, label="read")
+    for (file, is_named), done in zip(sources.traces.items(), results, strict=True):
+        if isinstance(done, Lost):
+            error = done.error if isinstance(done.error, ChopperError) else None
+            refusal = error or InputError(f"{file}: {done.reason}")
+            if len(sources.traces) == 1 or (error is not None and is_named):
+                raise refusal
             # One bad file in a directory must not hide the others.
-            refused = refused or exc
-            add_finding(
-                findings,
-                "run.file_left_out",
-                f"left out: {exc}",
-            )
+            refused = refused or refusal
+            add_finding(findings, "run.file_left_out", f"left out: {refusal}")
             continue
+        recording = traces_of(done)
         findings += credible(recording)
         traces += [(file, trace) for trace in recording]
     if refused is not None and not traces:
         raise refused
     traces, left_out = foreign_traces.joined(traces, sources.traces)
-    traces, windows, by_pid = joined_windows(traces)
+    traces, windows, by_pid = joined_windows(traces, engine)
     findings += [*left_out, *by_pid, *check_one_run(traces)]
     numbered = number_ranks(traces)
     files = {

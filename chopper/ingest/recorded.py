@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,10 +10,14 @@ import pyarrow as pa
 
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.engines import Kept
 from chopper.errors import InputError
+from chopper.ingest.held import kept, rows_of, valid
 from chopper.ingest.windows import join
 from chopper.storage.files import inside
+from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest
+from chopper.storage.run import recorded_tables
 
 
 def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
@@ -32,7 +36,7 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
     return traces
 
 
-def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, dict[str, pa.Table]]:
+def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mapping[str, pa.Table]]:
     """Make the trace tables of one rank from its raw traces, by name; none where none can be read.
 
     Its part comes with what its trace says of devices, and with what was found while reading.
@@ -56,6 +60,27 @@ def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, dict[s
     device_id = trace.device_id if part.device_id is None else part.device_id
     devices = part.devices or trace.devices
     return msgspec.structs.replace(part, device_id=device_id, devices=devices), trace.tables
+
+
+def read_task(files: Sequence[Path]) -> Kept:
+    """Read the traces of one recording; their tables are held."""
+    return kept(read_traces(files))
+
+
+def rank_task(path: Path, part: RankManifest) -> Kept:
+    """Read one rank of a run directory: its completed part, rows by table; its tables are held."""
+    recorded, tables = recorded_tables(path, part)
+    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded)
+    # What was recorded beside the trace knows better: it goes on where the trace stops.
+    tables = valid({**of_trace, **tables})
+    return Kept((part, rows_of(tables)), tables)
+
+
+def with_lost(part: RankManifest, reason: str) -> RankManifest:
+    """Return the part of a rank whose traces could not be read, and why."""
+    return _with_findings(
+        part, [_no_trace(part.rank, "trace.unreadable", f"rank {part.rank}: {reason}")]
+    )
 
 
 def _no_trace(rank: int, code: str, message: str) -> Finding:

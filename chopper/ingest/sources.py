@@ -132,6 +132,19 @@ def find(named: Sequence[str | Path]) -> Sources:
     return sources
 
 
+def files_of(named: Sequence[str | Path]) -> list[Path]:
+    """Return the files that names may mean, without opening them; to know how much there is."""
+    files: list[Path] = []
+    for item in map(Path, named):
+        if item.is_dir():
+            files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]
+        elif globbing.has_magic(str(item)):
+            files += map(Path, globbing.glob(str(item), recursive=True))  # noqa: PTH207
+        else:
+            files.append(item)
+    return files
+
+
 def check_names(named: Sequence[str | Path]) -> None:
     """Refuse an empty name: as a path it would be the current directory."""
     if any(item == "" for item in named):

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.parsed import step_table
+from chopper.engines import Engine, Kept, Lost
 from chopper.errors import InputError
+from chopper.ingest.held import kept, loaded, traces_of
 from chopper.ingest.ranks import APART_NS, host_of, rank_by_name
 from chopper.storage.manifest import Finding, add_finding
 
@@ -33,7 +35,9 @@ _ONE_CLOCK_NS = 100 * 24 * 3600 * 10**9
 """No process is traced again after so long: times of different bases are decades apart."""
 
 
-def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]], list[Finding]]:
+def joined_windows(
+    traces: Read, engine: Engine
+) -> tuple[Read, dict[Path, list[Path]], list[Finding]]:
     """Join the traces of one process.
 
     Where neither host nor rank is recorded, its id alone tells a process: traces that overlap in
@@ -52,6 +56,7 @@ def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]], list[Fin
     out: Read = []
     files: dict[Path, list[Path]] = {}
     findings: list[Finding] = []
+    several: dict[int, list[ParsedTrace]] = {}
     for group in groups.values():
         spans = [trace.span_ns for _, trace in group]
         if len(group) == 1 or None in spans:
@@ -75,8 +80,20 @@ def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]], list[Fin
                 severity="info",
             )
         files[first] = [file for file, _ in group]
-        out.append((first, join([trace for _, trace in group])))
+        several[len(out)] = [trace for _, trace in group]
+        out.append(group[0])
+    calls = ((windows,) for windows in several.values())
+    for at, done in zip(several, engine.map(join_task, calls, label="join windows"), strict=True):
+        if isinstance(done, Lost):
+            raise done.error or InputError(f"{out[at][0]}: {done.reason}")
+        [joined] = traces_of(done)
+        out[at] = out[at][0], joined
     return out, files, findings
+
+
+def join_task(windows: Sequence[ParsedTrace]) -> Kept:
+    """Join windows of one process, whose tables are held, to one trace."""
+    return kept([join([loaded(window) for window in windows])])
 
 
 def _why_not_one(group: Read, most_apart_ns: int) -> str:

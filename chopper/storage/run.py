@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +16,7 @@ from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest
 from chopper.storage.parts import read_manifest
+from chopper.storage.store import Store
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 
@@ -34,6 +36,13 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", self.source or str(self.path))
+        if not isinstance(self.store, Store):
+            object.__setattr__(self, "store", Store(self.store))
+
+    @property
+    def tables(self) -> Store:
+        """The store of all its tables."""
+        return cast("Store", self.store)
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -47,15 +56,10 @@ class Run:
         manifest = read_manifest(path)
         parts: list[RankManifest] = []
         store: dict[tuple[int, str], pa.Table] = {}
-        for part in manifest.ranks:
-            findings: list[Finding] = []
-            folder = inside(path, rank_dir_name(part.rank))
-            for name in TABLES:
-                file = inside(folder, f"{name}.arrow")
-                if file.is_file():
-                    store[part.rank, name], finding = read_stream(file, name)
-                    findings += [] if finding is None else [finding]
-            parts.append(msgspec.structs.replace(part, findings=[*part.findings, *findings]))
+        for incomplete in manifest.ranks:
+            part, tables = recorded_tables(path, incomplete)
+            store |= {(part.rank, name): table for name, table in tables.items()}
+            parts.append(part)
         return cls(msgspec.structs.replace(manifest, ranks=parts), path, store)
 
     @property
@@ -86,6 +90,25 @@ class Run:
         declared = TABLES[name]
         return self.store[rank, name] if (rank, name) in self.store else declared.empty()
 
+    def rows_count(self, rank: int, name: str) -> int:
+        """Return how many rows a table of one rank has, without reading it."""
+        return self.tables.rows_count((rank, name))
+
+    def of_ranks(
+        self, ranks: Iterable[int], tables: Iterable[tuple[int, str]] | None = None
+    ) -> Run:
+        """Return the part of some ranks.
+
+        Args:
+            ranks: those whose manifests are kept.
+            tables: those that are kept, by (rank, name); by default all of these ranks.
+        """
+        numbers = {*ranks}
+        parts = [part for part in self.manifest.ranks if part.rank in numbers]
+        keys = itertools.product(numbers, TABLES) if tables is None else tables
+        manifest = msgspec.structs.replace(self.manifest, ranks=parts)
+        return replace(self, manifest=manifest, store=self.tables.chosen(keys))
+
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Run:
         """Return the run with tables, by (rank, name), added or replaced, each validated.
 
@@ -93,7 +116,7 @@ class Run:
             SchemaError: a table lacks or mistypes a column.
         """
         valid = {(rank, name): TABLES[name].validate(t) for (rank, name), t in tables.items()}
-        return replace(self, store={**self.store, **valid})
+        return replace(self, store=self.tables.with_tables(valid))
 
     def to_pandas(self, rank: int, name: str) -> Any:
         """Return a table of one rank as a pandas DataFrame."""
@@ -101,3 +124,20 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<chopper.Run {self.source!r}: {len(self.manifest.ranks)} rank(s)>"
+
+
+def recorded_tables(path: Path, part: RankManifest) -> tuple[RankManifest, dict[str, pa.Table]]:
+    """Read what was recorded of one rank in tables, not in its traces.
+
+    Returns:
+        Its part, with what was found while reading; and the tables by name.
+    """
+    folder = inside(path, rank_dir_name(part.rank))
+    tables: dict[str, pa.Table] = {}
+    findings: list[Finding] = []
+    for name in TABLES:
+        file = inside(folder, f"{name}.arrow")
+        if file.is_file():
+            tables[name], finding = read_stream(file, name)
+            findings += [] if finding is None else [finding]
+    return msgspec.structs.replace(part, findings=[*part.findings, *findings]), tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class ParsedTrace:
         tables: declared trace tables by name, times in Unix nanoseconds.
         findings: what must be known about it.
         borrowed: names of tables that another file gave.
+        held_span_ns: first and last recorded time, where ``tables`` are held elsewhere.
     """
 
     source: str
@@ -38,7 +39,7 @@ class ParsedTrace:
     main: bool
     devices: list[Device]
     environment: dict[str, str]
-    tables: dict[str, pa.Table]
+    tables: Mapping[str, pa.Table]
     process: str | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -46,10 +47,13 @@ class ParsedTrace:
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     borrowed: frozenset[str] = frozenset()
+    held_span_ns: tuple[int, int] | None = None
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
         """First and last recorded time, None for a trace without events."""
+        if self.held_span_ns is not None:
+            return self.held_span_ns
         bounds = []
         for name in ("host_span", "device_event"):
             table = self.tables[name]

@@ -18,9 +18,9 @@ import numpy as np
 import psutil
 import pytest
 
+from chopper.engines import ray_cluster
 from chopper.fresh_python import own_python
 from chopper.workloads import disaggregated as d
-from chopper.workloads import ray_cluster
 from chopper.workloads.loading_measures import memory_bytes
 from chopper.workloads.mixture import SourceError, bare, make_sources
 from chopper.workloads.planning import Cost, Draw, Limits, Planner

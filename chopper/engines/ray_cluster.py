@@ -1,6 +1,6 @@
 """Ray for the length of a run: started here and ended with it, or joined and left.
 
-    python -m chopper.workloads.ray_cluster HOST:PORT SECONDS
+    python -m chopper.engines.ray_cluster HOST:PORT SECONDS
 
 asks a Ray cluster for its id, in a process of its own: Ray's library tries for 40 s, warns
 meanwhile, and cannot be told to stop but by SIGALRM.
@@ -47,7 +47,12 @@ class LoaderError(ChopperError):
 
 @contextlib.contextmanager
 def cluster(
-    address: str | None = None, namespace: str = "", token: str | None = None
+    address: str | None = None,
+    namespace: str = "",
+    token: str | None = None,
+    *,
+    cpus: int = 64,
+    store_bytes: int = 100 << 20,
 ) -> Iterator[str]:
     """Start Ray, or join a cluster, for the length of the block; yields its address.
 
@@ -71,11 +76,11 @@ def cluster(
     directory = None
     if address is None:
         if ended := clear_leftovers():
-            print(f"dataloader: ended {len(ended)} Ray processes of an earlier run", flush=True)
+            sys.stdout.write(f"ended {len(ended)} Ray processes of an earlier run\n")
+            sys.stdout.flush()
         directory = _new_directory()
-        # Logical: loaders wait more than they compute, however many cores there are.
-        options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
-        options |= {"object_store_memory": 100 << 20, "_temp_dir": str(directory)}
+        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        options |= {"object_store_memory": store_bytes, "_temp_dir": str(directory)}
     else:
         options["address"] = address
     try:
@@ -140,8 +145,7 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
     """
     if importlib.util.find_spec("ray") is None:
         raise LoaderError(
-            "the disaggregated variants need Ray, which is not installed: "
-            "pip install 'chopper-profiler[ray]'"
+            "this needs Ray, which is not installed: pip install 'chopper-profiler[ray]'"
         )
     if token is not None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -158,9 +162,7 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
         import ray
     except ImportError as exc:
         raise LoaderError(
-            "the disaggregated variants need Ray, which is installed and cannot be imported "
-            f"({exc}): "
-            "install it again"
+            f"this needs Ray, which is installed and cannot be imported ({exc}): install it again"
         ) from exc
     finally:
         if hidden:
@@ -308,7 +310,7 @@ def probe(address: str, patience_s: int) -> None:
     try:
         GcsClient(address=address)
     except Exception as exc:  # noqa: BLE001 - Ray raises whatever its parts do
-        print(" ".join(str(exc).split()))
+        sys.stdout.write(" ".join(str(exc).split()) + "\n")
         sys.exit(1)
 
 

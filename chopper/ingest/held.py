@@ -1,0 +1,89 @@
+"""Traces whose tables stay where an engine's task read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.engines import Done, Held, Kept
+from chopper.tables import TABLES
+
+Key = TypeVar("Key", str, tuple[int, str])
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The tables of one of the traces that a task read: number ``at`` of those that are held."""
+
+    held: Held
+    at: int
+
+    def get(self) -> dict[str, pa.Table]:
+        """Return the tables by name."""
+        tables: dict[str, pa.Table] = self.held.get()[self.at]
+        return tables
+
+
+@dataclass(frozen=True, eq=False)
+class TraceTables(Mapping[str, pa.Table]):
+    """Tables that are held elsewhere, each read when it is asked for; with the rows of each."""
+
+    held: OneOf
+    rows_count: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> pa.Table:
+        if name not in self.rows_count:
+            raise KeyError(name)
+        return self.held.get()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows_count)
+
+    def __len__(self) -> int:
+        return len(self.rows_count)
+
+
+def traces_of(done: Done) -> list[ParsedTrace]:
+    """Return the traces that a task read, their tables held."""
+    assert done.held is not None
+    return [
+        replace(trace, tables=TraceTables(OneOf(done.held, at), rows_count))
+        for at, (trace, rows_count) in enumerate(done.value)
+    ]
+
+
+def kept(traces: Sequence[ParsedTrace]) -> Kept:
+    """Return traces without their tables, with the rows of each; and the tables, to be held."""
+    tables = [valid(trace.tables) for trace in traces]
+    small = [
+        (replace(trace, tables={}, held_span_ns=trace.span_ns), rows_of(own))
+        for trace, own in zip(traces, tables, strict=True)
+    ]
+    return Kept(small, tables)
+
+
+def loaded(trace: ParsedTrace) -> ParsedTrace:
+    """Return a trace with its tables in memory."""
+    held = trace.tables
+    return replace(trace, tables=held.held.get() if isinstance(held, TraceTables) else held)
+
+
+def valid(tables: Mapping[Key, pa.Table]) -> dict[Key, pa.Table]:
+    """Return tables, by name or by (rank, name), each validated.
+
+    Raises:
+        SchemaError: a table lacks or mistypes a column.
+    """
+    return {
+        key: TABLES[key if isinstance(key, str) else key[1]].validate(table)
+        for key, table in tables.items()
+    }
+
+
+def rows_of(tables: Mapping[str, pa.Table]) -> dict[str, int]:
+    """Return the rows of tables by name."""
+    return {name: table.num_rows for name, table in tables.items()}
