@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks._memory_shapes import architecture
 from benchmarks.headlines import filled
+from chopper import wording as fmt
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.training import Training
 
@@ -335,8 +336,8 @@ def main() -> None:
     absolute = [abs(error) for cases_errors in errors.values() for _, error in cases_errors]
     beyond = sum(error > LIMIT for error in absolute)
     said = (
-        f"{len(absolute)} cases, mean {sum(absolute) / len(absolute):.1%}, "
-        f"largest {max(absolute):.1%}, beyond {LIMIT:.0%}: {beyond}"
+        f"{len(absolute)} cases, mean {fmt.percent(sum(absolute) / len(absolute), '.1f')}, "
+        f"largest {fmt.percent(max(absolute), '.1f')}, beyond {fmt.percent(LIMIT, '.0f')}: {beyond}"
     )
     print(json.dumps(rows) if args.as_json else said)
     if args.docs is not None:

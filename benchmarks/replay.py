@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import _synthetic
 from benchmarks.predictions import Prediction, real_cases, synthetic_cases
+from chopper import wording as fmt
 from chopper.validation.recordings import others_while
 from chopper.validation.results import MAGNITUDES
 
@@ -58,7 +59,7 @@ def main() -> None:
     worst = max((abs(case.error_ratio) for case in scored), default=0.0)
     print(
         f"{len(cases)} predictions, {len(cases) - len(scored)} refused with a reason, "
-        f"{missed} outside their bar; worst error {worst:.1%}"
+        f"{missed} outside their bar; worst error {fmt.percent(worst, '.1f')}"
     )
     sys.exit(1 if missed else 0)
 
@@ -70,7 +71,7 @@ def table(cases: Sequence[Prediction]) -> str:
         "|---|---|--:|--:|--:|--:|",
     ]
     for case in cases:
-        error = f"{case.error_ratio:+.1%}" if case.refused is None else "refused"
+        error = fmt.percent(case.error_ratio, "+.1f") if case.refused is None else "refused"
         mark = "" if case.ok else " ✗"
         lines.append(
             f"| {case.name.replace('_', ' ')}, {case.magnitude}, {case.flavour} | `{case.change}` "
@@ -92,9 +93,11 @@ def measured(cases: Sequence[Prediction]) -> str:
     for case in cases:
         times = [case.observed_ns, case.predicted_ns, case.truth_ns]
         shown = ["–" if case.refused else f"{time / 1e6:.1f} ms" for time in times]
-        error = "–" if case.refused else f"{case.error_ratio:+.1%}"
+        error = "–" if case.refused else f"{fmt.percent(case.error_ratio, '+.1f')}"
         interval = (
-            f"{case.ci95_ratio[0]:+.1%} … {case.ci95_ratio[1]:+.1%}" if case.ci95_ratio else "–"
+            f"{fmt.percent(case.ci95_ratio[0], '+.1f')} … {fmt.percent(case.ci95_ratio[1], '+.1f')}"
+            if case.ci95_ratio
+            else "–"
         )
         lines.append(
             f"| {case.name.replace('_', ' ')}, {case.magnitude} | `{case.change}` | "
@@ -115,7 +118,7 @@ def summary(cases: Sequence[Prediction]) -> str:
         scored = [case for case in mine if case.refused is None]
         shown = (scored or mine)[-1]
         worst = max((case.error_ratio for case in scored), key=abs, default=None)
-        error = "refused" if worst is None else f"{worst:+.1%}"
+        error = "refused" if worst is None else f"{fmt.percent(worst, '+.1f')}"
         mark = "" if all(case.ok for case in mine) else " ✗"
         lines.append(
             f"| {name.replace('_', ' ')} | `{shown.change}` | {len(mine)} | "

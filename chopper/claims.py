@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from chopper import wording as fmt
 from chopper.storage.manifest import Finding, Severity
-from chopper.wording import plural
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -68,7 +68,8 @@ def finding(
     return Finding(
         code=code,
         severity=severity or check.severity,
-        message=message or check.message.format(count=_Count(count or 0), share=share, **values),
+        message=message
+        or check.message.format(count=_Count(count or 0), share=fmt.ratio(share), **values),
         rank=rank,
         count=count,
         withholds=check.withholds if withholds else (),
@@ -80,7 +81,7 @@ class _Count(int):
     """A number that is shown with a noun, where its format names one."""
 
     def __format__(self, noun: str) -> str:
-        return plural(int(self), noun) if noun else str(int(self))
+        return fmt.plural(int(self), noun) if noun else str(int(self))
 
 
 @dataclass(frozen=True, slots=True)

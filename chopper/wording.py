@@ -75,12 +75,16 @@ def interval(bounds_ns: Sequence[float] | None) -> str:
 @_known
 def ratio(value: float) -> str:
     """A ratio as a percentage: ``23.8 %``, ``100 %``; what rounds to nothing is ``<0.1 %``."""
-    percent = value * 100
-    if percent == 0:
+    if value == 0:
         return "0 %"
-    if abs(percent) < 0.05:
+    if abs(value) < 0.0005:
         return "<0.1 %"
-    return f"{percent:.0f} %" if abs(percent) >= 99.95 else f"{percent:.1f} %"
+    return percent(value, ".0f" if abs(value) >= 0.9995 else ".1f")
+
+
+def percent(value: float | None, digits: str = ".1f") -> str:
+    """Format a ratio as a percentage with these digits and sign: ``+4.2 %``, ``−0.35 %``."""
+    return UNKNOWN if value is None else f"{value * 100:{digits}} %".replace("-", "−")
 
 
 @_known

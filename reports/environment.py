@@ -165,7 +165,7 @@ def _overhead(run: Attributed) -> Table:
             traced_ns, untraced_ns = cost.traced_step_ns, cost.untraced_step_ns
         change = fmt.UNKNOWN
         if traced_ns and untraced_ns:
-            change = f"{100 * (traced_ns / untraced_ns - 1):+.1f} %".replace("-", "−")
+            change = fmt.percent(traced_ns / untraced_ns - 1, "+.1f")
         times = (cost.setup_ns, cost.per_step_ns, cost.export_ns, traced_ns, untraced_ns)
         rows.append((str(part.rank), *map(fmt.duration, times), change))
     columns = ("Rank", "Set-up", "In each step", "Writing the trace")

@@ -328,7 +328,7 @@ def _cell(row: Row | None, unit_of: str = "") -> str | Cell:
         return fmt.UNKNOWN
     said = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
-        said += f" ±{row.estimate.cv_ratio * 100:.0f} %"
+        said += f" ±{fmt.percent(row.estimate.cv_ratio, '.0f')}"
     return said if row.ratio is None else Cell(text=said, below=_of_baseline(row.ratio))
 
 
@@ -372,7 +372,7 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
         value = _ours(h) + (f" (95 %: {interval})" if interval else "")
         if h.ratio is not None:
             value += f", {h.ratio:.2f}× the published value"
-        stated = {"survey": h.survey, "primary source": h.primary}
+        stated = {"published": h.published, "primary source": h.primary}
         facts = [Fact(label=who, value=words) for who, words in stated.items() if words]
         facts.append(Fact(label="here", value=value, note=h.configuration))
         blocks.append(Facts(title=f"{h.system}: {h.claim}", facts=facts, formats=TERMINAL))
@@ -382,12 +382,12 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
 
 def headline_table(headlines: Sequence[Headline]) -> Table:
     """Return headlines as a table; the ratio is ours over what is stated."""
-    prose = [Column(h, kind="prose") for h in ("system", "number", "survey", "primary source")]
+    prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
     return Table(
         columns=(*prose, "here", "95 %", "ratio", Column("configuration", kind="prose", wide=True)),
         rows=[
             (
-                *(h.system, h.claim, h.survey or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
+                *(h.system, h.claim, h.published or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
                 *(_ours(h), _interval(h) or fmt.UNKNOWN),
                 *(fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×", h.configuration),
             )

@@ -47,8 +47,10 @@ def _row(cases: Sequence[Case]) -> tuple[str | Cell, ...]:
         numbers = [
             str(len(scored)),
             fmt.duration(sum(c.injected_ns for c in scored)),
-            f"{worst.error_ratio:.2%} of it" if shown is None else f"{shown:.2%}",
-            f"{leaking.leaked_ratio:.2%}",
+            f"{fmt.percent(worst.error_ratio, '.2f')} of it"
+            if shown is None
+            else fmt.percent(shown, ".2f"),
+            fmt.percent(leaking.leaked_ratio, ".2f"),
             into[0] if into else fmt.UNKNOWN,
         ]
     outcome = Cell(text=status, mark=_MARKS[status])
@@ -60,9 +62,9 @@ def verdict(cases: Sequence[Case]) -> str:
     total = score(cases)
     parts = [f"{total.ok} of {total.ok + total.missed} cases within their limits"]
     if total.recovered_ratio is not None:
-        parts.append(f"{total.recovered_ratio:.2%} of the injected time recovered")
-        parts.append(f"worst case off by {total.worst_error_ratio:.2%}")
-        parts.append(f"worst leak {total.worst_leaked_ratio:.2%}")
+        parts.append(f"{fmt.percent(total.recovered_ratio, '.2f')} of the injected time recovered")
+        parts.append(f"worst case off by {fmt.percent(total.worst_error_ratio, '.2f')}")
+        parts.append(f"worst leak {fmt.percent(total.worst_leaked_ratio, '.2f')}")
     if total.refused:
         parts.append(f"{total.refused} refused")
     if total.skipped:

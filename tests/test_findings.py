@@ -158,7 +158,7 @@ def test_dropped_samples_are_said(tmp_path):
     ]
     (found,) = [f for f in chopper.attribute(run).findings if f.code == "telemetry.dropped"]
     assert (found.severity, found.count) == ("warning", 10)
-    assert "10 of 100 samples (10.0%)" in found.message
+    assert "10 of 100 samples (10.0 %)" in found.message
 
 
 def test_clocks_that_are_far_apart_are_said_and_all_are_in_the_report(tmp_path):
@@ -190,7 +190,7 @@ def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
     put_table(run, 0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
     found = [f.message for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
     assert bool(found) == said
-    assert not said or "a core 56% of the time" in found[0]
+    assert not said or "a core 56.2 % of the time" in found[0]
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1]])

@@ -330,7 +330,7 @@ def test_kernels_without_a_launch(tmp_path):
     assert time_of(found, "compute") == 4 * 300 * US
     # The gaps before them have no cause, and say so.
     assert time_of(found, "idle.unlaunched") == 4 * 380 * US
-    assert "4 of 8 device events (50.0%) have no launch" in reasons(found)["idle.causes"]
+    assert "4 of 8 device events (50.0 %) have no launch" in reasons(found)["idle.causes"]
 
 
 def test_launches_whose_kernels_were_lost(tmp_path):
@@ -348,7 +348,7 @@ def test_launches_whose_kernels_were_lost(tmp_path):
     found = attributed(tmp_path / "t", trace)
     lost = finding(found, "launch.without_kernel")
     assert (lost.count, lost.severity, lost.withholds) == (2, "warning", ())
-    assert "2 of 18 kernel launches (11.1%) have no kernel in the trace" in lost.message
+    assert "2 of 18 kernel launches (11.1 %) have no kernel in the trace" in lost.message
 
 
 def test_launches_into_a_graph_that_is_captured_have_no_kernels(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import tomllib
@@ -9,7 +10,7 @@ import tomllib
 import pytest
 
 from chopper.causes import CAUSES
-from tests.words import LIST, ROOT, lines
+from tests.words import LIST, ROOT, files, lines
 
 # What must not be said, and what is said instead.
 BANNED = {
@@ -106,3 +107,18 @@ def test_messages_show_no_id_where_there_is_a_label() -> None:
         if re.search(rf"(?<![\w.`'>]){re.escape(id)}(?![\w.`>])", line) and "--" not in line
     ]
     assert not shown, "\n".join(shown)
+
+
+def test_percentages_have_one_spelling() -> None:
+    """``19.6 %``, by ``chopper.wording``: never without the space, never formatted by hand."""
+    typed = [line for line in lines() if re.search(r"[\d}]%", line) and ">+5%" not in line]
+    assert not typed, "\n".join(typed)
+    by_hand = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in files(".py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FormattedValue)
+        and node.format_spec is not None
+        and re.search(r"\d%'$", ast.unparse(node.format_spec))
+    ]
+    assert not by_hand, "chopper.wording.ratio or .percent: " + ", ".join(by_hand)

@@ -53,15 +53,15 @@ _CODE = re.compile(
 def texts() -> list[Text]:
     """Return every text, with where it is, sorted."""
     found: set[Text] = set()
-    for file in _files(".py"):
+    for file in files(".py"):
         found |= set(_python(file))
-    for file in _files(".toml"):
+    for file in files(".toml"):
         found |= {(text, file, 0) for text in _values(tomllib.loads(file.read_text("utf-8")), True)}
-    for file in _files(".json"):
+    for file in files(".json"):
         found |= {
             (text, file, 0) for text in _values(msgspec.json.decode(file.read_bytes()), False)
         }
-    for file in (*_files(".j2"), *_files(".js")):
+    for file in (*files(".j2"), *files(".js")):
         found |= set(_template(file) if file.suffix == ".j2" else _script(file))
     return sorted((" ".join(text.split()), file, line) for text, file, line in found)
 
@@ -72,7 +72,7 @@ def lines() -> list[str]:
     return sorted({text for text, _, _ in texts() if text})
 
 
-def _files(suffix: str) -> list[Path]:
+def files(suffix: str) -> list[Path]:
     """Return the product's files of a kind; the links below ``chopper/`` are left out."""
     return sorted(
         file

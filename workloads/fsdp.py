@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from chopper import wording as fmt
 from chopper.experiments.declarations import ShownView, Variant, Workload
 from chopper.experiments.options import changed
 from chopper.experiments.results import NO_LOSS, Experiment, Headline, Labels, difference, ratio
@@ -56,7 +57,7 @@ WORKLOAD = Workload(
     position=3,
 )
 
-_SURVEY = "FSDP2: deterministic memory, about 20 % higher and steadier clocks"
+_PUBLISHED = "FSDP2: deterministic memory, about 20 % higher and steadier clocks"
 _PRIMARY = "memory determinism (FSDP2) gives higher, steadier clocks"
 
 
@@ -91,13 +92,17 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             _means(experiment, view, column, v) if view else experiment.share(column, v)
             for v in ("fsdp1", "fsdp2")
         )
-        shares = f"fsdp1 {fmean(first):.2%}, fsdp2 {fmean(second):.2%}" if first and second else ""
+        shares = (
+            f"fsdp1 {fmt.percent(fmean(first), '.2f')}, fsdp2 {fmt.percent(fmean(second), '.2f')}"
+            if first and second
+            else ""
+        )
         yield Headline.of(
             difference(second, first),
             scale=100,
             system="FSDP",
             claim=f"{claim}, fsdp2 less fsdp1",
-            survey=_SURVEY if view else None,
+            published=_PUBLISHED if view else None,
             primary=_PRIMARY if view else None,
             unit="points",
             why="--allocations no" if view else "nothing was attributed",
@@ -117,7 +122,7 @@ def _clock(experiment: Experiment, where: str) -> Headline:
         faster,
         system="FSDP",
         claim="SM clock, fsdp2 over fsdp1",
-        survey=_SURVEY,
+        published=_PUBLISHED,
         primary=_PRIMARY,
         stated=1.2,
         why="no clock was sampled",

@@ -121,7 +121,7 @@ def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Draw the line T = T_c + V/B through the variants, and the same law at the survey's rates."""
+    """Draw the line T = T_c + V/B through the variants, and the same law at the published rates."""
     from chopper.statistics import line
 
     s_per_byte, step_s = [], []
@@ -157,14 +157,14 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             slower,
             system="Interconnect",
             claim=f"step over {slowest} against {fastest}",
-            survey="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
+            published="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
             configuration="another model, another ratio of computation to bytes",
         )
     yield from model()
 
 
 def model() -> Iterator[Headline]:
-    """Calculate the survey's rows by T = T_c + V/B, which needs no measurement."""
+    """Calculate the published rows by T = T_c + V/B, which needs no measurement."""
     # n = 16 ranks, 12e9 weights of 2 bytes, all-reduced by a ring; T_c from the faster row.
     volume_bytes = 2 * 15 / 16 * 2 * 12e9
     for bytes_per_s, said, stated_s in (
@@ -174,7 +174,7 @@ def model() -> Iterator[Headline]:
         yield Headline(
             system="Interconnect",
             claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
-            survey=said,
+            published=said,
             unit="s",
             ours=4.29 + volume_bytes / bytes_per_s,
             stated=stated_s,

@@ -1,4 +1,4 @@
-"""The tables of ``offload``: the survey's Table II as measured numbers, costs, and what fits."""
+"""The tables of ``offload``: measured memory and step time, costs, and what fits."""
 
 from __future__ import annotations
 

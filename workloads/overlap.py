@@ -33,6 +33,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import chopper
+from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
@@ -250,7 +251,7 @@ _CLAIMS = (
     ("triton", "sequential", "one kernel with flags against one after the other", None),
     ("triton", "triton-unswizzled", "one kernel, swizzled against the order of the rows", None),
 )
-"""Variant, what it is held against, the claim, and what the survey says of it."""
+"""Variant, the variant it is compared with, the claim, and the published number."""
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
@@ -270,15 +271,17 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             if faster is None or not (bound_ratio and compute_ns and transfer_ns):
                 continue
             most = (compute_ns + transfer_ns) / max(compute_ns, transfer_ns)
-            cores = f", its cores busy for {busy_ratio:.0%} of the time" if busy_ratio else ""
+            cores = (
+                f", its cores busy for {fmt.ratio(busy_ratio)} of the time" if busy_ratio else ""
+            )
             yield Headline.of(
                 faster,
                 system="Triton-distributed",
                 claim=f"{operation.replace('_', ' ')}: {claim}",
-                survey=said,
+                published=said,
                 primary=said and said.partition(";")[0],
-                configuration=f"{bound_ratio:.0%} of max(T_compute, T_transfer) + first chunk"
-                f"{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
+                configuration=f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first "
+                f"chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
                 f"{_route(experiment, variant)}",
             )
 

@@ -309,9 +309,7 @@ _LEAF_SET = frozenset(LEAVES)
 
 def percent(ratio: float) -> str:
     """A change for people: ``12.3 %``, ``4.20 %``; a real minus sign."""
-    value = ratio * 100
-    text = f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
-    return f"{text} %".replace("-", "−").replace("−0.00", "0.00")
+    return fmt.percent(ratio, ".1f" if abs(ratio) >= 0.0995 else ".2f").replace("−0.00", "0.00")
 
 
 def signed(ratio: float | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.result import Check
 from chopper.analyzers.compare.steps import Steps, ranks_without_steps
@@ -168,7 +169,7 @@ def _flop_per_step(side: Steps) -> tuple[int | None, str]:
     if not len(rows):
         return None, "no matrix product, convolution or attention was recognized"
     if share < _FLOP_KNOWN_RATIO:
-        return None, f"the shapes of {1 - share:.0%} of the products' time are unknown"
+        return None, f"the shapes of {fmt.ratio(1 - share)} of the products' time are unknown"
     return round(float(flop[known].sum()) / side.window_count) or None, ""
 
 
@@ -211,7 +212,7 @@ def _operators(runs: Pair, flop: Check) -> Check:
         if similarity < _OPERATORS_PASS_RATIO:
             apart = sorted(pairs, key=lambda n: (-abs(pairs[n][0] - pairs[n][1]), n))[:3]
             said = (f"{n} {pairs[n][0]:.4g} and {pairs[n][1]:.4g}" for n in apart)
-            note += f" ({similarity:.0%}); {', '.join(said)}"
+            note += f" ({fmt.ratio(similarity)}); {', '.join(said)}"
     return _check(
         "operators",
         "Operator calls per step",

@@ -19,7 +19,7 @@ _BUFFER_RATIO = 1.5
 
 
 def rule_of_thumb(parameters_count: int) -> tuple[int, int]:
-    """The survey's rule: 40 bytes per parameter, and 80 GB devices for it.
+    """A common rule of thumb: 40 bytes per parameter, and 80 GB devices for it.
 
     Returns:
         Bytes, and devices (rounded up).

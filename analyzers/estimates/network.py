@@ -325,7 +325,7 @@ class Interconnect(msgspec.Struct, kw_only=True, frozen=True):
     step_s: float
     communication_s: float
     published_s: float
-    """Step time in the survey's table."""
+    """Published step time."""
 
 
 INTERCONNECTS = (("10 GbE", 1.25e9, 39.8), ("8 × 400 Gb/s InfiniBand", 400e9, 4.4))
@@ -336,7 +336,7 @@ TABLE_RANKS_COUNT = 16
 
 
 def interconnect_table() -> tuple[Interconnect, ...]:
-    """The survey's fine-tuning of 12 B parameters on two nodes of 8: V = 2(n−1)/n × 2 B × N."""
+    """Published fine-tuning of 12 B parameters on two nodes of 8 GPUs: V = 2(n−1)/n × 2 B × N."""
     volume = bus_factor("all_reduce", TABLE_RANKS_COUNT) * 2 * TABLE_PARAMETERS_COUNT
     return tuple(
         Interconnect(

@@ -89,8 +89,8 @@ class Applied:
         self.said.append(f"device clock at {wanted}")
         if changed_ns < _SAID_CLOCK_RATIO * concerned_ns:
             self.notes.append(
-                f"the clock is known for {changed_ns / concerned_ns:.0%} of the kernels' time; "
-                "the rest stays as observed"
+                f"the clock is known for {fmt.ratio(changed_ns / concerned_ns)} of the kernels' "
+                "time; the rest stays as observed"
             )
 
     def link(self, changes: Changes) -> None:

@@ -63,8 +63,8 @@ class Replay:
         if self.error_ratio > ERROR_RATIO:
             raise InputError(
                 f"{run.source}: cannot be replayed: without changes, the replay is off by "
-                f"{self.error_ratio:.1%} (limit {ERROR_RATIO:.0%}); the order of its events "
-                "contradicts their dependencies"
+                f"{fmt.ratio(self.error_ratio)} (limit {fmt.percent(ERROR_RATIO, '.0f')}); "
+                "the order of its events contradicts their dependencies"
             )
 
     def counting(self, run: Attributed) -> Replay:
@@ -117,29 +117,29 @@ class Replay:
         events = self.base.events_count
         if graph.free > _FREE_RATIO * events:
             notes.append(
-                f"{graph.free / events:.1%} of the device events depend on nothing that was "
+                f"{fmt.ratio(graph.free / events)} of the device events depend on nothing that was "
                 "recorded: they stay where they were"
             )
         edges = len(graph.source) + graph.contradicted
         if graph.contradicted > _CONTRADICTED_RATIO * edges:
             notes.append(
-                f"{graph.contradicted / edges:.1%} of the dependencies contradict the observed "
-                "order and are ignored"
+                f"{fmt.ratio(graph.contradicted / edges)} of the dependencies contradict the "
+                "observed order and are ignored"
             )
         beside = [n.links for n in graph.ranks if not n.joined.host_only]
         count = sum(len(links.events) for links in beside)
         launched = sum(int(links.has_launch.sum()) for links in beside)
         if launched < _SAID_LAUNCHED_RATIO * count:
             notes.append(
-                f"{1 - launched / count:.0%} of the device events have no recorded launch: they "
-                "follow the work before them, or the last host work"
+                f"{fmt.ratio(1 - launched / count)} of the device events have no recorded "
+                "launch: they follow the work before them, or the last host work"
             )
         path = self.critical_path()
         lag_ratio = path.length_ns[path.kind == LAG].sum() / max(path.length_ns.sum(), 1)
         if lag_ratio > _LAG_RATIO:
             notes.append(
-                f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency "
-                "explains: it is assumed not to change"
+                f"{fmt.ratio(lag_ratio)} of the critical path is waiting that no recorded "
+                "dependency explains: it is assumed not to change"
             )
         if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
             notes.append(
@@ -314,7 +314,7 @@ class Prediction:
         off = (sum(replayed.step_time_ns()) - predicted) / max(predicted, 1.0)
         if abs(off) > ERROR_RATIO:
             notes.append(
-                f"the causes of the changed run are for steps {abs(off):.1%} "
+                f"the causes of the changed run are for steps {fmt.ratio(abs(off))} "
                 f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch "
                 "are placed by their time, which moves the step boundaries"
             )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.steps import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
@@ -199,14 +200,16 @@ def _bound(math: _Math, types: list[Row]) -> str | None:
     """Reason why the values are lower bounds, None where they are not."""
     parts = []
     if math.unknown_ratio > _SAID_RATIO:
-        parts.append(f"the FLOP of {math.unknown_ratio:.1%} of the products' time are unknown")
+        parts.append(
+            f"the FLOP of {fmt.ratio(math.unknown_ratio)} of the products' time are unknown"
+        )
     lacking = [row for row in types if "hardware_needs_ns" not in row]
     share = sum(r["hardware_flop"] for r in lacking) / sum(r["hardware_flop"] for r in types)
     if share > _SAID_RATIO:
         names = ", ".join(sorted(r["dtype"] for r in lacking)).replace("unknown", "an unknown type")
         if share == 1:
             return f"the peak of {names} is unknown"
-        parts.append(f"the peak of {names}, {share:.1%} of the FLOP, is unknown")
+        parts.append(f"the peak of {names}, {fmt.ratio(share)} of the FLOP, is unknown")
     return "a lower bound: " + "; ".join(parts) if parts else None
 
 

@@ -120,8 +120,8 @@ def command(
 def _warn_if_busy(found: Calibration, remedy: str) -> None:
     if (found.spread_ratio or 0) > _BUSY_RATIO:
         click.echo(
-            f"warning: repetitions differ by {found.spread_ratio:.0%}: the machine was not idle; "
-            f"{remedy}",
+            f"warning: repetitions differ by {fmt.ratio(found.spread_ratio)}: the machine was "
+            f"not idle; {remedy}",
             err=True,
         )
 

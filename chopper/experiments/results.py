@@ -93,17 +93,17 @@ class Headline:
 
     system: str
     claim: str
-    survey: str | None = None
-    """The survey's own words about it."""
+    published: str | None = None
+    """The number as commonly published."""
     primary: str | None = None
-    """The primary source's own words about it."""
+    """What the primary source itself says."""
     unit: str = "×"
     ours: float | None = None
     """None when it was not measured; ``why`` says why."""
     ci95: tuple[float, float] | None = None
     stated: float | None = None
-    """The one number, in ``unit``, that ours can be held against: the primary source's, or the
-    survey's where the primary states another quantity; None where both state a range or another."""
+    """The one number, in ``unit``, that ours is compared with: the primary source's, or the
+    published one where the primary states another quantity; None where neither is one number."""
     configuration: str = ""
     why: str = ""
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper import wording as fmt
 from chopper.arrow import with_column
 from chopper.collectors.formats.arrays import to_numpy
 from chopper.collectors.formats.parsed import ParsedTrace
@@ -54,8 +55,8 @@ def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding
         if ratio < _LEAST_RATIO:
             refused = InputError(
                 f"{file}: recorded by another profiler, next to a trace of torch's: only "
-                f"{ratio:.0%} of the trace's kernels are in it at any clock offset, so it is of "
-                "another run; import them separately (chopper compare takes both)"
+                f"{fmt.ratio(ratio)} of the trace's kernels are in it at any clock offset, so it "
+                "is of another run; import them separately (chopper compare takes both)"
             )
             if named.get(file, True):
                 raise refused
@@ -91,7 +92,7 @@ def _with(
     finding = Finding(
         code="trace.joined_recording",
         severity="info",
-        message=f"{file.name}: {ratio:.0%} of the trace's kernels are in it, clock offset "
+        message=f"{file.name}: {fmt.ratio(ratio)} of the trace's kernels are in it, clock offset "
         f"{-offset_ns / 1e9:+.6f} s; {', '.join(taken) or 'nothing'} of it joined",
     )
     return replace(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from chopper import wording as fmt
 from chopper.notebook import as_cell
 
 SCHEMA = "chopper.validation/1"
@@ -104,12 +105,12 @@ def judged(case: Case) -> Case:
         missed.append(
             f"found {case.recovered_ns} ns of nothing"
             if ratio is None
-            else f"recovered {ratio:.1%}, bar {case.bar.recovered_ratio:.0%}"
+            else f"recovered {fmt.ratio(ratio)}, bar {fmt.percent(case.bar.recovered_ratio, '.0f')}"
         )
     if case.worst_leak and case.leaked_ratio > case.bar.leaked_ratio + 1e-12:
         missed.append(
-            f"{case.leaked_ratio:.1%} leaked into {case.worst_leak[0]}, "
-            f"bar {case.bar.leaked_ratio:.0%}"
+            f"{fmt.ratio(case.leaked_ratio)} leaked into {case.worst_leak[0]}, "
+            f"bar {fmt.percent(case.bar.leaked_ratio, '.0f')}"
         )
     return msgspec.structs.replace(
         case, status="missed" if missed else "ok", reason="; ".join(missed) or None

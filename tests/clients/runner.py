@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from chopper import wording as fmt
 from tests.clients.expected import PROGRAMS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -408,7 +409,9 @@ def _compare_phases(
         return
     shares = {str(name): ns / observed_ns for name, ns in phases.most_common()}
     verdict.cells["phases"] = ", ".join(
-        f"{name} {share:.0%}" for name, share in shares.items() if share >= LEAST_SHARE
+        f"{name} {fmt.percent(share, '.0f')}"
+        for name, share in shares.items()
+        if share >= LEAST_SHARE
     )
     missing = client.phases - set(shares)
     verdict.expect(not missing, "phases", f"missing: {', '.join(sorted(missing))}")
@@ -423,15 +426,19 @@ def _compare_phases(
 
 def _compare_shares(verdict: Verdict, shares: dict[str, float], probe: dict[str, float]) -> None:
     data = probe.get("data", 0.0)
-    verdict.cells["data"] = f"{shares.get('data', 0.0):.1%} ({data:.1%})"
+    verdict.cells["data"] = f"{fmt.ratio(shares.get('data', 0.0))} ({fmt.ratio(data)})"
     verdict.expect(
         abs(shares.get("data", 0.0) - data) <= PHASE_TOLERANCE / 2,
         "data",
-        f"phase data has {shares.get('data', 0.0):.1%}, the probe {data:.1%}",
+        f"phase data has {fmt.ratio(shares.get('data', 0.0))}, the probe {fmt.ratio(data)}",
     )
     least = verdict.client.waits_for_data
     if least is not None:
-        verdict.expect(data >= least, "data", f"the probe waited for data {data:.1%} of the time")
+        verdict.expect(
+            data >= least,
+            "data",
+            f"the probe waited for data {fmt.ratio(data)} of the time",
+        )
     if not verdict.client.spans_apart:
         return
     kinds = ("forward", "backward", "optimizer")
@@ -443,7 +450,8 @@ def _compare_shares(verdict: Verdict, shares: dict[str, float], probe: dict[str,
         verdict.expect(
             seen - PHASE_TOLERANCE <= share <= seen + rest + PHASE_TOLERANCE,
             "shares",
-            f"{kind} has {share:.1%}, the probe {seen:.1%} and {rest:.1%} outside of its spans",
+            f"{kind} has {fmt.ratio(share)}, the probe {fmt.ratio(seen)} "
+            f"and {fmt.ratio(rest)} outside of its spans",
         )
 
 
@@ -462,10 +470,10 @@ def _compare_causes(verdict: Verdict, analyses: dict[Path, dict[str, Any] | None
         return
     (largest, largest_ns), *_ = leaves.most_common(1)
     share = largest_ns / sum(leaves.values())
-    verdict.cells["cause"] = f"{labels[largest]} {share:.0%}"
+    verdict.cells["cause"] = f"{labels[largest]} {fmt.percent(share, '.0f')}"
     allowed = verdict.client.causes
     verdict.expect(
         not allowed or any(f"{largest}.".startswith(f"{cause}.") for cause in allowed),
         "cause",
-        f"{largest} ({share:.0%}), expected {', '.join(sorted(allowed))}",
+        f"{largest} ({fmt.percent(share, '.0f')}), expected {', '.join(sorted(allowed))}",
     )

@@ -46,8 +46,8 @@ def test_the_verdict_tells_error_from_chance(
 def test_the_table_has_interval_and_verdict_of_each_row() -> None:
     row = measured([prediction(51e6, (-0.01, 0.06))]).splitlines()[-1]
     assert row == (
-        "| slow dataset, 30 ms | `--fix data` | 36 | 90.0 ms | 51.0 ms | 50.0 ms | +2.0% | "
-        "-1.0% … +6.0% | within the bar |"
+        "| slow dataset, 30 ms | `--fix data` | 36 | 90.0 ms | 51.0 ms | 50.0 ms | +2.0 % | "
+        "−1.0 % … +6.0 % | within the bar |"
     )
 
 

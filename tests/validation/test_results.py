@@ -90,12 +90,14 @@ def test_reports_show_each_row_with_its_worst_case_and_every_reason() -> None:
         "2",
         "2.00",
         "µs",
-        "95.00%",
-        "5.00%",
+        "95.00",
+        "%",
+        "5.00",
+        "%",
         "idle.call",
         "missed",
     ]
-    assert "missed: data_stall (small rocm): recovered 95.0%, bar 98%" in text
+    assert "missed: data_stall (small rocm): recovered 95.0 %, bar 98 %" in text
     assert "refused: data_stall (large cuda): samples <too> far apart" in text
     page = validation.render(cases, "html", seed=3)
     assert "samples &lt;too&gt; far apart" in page

@@ -107,13 +107,13 @@ def test_a_missed_bar_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
         flavour="cuda",
         injected_ns=100,
         status="missed",
-        reason="recovered 0.0%, bar 98%",
+        reason="recovered 0 %, bar 98 %",
     )
 
     monkeypatch.setattr(synthetic, "run_cases", lambda **_: iter([lost]))
     shown = validate("--synthetic", "--causes", "data_stall")
     assert shown.exit_code == 1
-    assert "missed: data_stall (small cuda): recovered 0.0%, bar 98%" in shown.stdout
+    assert "missed: data_stall (small cuda): recovered 0 %, bar 98 %" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,14 @@ def headlines():
 
 
 def headline(**changes):
-    said = {"system": "S", "claim": "c", "survey": "9×", "primary": None, "unit": "×", "ours": 4.5}
+    said = {
+        "system": "S",
+        "claim": "c",
+        "published": "9×",
+        "primary": None,
+        "unit": "×",
+        "ours": 4.5,
+    }
     return Headline(**(said | changes))
 
 
@@ -44,7 +51,7 @@ def test_a_row_holds_what_is_stated_what_is_here_the_ratio_and_the_interval():
         )
     )
     head, _, *rows = to_markdown.table(shown)[0].split("\n")
-    assert "| survey | primary source | here | 95 % | ratio | configuration |" in head
+    assert "| published | primary source | here | 95 % | ratio | configuration |" in head
     assert rows == [
         "| S | c | 9× | – | 4.5× | 4 … 5 | 0.50× | here |",
         "| S | c | 9× | – | −0.153 points | −1 … 0.25 | – |  |",
@@ -106,7 +113,9 @@ def test_what_the_documentation_says_was_measured_comes_from_the_same_experiment
     for name in headlines.EXPERIMENTS:
         part = marked(headlines, docs, name)
         assert part.startswith(("Measured ", "Not measured: ")), name
-        head = "| system | number | survey | primary source | here | 95 % | ratio | configuration |"
+        head = (
+            "| system | number | published | primary source | here | 95 % | ratio | configuration |"
+        )
         lines = iter(part.splitlines())
         if head in lines:
             drawn = [line for line in lines if line.startswith("| ")]
@@ -205,7 +214,7 @@ def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
     (headline,) = measured("overlap", numbers, ranks=ranks, rate="1gbit").headlines
     assert headline.ours == pytest.approx(2)
     assert headline.configuration.startswith(
-        "90% of max(T_compute, T_transfer) + first chunk, its cores busy for 95% of the time; "
+        "90.0 % of max(T_compute, T_transfer) + first chunk, its cores busy for 95.0 % of the "
     )
     assert headline.configuration.endswith(said)
 

@@ -183,7 +183,8 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     )
     return Throughput(
         tokens_per_s=projected_tokens_per_s(model.active_count, peak, utilization),
-        source=f"projected: {model.name} at {utilization:.0%} of {peak / 1e12:.0f} TFLOP/s",
+        source=f"projected: {model.name} at {fmt.percent(utilization, '.0f')} of "
+        f"{peak / 1e12:.0f} TFLOP/s",
         between=None if "utilization_ratio" in options.given else (low, high),
     )
 

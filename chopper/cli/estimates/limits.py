@@ -150,11 +150,11 @@ def _remedy(result: Limits) -> str:
 def _data_wall(result: Limits) -> str:
     wall, ratio = result.data_wall_flop, result.data_wall_utilization_ratio
     if wall is not None:
-        return f"utilization falls below {ratio:.0%} at {wall:.1e} FLOP"
+        return f"utilization falls below {fmt.percent(ratio, '.0f')} at {wall:.1e} FLOP"
     if result.points and (result.points[0].utilization_ratio or 0) < ratio:
         first = result.points[0].shape.flop
-        return f"utilization is below {ratio:.0%} already at {first:.1e} FLOP"
-    return f"utilization does not fall below {ratio:.0%} at the sizes tried"
+        return f"utilization is below {fmt.percent(ratio, '.0f')} already at {first:.1e} FLOP"
+    return f"utilization does not fall below {fmt.percent(ratio, '.0f')} at the sizes tried"
 
 
 def _is_published(result: Limits) -> bool:

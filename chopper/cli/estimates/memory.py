@@ -191,11 +191,11 @@ def _headline(result: Memory) -> str:
 def _assumes(result: Memory) -> str:
     ratio = _fragmentation_ratio(result)
     if result.training is None:
-        return f"{ratio:.0%} fragmentation; a GPU that fuses operators keeps less"
+        return f"{fmt.percent(ratio, '.0f')} fragmentation; a GPU that fuses operators keeps less"
     of = result.training
     return (
-        f"{ratio:.0%} fragmentation (published: up to 35 %), {of.attention} attention, "
-        f"{of.optimizer}"
+        f"{fmt.percent(ratio, '.0f')} fragmentation (published: up to 35 %), "
+        f"{of.attention} attention, {of.optimizer}"
     )
 
 
@@ -335,7 +335,7 @@ def _rule(result: Memory) -> Section:
 
 
 def _partition(result: Memory) -> Section:
-    """Return stages by offload, which the survey's table gives as one list."""
+    """Return stages by offload, which are often listed together."""
     count = result.parameters_count
     ranks = result.training.ranks_count if result.training else 1
     ranks = ranks if ranks > 1 else 64

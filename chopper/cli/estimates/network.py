@@ -264,7 +264,7 @@ def _simulations(result: Network) -> Section:
         {
             "queue pairs": "queue_pairs_count",
             "to": lambda s: fmt.plural(s.receivers_count, "receiver"),
-            "room": lambda s: f"{s.headroom_ratio - 1:.0%}",
+            "room": lambda s: fmt.percent(s.headroom_ratio - 1, ".0f"),
             "fail": "failed_count",
             "admitted": lambda s: "all" if s.admitted_count is None else str(s.admitted_count),
             "at once": "most_at_once_count",
@@ -317,7 +317,8 @@ def _against_published(result: Network) -> tuple[str, ...]:
     """Return what the simulated flows gain, beside the published gain."""
     most = max((s.queue_pairs_count for s in result.simulations), default=1)
     said = ", ".join(
-        f"{s.gain_ratio - 1:.0%} with {s.headroom_ratio - 1:.0%} of the uplinks to spare"
+        f"{fmt.percent(s.gain_ratio - 1, '.0f')} with "
+        f"{fmt.percent(s.headroom_ratio - 1, '.0f')} of the uplinks to spare"
         for s in result.simulations
         if s.queue_pairs_count == most > 1
         and not s.failed_count

@@ -277,7 +277,7 @@ def _headline(result: Projection) -> str:
     if result.error_ratio is not None:
         return (
             f"{fmt.duration(result.projected_ns)} on {result.target_device}; recorded there "
-            f"{fmt.duration(result.checked_ns)} ({result.error_ratio:+.1%})."
+            f"{fmt.duration(result.checked_ns)} ({fmt.percent(result.error_ratio, '+.1f')})."
         )
     if result.target_device is not None:
         return (
@@ -345,8 +345,9 @@ def _facts(result: Projection) -> Iterator[str]:
         error, roofline = result.error_ratio or 0.0, result.roofline_error_ratio or 0.0
         # Nearer than a tenth of a per cent is luck.
         yield (
-            f"against {result.checked_run}: {error:+.1%}; the uncalibrated roofline "
-            f"{roofline:+.1%}, {abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
+            f"against {result.checked_run}: {fmt.percent(error, '+.1f')}; the uncalibrated "
+            f"roofline {fmt.percent(roofline, '+.1f')}, "
+            f"{abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
         )
     if not result.scales:
         return
@@ -368,7 +369,7 @@ def _facts(result: Projection) -> Iterator[str]:
             f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other "
             f"ranks {fmt.duration(result.recorded_waiting_ns)}{of if waiting_ns else ''}; the "
             "estimate for as many on this network is off by "
-            f"{result.recorded_scale_error_ratio:+.1%}"
+            f"{fmt.percent(result.recorded_scale_error_ratio, '+.1f')}"
         )
 
 
@@ -414,7 +415,12 @@ def _classes(result: Projection) -> Section:
     rows.append(("in total", "", total, result.error_ratio))
     shown = 7 if result.checked_ns is not None else 5
     cells = [
-        (name, calls, *map(fmt.duration, times), fmt.UNKNOWN if error is None else f"{error:+.1%}")
+        (
+            name,
+            calls,
+            *map(fmt.duration, times),
+            fmt.UNKNOWN if error is None else fmt.percent(error, "+.1f"),
+        )
         for name, calls, times, error in rows
     ]
     table = Table(

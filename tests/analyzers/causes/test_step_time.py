@@ -99,7 +99,7 @@ def test_the_median_of_untraced_steps_is_the_step_time() -> None:
     assert (step.tracing_ns, step.tracing_ratio) == (20 * MS, 2.0)
     low, high = step.tracing_ci95_ns or (0, 0)
     assert low < 20 * MS < high
-    assert "200% longer (30.0 ms instead of 10.0 ms)" in codes(found)["steps.slowed_by_tracing"]
+    assert "200 % longer (30.0 ms instead of 10.0 ms)" in codes(found)["steps.slowed_by_tracing"]
     document = found.to_dict()
     assert document["step_time"]["headline_ns"] == 10 * MS
     assert document["observed_ns"] == sum(r.time_ns for r in found.leaves()) == 90 * MS
@@ -161,7 +161,7 @@ def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
     assert kinds["training"].untraced is not None
     assert kinds["training"].untraced.median_ns == 10 * MS
     said = codes(found)["steps.not_traced"]
-    assert said.startswith("4 steps (training + rollout: 3,7,11,15) took 85% of the time")
+    assert said.startswith("4 steps (training + rollout: 3,7,11,15) took 85.0 % of the time")
     assert said.endswith("record with --steps 11:12")
     assert "training + rollout" in reports.render(found, "txt")
 
@@ -171,7 +171,7 @@ def test_long_steps_without_phases_are_a_kind() -> None:
     kinds = {k.name: k for k in found.step_time().kinds}
     assert kinds["long steps"].steps == (15, 31, 47)
     said = codes(found)["steps.not_traced"]
-    assert said.startswith("3 steps (long steps: 15,31,47) took 53% of the time")
+    assert said.startswith("3 steps (long steps: 15,31,47) took 53.1 % of the time")
     assert said.endswith("record with --steps 31:32")
     # Long, but little of the time: not a kind.
     few = recorded([10] * 40 + [40] + [10] * 10, range(5, 7), profiled=range(5, 7))
@@ -373,8 +373,9 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     found = again(found)
     assert found.step_time().outside == Outside(40 * MS, 45 * MS, 165 * MS, {"evaluation": 30 * MS})
     assert codes(found)["run.outside_steps"] == (
-        "40.0 ms of the program's 120 ms (33%) follow the last step (of them evaluation 30.0 ms); "
-        "another 45.0 ms, in which chopper started, wrote traces and shut down, are not counted"
+        "40.0 ms of the program's 120 ms (33.3 %) follow the last step (of them evaluation "
+        "30.0 ms); another 45.0 ms, in which chopper started, wrote traces and shut down, "
+        "are not counted"
     )
 
 

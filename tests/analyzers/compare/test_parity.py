@@ -62,7 +62,7 @@ def test_operators_are_compared_as_a_multiset(tmp_path) -> None:
     check = _checks(chopper.compare(a, b))["operators"]
     # mm and one add of mm and three adds: 2 of 4 calls.
     assert (check.a, check.b, check.status) == (2, 4, "differs")
-    assert "(50%); aten::add 1 and 3" in check.note
+    assert "(50.0 %); aten::add 1 and 3" in check.note
 
 
 def _looking_up(path, indices, *, microbatches=1):

@@ -435,7 +435,7 @@ def test_what_was_measured_on_the_device_stands_beside_the_datasheet() -> None:
     whole = next(r for r in rows_of(run, "utilization") if r["ceiling"] == "achievable")
     # fp32 was not measured: a third of the FLOP count nothing, and that is said.
     assert whole["mfu_ratio"] == pytest.approx(FLOP / 500e12 / 1000e-9)
-    assert whole["reason"] == "a lower bound: the peak of fp32, 33.3% of the FLOP, is unknown"
+    assert whole["reason"] == "a lower bound: the peak of fp32, 33.3 % of the FLOP, is unknown"
     document = reports.document(run)
     (both,) = document["ceilings"]
     assert both["achievable"]["flop_per_s"] == {"bf16": 500e12}

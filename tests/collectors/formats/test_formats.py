@@ -488,7 +488,7 @@ def test_a_recording_of_the_same_run_is_joined_by_its_kernels(tmp_path: Path) ->
     clocks = run.table(0, "device_clock")["time_ns"].to_pylist()
     assert clocks[0] == 1_000_000 + first - many().work[0].start
     said = next(f for f in run.part(0).findings if f.code == "trace.joined_recording")
-    assert "100% of the trace's kernels" in said.message
+    assert "100 % of the trace's kernels" in said.message
     closed(chopper.attribute(run))
     alone = chopper.load(trace)
     assert run.table(0, "device_event").equals(alone.table(0, "device_event"))
