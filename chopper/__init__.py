@@ -11,6 +11,7 @@
     attribution = chopper.attribute(run)
     chopper.report(run, "report.html")
     chopper.compare("runs/before", "runs/after")    # what changed, cause by cause
+    chopper.query(run, "SELECT * FROM step")        # SQL over its tables, as an Arrow table
 
 Importing this package loads none of torch, pandas, pyarrow or a vendor library; they are loaded
 by the call that needs them.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.api import AttributedRun as Attribution
-    from chopper.api import attribute, compare, load, report, whatif
+    from chopper.api import attribute, compare, load, query, report, whatif
     from chopper.errors import ChopperError
     from chopper.recording.profile import Profile, profile
     from chopper.storage.run import Run
@@ -42,6 +43,7 @@ _LAZY = {
     "compare": "chopper.api",
     "load": "chopper.api",
     "profile": "chopper.recording.profile",
+    "query": "chopper.api",
     "report": "chopper.api",
     "whatif": "chopper.api",
 }
@@ -58,6 +60,7 @@ __all__ = [
     "compare",
     "load",
     "profile",
+    "query",
     "report",
     "whatif",
 ]

@@ -18,6 +18,8 @@ from chopper.storage.run import Run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.attribution import Recoverable
@@ -186,6 +188,33 @@ def whatif(
         overlap=overlap,
     )
     return pipeline.whatif(_attributed(run), changes)
+
+
+def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> pa.Table:
+    """Run one SQL statement over the tables and views of a run.
+
+    `chopper schema` lists them. Tables of single ranks have the columns ``rank`` and ``row`` before
+    their own. Views and the tables of the attribution are of the steps that the step time is of.
+
+    Args:
+        run: a run or its attribution, or anything that :func:`load` takes.
+        sql: one statement that reads, in DuckDB's dialect; it can name no files.
+        memory: limit of what DuckDB takes for it.
+
+    Raises:
+        UsageError: DuckDB is not installed, or the SQL is wrong.
+        InputError: the run cannot be read, or the SQL needs more memory.
+    """
+    import pyarrow as pa
+
+    from chopper.quantities import size_bytes
+    from chopper.sql import Query
+
+    with Query(run, sql, size_bytes(memory, "memory")) as statement:
+        statement.plan()
+        statement.read()
+        schema, batches = statement.batches()
+        return pa.Table.from_batches(batches, schema)
 
 
 def report(

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.errors import OutputError, UsageError, reason_of
+from chopper.storage import parquet
 from chopper.storage.files import encode_json
 from chopper.wording import device_name
 
@@ -61,12 +62,14 @@ def export(
             for name, table in tables(run):
                 begun.append(target / f"{name}.{kind}")
                 _write(table, begun[-1])
-    except OSError as exc:
+    except (OSError, OutputError) as exc:
         # A table that ends in the middle looks like a whole one.
         for path in begun:
             path.unlink(missing_ok=True)
         if not existed:
             shutil.rmtree(target, ignore_errors=True)
+        if isinstance(exc, OutputError):
+            raise
         raise OutputError(f"{target}: cannot be written ({reason_of(exc)})") from exc
     return begun
 
@@ -85,7 +88,11 @@ def check_directory(path: Path, *, force: bool) -> Path:
 
 
 def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
-    """Return every table and view that has rows, by its path without extension."""
+    """Return every table and view that has rows, by its path without extension.
+
+    Those of a rank have the columns ``rank`` and ``row`` before theirs: the files of all ranks are
+    one table.
+    """
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import GROUPS
     from chopper.views import VIEWS, views
@@ -100,9 +107,9 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
         for declared in (*GROUPS["trace"], *GROUPS["telemetry"], *GROUPS["memory"]):
             table = _table(run, rank, declared.name)
             if table.num_rows:
-                yield f"{folder}/{declared.name}", table
+                yield f"{folder}/{declared.name}", parquet.numbered(table, declared.name, rank)
         if rank in whole.links:
-            yield f"{folder}/event_link", whole.links[rank]
+            yield f"{folder}/event_link", parquet.numbered(whole.links[rank], "event_link", rank)
     for name, table in views(run, VIEWS).items():
         if table.num_rows:
             yield f"views/{name}", table
@@ -116,21 +123,14 @@ def _table(run: Attributed, rank: int, name: str) -> pa.Table:
 
 def _write(table: pa.Table, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        # Opened here: pyarrow takes no paths other than UTF-8.
-        with path.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
+    table = table.cast(parquet.plain(table.schema))
+    if path.suffix == parquet.SUFFIX:
+        parquet.write(table, path)
         return
     from pyarrow import csv
 
-    plain = [
-        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
-        for f in table.schema
-    ]
     with path.open("wb") as file:
-        csv.write_csv(table.cast(pa.schema(plain)), file)
+        csv.write_csv(table, file)
 
 
 def _write_timeline(run: Attributed, path: Path) -> None:

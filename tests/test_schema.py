@@ -97,7 +97,7 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
         (("schema", "device_e"), ["plain,device_event"]),
         *(
             ((command, "runs/m"), ["file,runs/m"])
-            for command in ("analyze", "report", "export", "compare", "import")
+            for command in ("analyze", "report", "export", "compare", "import", "query")
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -26,6 +26,7 @@ _COMMANDS = {
     "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
+    "query": "Run SQL over a run's tables and views, with DuckDB.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
     "whatif": "Predict how long a run would take with something changed.",

@@ -16,13 +16,14 @@ from chopper.ingest.sources import find
 from chopper.storage import manifest
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
+from chopper.storage.parquet import write_rank
 from chopper.storage.streams import write_table
 
 
 def write_run(
     named: Sequence[str | Path], directory: Path, *, zone: tzinfo | None = None
 ) -> manifest.RunManifest:
-    """Copy traces into an empty directory as a run, with tables of what lay beside them.
+    """Copy traces into an empty directory as a run, with its tables as Parquet files.
 
     Raises:
         InputError: they cannot be read, or are not of one run.
@@ -47,6 +48,8 @@ def write_run(
                 table = imported.run.table(rank, name)
                 if rank == part.rank and table.num_rows:
                     write_table(folder, name, table.to_pydict())
+            store = imported.run.store.items()
+            write_rank(folder, part.rank, {n: table for (r, n), table in store if r == part.rank})
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))

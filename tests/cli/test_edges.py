@@ -34,6 +34,8 @@ READING = {
     "export csv": ["export", "IN", "--to", "csv", "-o", "OUT"],
     "export parquet": ["export", "IN", "--to", "parquet", "-o", "OUT"],
     "export perfetto": ["export", "IN", "--to", "perfetto", "-o", "OUT"],
+    "query": ["query", "IN", "SELECT * FROM host_span, step", "-o", "OUT.csv"],
+    "query parquet": ["query", "IN", "SELECT * FROM kernels", "-o", "OUT.parquet"],
     "compare": ["compare", "IN", "IN", "-o", "OUT.html"],
     "compare json": ["compare", "IN", "IN", "--json"],
     "whatif": ["whatif", "IN", "--faster", "gemm=2x"],

@@ -166,6 +166,14 @@ def _expression(case: Case, bases: Path, place: Path) -> Commands:
     return [case.random("commands").choice(commands)]
 
 
+SQL = (
+    "SELECT * FROM host_span, step",
+    "SELECT rank, name, sum(dur_ns) FROM device_event GROUP BY ALL",
+    "SELECT * FROM communication JOIN device_event USING (rank)",
+    "SELECT * FROM device_clock, process, allocator_block",
+)
+
+
 def _reading(random: Random, source: str, other: str, *, imports: bool = True) -> Commands:
     """Commands that read a source: mostly its attribution, whose numbers are checked."""
     view = random.choice(sorted(VIEWS))
@@ -181,8 +189,9 @@ def _reading(random: Random, source: str, other: str, *, imports: bool = True) -
         [["whatif", source, "--json"]],
         [["export", source, "--to", random.choice(("csv", "parquet", "perfetto")), "-o", "out/x"]],
         [["import", source, "-o", "out/run"], ["analyze", "out/run", "--json"]],
+        [["query", source, random.choice(SQL), "-o", "out/rows.parquet"]],
     ]
-    weights = [12, 2, 2, 2, 1, 3, 2, 1, 2, 1, 3 if imports else 0]
+    weights = [12, 2, 2, 2, 1, 3, 2, 1, 2, 1, 3 if imports else 0, 2]
     return random.choices(choices, weights)[0]
 
 

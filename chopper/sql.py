@@ -1,0 +1,426 @@
+"""SQL over the tables and views of a run, by DuckDB: it only reads, and no files.
+
+All tables and views are declared to DuckDB by their columns. Planning a statement tells which of
+them it names, and only these are read or computed. Tables of a run directory are scanned where they
+lie, rank by rank; those that exist only in traces are written to temporary files first, one rank
+after another, so that memory does not grow with the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.trace.host_device import host_as_device
+from chopper.analyzers.trace.tables import HostSpans
+from chopper.errors import ChopperError, InputError, UsageError, printable
+from chopper.ingest.recorded import read_rank
+from chopper.ingest.sources import find
+from chopper.storage import parquet
+from chopper.storage.destination import scratch
+from chopper.storage.files import inside
+from chopper.storage.layout import is_run, rank_dir_name
+from chopper.storage.parts import read_manifest
+from chopper.storage.run import Run
+from chopper.storage.streams import read_stream
+from chopper.tables import GROUPS, TABLES
+from chopper.views import VIEWS, views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow.dataset as ds
+
+    from chopper.pipeline import Source
+    from chopper.storage.manifest import Finding, RankManifest
+
+_RECORDED = frozenset(t.name for group in GROUPS if group != "analysis" for t in GROUPS[group])
+_OF_RANK = _RECORDED | {"event_link"}
+"""Tables of single ranks: in SQL, ``rank`` and ``row`` come before their columns."""
+_BATCH_ROWS = 10_000
+_POSITION = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
+
+
+def schemas() -> dict[str, pa.Schema]:
+    """Return the columns that SQL sees, by table and view."""
+    tables = {
+        name: parquet.schema_of(name) if name in _OF_RANK else parquet.plain(table.arrow)
+        for name, table in TABLES.items()
+    }
+    return tables | {name: parquet.plain(view.arrow) for name, view in VIEWS.items()}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What SQL can name: its columns, and whether it is a view of the attribution."""
+
+    schema: pa.Schema
+    view: bool
+
+
+def declarations(source: Source) -> dict[str, Declaration]:
+    """Return the tables and views that a run may have rows of, without reading its traces.
+
+    Raises:
+        InputError: there is nothing there, or not what it should be.
+    """
+    directory = _directory(source)
+    names: set[str] = set()
+    traced = False
+    if directory is not None:
+        for part in read_manifest(directory).ranks:
+            folder = inside(directory, rank_dir_name(part.rank))
+            names.update(n for n in _RECORDED if (folder / f"{n}.arrow").is_file())
+            names.update(parquet.files(folder))
+            traced = traced or bool(part.traces)
+    else:
+        sources = find([source] if isinstance(source, str | Path) else list(source))
+        names.update(t.name for t in GROUPS["telemetry"] if sources.logs)
+        names.update(t.name for t in GROUPS["memory"] if sources.snapshots)
+        traced = bool(sources.traces)
+    if traced:
+        names.update(t.name for group in ("trace", "analysis") for t in GROUPS[group])
+    return {
+        name: Declaration(schema, view=name in VIEWS)
+        for name, schema in schemas().items()
+        if name in names or name in VIEWS
+    }
+
+
+class _Declared:
+    """A table that a statement may name; it has columns and no rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self.planned = False
+        """Whether its columns were asked for."""
+
+    def __arrow_c_schema__(self) -> object:
+        self.planned = True
+        return self._schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._schema.empty_table().__arrow_c_stream__(requested_schema)
+
+
+class Query:
+    """One statement about one run: plan it, read what it names, take its rows.
+
+    As a context manager it frees what it holds at the end.
+
+    Args:
+        source: a run or its attribution, or what names one.
+        sql: one statement that reads.
+        memory_bytes: what DuckDB may take for it.
+
+    Raises:
+        UsageError: DuckDB is not installed.
+    """
+
+    def __init__(self, source: Run | Attributed | Source, sql: str, memory_bytes: int) -> None:
+        self._source = source
+        self._sql = sql
+        self._memory_bytes = memory_bytes
+        self._connection = _connection(memory_bytes)
+        self._files_held = contextlib.ExitStack()
+        self._folder = cache(lambda: self._files_held.enter_context(scratch("query")))
+        self.names: list[str] = []
+        """Tables and views that the statement names, once it is planned."""
+        self.findings: list[Finding] = []
+        """What was wrong with files that were read for it."""
+        self.interrupt: Callable[[], None] = self._connection.interrupt
+        """Ends the statement, from another thread."""
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what it holds, temporary files included; safe to call twice."""
+        self._connection.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Delete temporary files, though the statement still runs: the process is about to end."""
+        self._files_held.close()
+
+    def delete_at_end(self, file: Path) -> None:
+        """Have a temporary file deleted with those of the query."""
+        self._files_held.callback(file.unlink, missing_ok=True)
+
+    def plan(self) -> None:
+        """Check the statement, and find what it names.
+
+        Raises:
+            UsageError: it has an error, names what there is not, or would do more than read.
+            InputError: planning needs more memory, or was interrupted.
+        """
+        declared = {name: _Declared(schema) for name, schema in schemas().items()}
+        for name, table in declared.items():
+            self._connection.register(name, table)
+            table.planned = False
+        with self._errors():
+            statements = self._connection.extract_statements(self._sql)
+        kinds = [statement.type.name for statement in statements]
+        if kinds != ["SELECT"]:
+            remedy = "; PIVOT needs its values: ON c IN ('a', 'b')" if "MULTI" in kinds else ""
+            raise UsageError(
+                f"SQL: found {', '.join(kinds) or 'nothing'}, expected one statement that reads "
+                f"(SELECT, WITH, FROM, DESCRIBE, SUMMARIZE){remedy}"
+            )
+        with self._errors(lines_before=1):
+            self._connection.execute(f"EXPLAIN\n{self._sql}").fetchall()
+        self.names = [name for name, table in declared.items() if table.planned]
+
+    def read(self) -> dict[str, int | None]:
+        """Read or compute what the statement names; return the rows of each, None if not known.
+
+        Raises:
+            InputError: the run or its traces cannot be read.
+        """
+        rows: dict[str, int | None] = {}
+        for name, table in self._tables().items():
+            self._connection.register(name, table)
+            rows[name] = table.num_rows if isinstance(table, pa.Table) else None
+        return rows
+
+    def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Run the statement: its columns, and its rows as they come.
+
+        Raises:
+            InputError: it needs more memory, or was interrupted.
+            UsageError: it fails, by a division by zero or the like.
+        """
+        with self._errors():
+            reader = self._connection.sql(self._sql).to_arrow_reader(_BATCH_ROWS)
+        names: dict[str, None] = {}
+        for name in reader.schema.names:
+            numbers = itertools.count(1)
+            unique = name
+            while unique in names:
+                unique = f"{name}_{next(numbers)}"
+            names[unique] = None
+        kinds = map(_number, reader.schema.types)
+        schema = pa.schema([pa.field(n, k) for n, k in zip(names, kinds, strict=True)])
+        return schema, self._converted(reader, schema)
+
+    def _converted(
+        self, reader: pa.RecordBatchReader, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Return batches with the names and types of a result."""
+        while True:
+            with self._errors():
+                batch = next(reader, None)
+            if batch is None:
+                return
+            try:
+                columns = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+            except pa.ArrowInvalid as exc:
+                raise UsageError(
+                    f"SQL: {exc}: more than 64 bits can hold; cast it: sum(x)::DOUBLE"
+                ) from exc
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    @contextlib.contextmanager
+    def _errors(self, *, lines_before: int = 0) -> Iterator[None]:
+        """Raise DuckDB's errors as lines of ours."""
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as exc:
+            raise self._error(str(exc) or "Out of Memory Error", lines_before) from exc
+
+    def _error(self, said: str, lines_before: int) -> ChopperError:
+        """Return an error in one line: where in the SQL, and what."""
+        kind, _, message = said.partition(": ")
+        lines = itertools.takewhile(lambda line: not line.startswith("LINE "), message.splitlines())
+        text = printable(" ".join(filter(None, map(str.strip, lines))) or said)
+        if "Out of Memory" in kind or "realloc" in said or "allocat" in text:
+            return InputError(
+                f"SQL: needs more memory than {self._memory_bytes / 1e9:g} GB (--memory): raise "
+                "it, or read fewer rows and columns, and group before sorting or joining"
+            )
+        if "INTERRUPT" in kind:
+            return InputError("SQL: interrupted")
+        where = "SQL"
+        if (position := _POSITION.search(said)) is not None:
+            line = int(position[1]) - lines_before
+            column = len(position[3]) - len(f"LINE {position[1]}: ")
+            # Of a long line DuckDB shows a part, behind three dots.
+            shown = position[2].removeprefix("...").removesuffix("...")
+            written = self._sql.split("\n")[line - 1]
+            column += written.find(shown) - (3 if position[2].startswith("...") else 0)
+            where = f"SQL, line {line}, column {column + 1}"
+        if "Permission" in kind:
+            text = f"{text}; SQL reads the tables of the run and no files"
+        return UsageError(f"{where}: {text}")
+
+    def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
+        """Return what the statement names, with its rows."""
+        source = self._source
+        if isinstance(source, Attributed):
+            directory = None
+        else:
+            directory = source.path if isinstance(source, Run) else _directory(source)
+        if directory is not None and _RECORDED.issuperset(self.names):
+            files = self._files(directory)
+            return {
+                name: parquet.scan(name, files[name])
+                if files[name]
+                else parquet.schema_of(name).empty_table()
+                for name in self.names
+            }
+        run = source if isinstance(source, Run | Attributed) else pipeline.read(source)
+        if isinstance(run, Run) and not _RECORDED.issuperset(self.names):
+            run = pipeline.attribute(run)
+        return _in_memory(run, self.names)
+
+    def _files(self, directory: Path) -> dict[str, dict[Path, int]]:
+        """Return the Parquet files of each table with their ranks; those missing are written."""
+        files: dict[str, dict[Path, int]] = {name: {} for name in self.names}
+        try:
+            str(directory).encode()
+        except UnicodeEncodeError:  # Arrow opens no such path
+            directory, named = self._folder() / "run", directory
+            directory.symlink_to(named.resolve(), target_is_directory=True)
+        for part in read_manifest(directory).ranks:
+            folder = inside(directory, rank_dir_name(part.rank))
+            for name, table in self._tables_of(folder, part).items():
+                if isinstance(table, Path):
+                    files[name][table] = part.rank
+                elif table.num_rows:
+                    file = self._folder() / f"{name}-{part.rank}{parquet.SUFFIX}"
+                    parquet.write(parquet.numbered(table, name, part.rank), file)
+                    files[name][file] = part.rank
+        return files
+
+    def _tables_of(self, folder: Path, part: RankManifest) -> dict[str, Path | pa.Table]:
+        """Return the tables of a rank: the file where there is one, else the table."""
+        tables: dict[str, Path | pa.Table] = {}
+        written = parquet.files(folder)
+        traced: dict[str, pa.Table] | None = None if not written else {}
+        wanted = dict.fromkeys(self.names)
+        if "device_event" in wanted and "device_event" not in written:
+            wanted["host_span"] = None  # on a host alone it stands in
+        for name in wanted:
+            stream = inside(folder, f"{name}.arrow")
+            if name in written:
+                tables[name] = parquet.check(written[name])
+            elif stream.is_file():
+                tables[name], finding = read_stream(stream, name)
+                self.findings += [] if finding is None else [finding]
+            else:
+                if traced is None:
+                    complete, traced = read_rank(folder, part)
+                    self.findings += [f for f in complete.findings if f not in part.findings]
+                tables[name] = traced.get(name, TABLES[name].empty())
+        if "device_event" in wanted:
+            events = tables["device_event"]
+            spans = tables.get("host_span", TABLES["host_span"].empty())
+            if isinstance(events, pa.Table) and not events.num_rows:
+                spans = parquet.read(spans, "host_span") if isinstance(spans, Path) else spans
+                tables["device_event"] = _on_host(spans)
+        return {name: tables[name] for name in self.names}
+
+
+def _connection(memory_bytes: int) -> Any:
+    """Return a database in memory that reads no files, loads nothing and cannot be set otherwise.
+
+    Raises:
+        UsageError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError as exc:
+        raise UsageError(
+            "SQL needs DuckDB, which is not installed: pip install 'chopper-profiler[query]'"
+        ) from exc
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "memory_limit": f"{memory_bytes}B",
+            "temp_directory": "",
+            "allow_persistent_secrets": False,
+            "allow_community_extensions": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,  # variables of the program by their names
+        },
+    )
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _number(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a result's column: DuckDB's decimals become what all programs know."""
+    if pa.types.is_decimal(kind):
+        return pa.float64() if kind.scale else pa.int64()
+    return kind
+
+
+def _directory(source: Source) -> Path | None:
+    """Return the run directory that is named; None for traces."""
+    named = [source] if isinstance(source, str | Path) else list(source)
+    return Path(named[0]) if len(named) == 1 and is_run(Path(named[0])) else None
+
+
+def _on_host(spans: pa.Table) -> pa.Table:
+    """Return what stands in for device events on a trace without a device."""
+    return host_as_device(HostSpans(spans))[0] if spans.num_rows else TABLES["device_event"].empty()
+
+
+def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Table]:
+    """Return tables and views of a run that is in memory."""
+    recording = run.recording if isinstance(run, Attributed) else run
+    tables: dict[str, pa.Table] = {}
+    if isinstance(run, Attributed):
+        computed = views(run, [name for name in names if name in VIEWS])
+        tables |= {
+            name: table.cast(parquet.plain(table.schema)) for name, table in computed.items()
+        }
+    for name in names:
+        if name in _OF_RANK:
+            tables[name] = _stacked(name, recording.ranks, _reader(run, name))
+        elif name not in tables:
+            attributed: pa.Table = getattr(
+                run, {"communication": "communication"}.get(name, f"{name}s")
+            )
+            tables[name] = attributed.cast(parquet.plain(attributed.schema))
+    return tables
+
+
+def _reader(run: Run | Attributed, name: str) -> Callable[[int], pa.Table]:
+    """Return what reads a table of a rank."""
+    if isinstance(run, Attributed):
+        recording, links = run.recording, run.whole.links
+        if name == "event_link":
+            return lambda rank: links.get(rank, TABLES[name].empty())
+    else:
+        recording = run
+
+    def read(rank: int) -> pa.Table:
+        table = recording.table(rank, name)
+        if name == "device_event" and not table.num_rows:
+            return _on_host(recording.table(rank, "host_span"))
+        return table
+
+    return read
+
+
+def _stacked(name: str, ranks: Iterable[int], read: Callable[[int], pa.Table]) -> pa.Table:
+    """Return a table of all ranks."""
+    tables = [parquet.numbered(read(rank), name, rank) for rank in ranks]
+    return pa.concat_tables(tables) if tables else parquet.schema_of(name).empty_table()
