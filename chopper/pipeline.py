@@ -184,7 +184,7 @@ def match_ranks(
     manifest: RunManifest, communication: Mapping[int, Communication]
 ) -> dict[int, Matched]:
     """Match the collectives of all ranks."""
-    return match(communication, one_clock=share_a_clock(manifest))
+    return match(communication, clocks=clocks_of(manifest))
 
 
 MOST_ROWS = 2_000_000
@@ -419,6 +419,16 @@ def _findings(
 def _stacked(tables: list[pa.Table]) -> pa.Table:
     """Return one table of the rows of all."""
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def clocks_of(manifest: RunManifest) -> dict[int, int]:
+    """Return the clock of each rank: the lowest rank of its host."""
+    one = share_a_clock(manifest)
+    lowest: dict[str | int, int] = {}
+    return {
+        part.rank: lowest.setdefault("" if one else part.hostname or part.rank, part.rank)
+        for part in sorted(manifest.ranks, key=lambda part: part.rank)
+    }
 
 
 def share_a_clock(manifest: RunManifest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,14 +64,17 @@ class Key:
         size: how many ranks take part.
         group: name of the group as recorded.
         what: normalized name of the collective; with its direction for a pair.
-        elements: size of the message, -1 where it is unknown or may differ between ranks.
+        elements: size of the message, -1 where it is unknown or may differ between ranks; None
+            where without a number nothing tells which ranks they are of.
+        numbered: events that have a sequence number are told by it, whatever their size.
     """
 
     members: tuple[int, ...]
     size: int
     group: str
     what: str
-    elements: int
+    elements: int | None
+    numbered: bool = False
 
     @property
     def process_group(self) -> Group:
@@ -89,7 +92,6 @@ class Kind:
         size, members: how many ranks take part, and their global ranks; empty where not known.
         message_bytes: message as nccl-tests count it.
         key: None for what cannot be matched: its group, or its peer, is not told.
-        numbered_key: the same for events with a sequence number, which tells sizes apart too.
     """
 
     what: str
@@ -98,7 +100,6 @@ class Kind:
     members: tuple[int, ...]
     message_bytes: int | None
     key: Key | None = None
-    numbered_key: Key | None = None
 
     @property
     def bus_ratio(self) -> float | None:
@@ -372,9 +373,9 @@ class _Describing:
             message = None
         if size is None or size < 2 or (members and self.inputs.rank not in members):
             return Kind(what, group, size, members, message)
-        numbered = Key(members, size, group or "", what, -1)
-        unnumbered = replace(numbered, elements=-1 if what in _UNEVEN else elements)
-        return Kind(what, group, size, members, message, unnumbered if members else None, numbered)
+        told = (-1 if what in _UNEVEN else elements) if members else None
+        key = Key(members, size, group or "", what, told, numbered=True)
+        return Kind(what, group, size, members, message, key)
 
     def _members(self, entry: _Fields) -> tuple[int, ...]:
         """Global ranks of a group, empty when they are not known."""

@@ -3,19 +3,26 @@
 By process group and sequence number where they are recorded. Else by time: no rank can leave a
 collective before every rank has entered it, so the instances of one collective overlap. A dropped
 event therefore shifts nothing. Sends are matched with their receives pair by pair, by time.
+
+    participation   one rank: its events that can be matched, and by what
+    merge           several parts: the groups all of whose ranks are among them are matched
+    resolve         the whole: clocks compared, collectives numbered; what each rank gets back
+
+Ranks may be merged in any order and in any tree: the result is the same.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 
-from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, Communication, Group, Key
-from chopper.analyzers.trace.columns import row_set, run_starts
+from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, Communication, Group, Key, Kind
+from chopper.analyzers.trace.columns import distinct_rows, row_set, run_starts
 
 _SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
 """Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
@@ -26,6 +33,12 @@ _LEAST_DIFFERING = 2
 _SHIFTED_COUNT = 3
 _SHIFTED_SPREAD_NS = 20_000
 """A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
+_FAN_IN = 32
+"""Parts that are merged at a time."""
+_KIND_BITS = 20
+"""Bits of the number of a kind, below those of its rank."""
+_EVENTS_AT_A_TIME = 1 << 19
+"""Groups are matched together up to so many events, which bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +61,166 @@ class Misnumbered:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The matched collectives of one rank, per device event.
+    """The matched collectives of one rank.
 
     Attributes:
-        ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
-            it is not matched on all ranks of its group.
-        instance: number of the collective, the same on all its ranks; -1 where not matched.
+        event_row: device events whose collective is matched on all ranks of its group.
+        event_ready_ns: when the last rank entered it, in this rank's clock.
+        event_instance: number of the collective, the same on all its ranks.
+        device_event_count: of the rank, those that do not communicate included.
         offset_ns: lead of this rank's clock over that of ``offset_rank``, the lowest that
             collectives tie it to; by when they leave collectives.
         misnumbered: groups of the run, the same for all its ranks, whose numbers were not used.
     """
 
-    ready_ns: np.ndarray
-    instance: np.ndarray
+    event_row: np.ndarray
+    event_ready_ns: np.ndarray
+    event_instance: np.ndarray
+    device_event_count: int
     offset_ns: int = 0
     offset_rank: int | None = None
     misnumbered: tuple[Misnumbered, ...] = ()
 
+    @property
+    def ready_ns(self) -> np.ndarray:
+        """When the last rank entered each device event's collective, -1 where not matched."""
+        return self._by_event(self.event_ready_ns)
+
+    @property
+    def instance(self) -> np.ndarray:
+        """Number of each device event's collective, -1 where not matched."""
+        return self._by_event(self.event_instance)
+
+    def _by_event(self, values: np.ndarray) -> np.ndarray:
+        spread = np.full(self.device_event_count, -1, dtype=np.int64)
+        spread[self.event_row] = values
+        return spread
+
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Communication events of all ranks that have a key; sorted by key, number, rank, start.
+class _Columns:
+    """Arrays of one length."""
 
-    ``size`` is the message in bytes, as far as all ranks of a collective must agree in it; else -1.
+    def __getitem__(self, index: np.ndarray) -> Self:
+        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    @classmethod
+    def stacked(cls, parts: Iterable[Self]) -> Self:
+        """Return the rows of all, one part after another."""
+        parts = [*parts]
+        columns = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
+        return cls(*map(np.concatenate, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Events(_Columns):
+    """Communication events of several ranks that can be matched.
+
+    ``kind`` is a code into :attr:`Part.kinds`; ``sequence`` is -1 without a number to match by.
     """
 
     rank: np.ndarray
+    clock: np.ndarray
     event: np.ndarray
+    kind: np.ndarray
+    sequence: np.ndarray
     start: np.ndarray
     end: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Membership(_Columns):
+    """Device events of several ranks, and the matched collective of each."""
+
+    rank: np.ndarray
+    event: np.ndarray
+    instance: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Instances(_Columns):
+    """Matched collectives, and what their numbers follow.
+
+    Attributes:
+        walked: whether it was found by walking its ranks in time order.
+        key: where its key comes first.
+        sequence: number that its ranks gave it, -1 for none.
+        symmetric: whether all its ranks leave it together.
+    """
+
+    walked: np.ndarray
     key: np.ndarray
     sequence: np.ndarray
-    size: np.ndarray
-
-    def __getitem__(self, index: np.ndarray) -> Rows:
-        return Rows(*(getattr(self, name)[index] for name in self.__slots__))
+    symmetric: np.ndarray
 
 
-def match(ranks: Mapping[int, Communication], *, one_clock: bool = False) -> dict[int, Matched]:
+@dataclass(frozen=True, slots=True)
+class Arrivals(_Columns):
+    """Each matched collective by each clock that its ranks go by; sorted by both.
+
+    Attributes:
+        latest: when the last rank of this clock entered it.
+        left: when the lowest of them left it.
+    """
+
+    instance: np.ndarray
+    clock: np.ndarray
+    latest: np.ndarray
+    left: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Matched collectives of whole groups; ``misnumbered``: with where their groups come first."""
+
+    membership: Membership
+    instances: Instances
+    arrivals: Arrivals
+    misnumbered: tuple[tuple[int, Misnumbered], ...]
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Found]) -> Found:
+        """Return the collectives of all, numbered one part after another."""
+        first = [0, *itertools.accumulate(len(part.instances.key) for part in parts)]
+        both = [*zip(parts, first, strict=False)]
+        return Found(
+            Membership.stacked(
+                replace(p.membership, instance=p.membership.instance + n) for p, n in both
+            ),
+            Instances.stacked(p.instances for p in parts),
+            Arrivals.stacked(
+                replace(p.arrivals, instance=p.arrivals.instance + n) for p, n in both
+            ),
+            tuple(itertools.chain.from_iterable(p.misnumbered for p in parts)),
+        )
+
+
+Traits = tuple[Key, int]
+"""Key of events, and the size that all ranks must agree in; -1 where they need not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The collectives of some ranks, matched in groups all of whose ranks are among them.
+
+    Attributes:
+        clocks: rank → its clock: the lowest rank that goes by it.
+        device_event_counts: rank → its device events.
+        kinds: traits of the events that wait → where they come first: rank, number of the kind.
+        waiting: events of groups of which other ranks are to come.
+        found: collectives of all other groups.
+    """
+
+    clocks: dict[int, int]
+    device_event_counts: dict[int, int]
+    kinds: dict[Traits, int]
+    waiting: Events
+    found: Found
+
+
+def match(
+    ranks: Mapping[int, Communication], *, clocks: Mapping[int, int] | None = None
+) -> dict[int, Matched]:
     """Match collectives over the ranks of a run.
 
     A collective counts as matched when every rank of its group is here and took part. All ranks
@@ -94,180 +229,366 @@ def match(ranks: Mapping[int, Communication], *, one_clock: bool = False) -> dic
 
     Args:
         ranks: rank → its communication.
-        one_clock: the ranks are known to share a clock (one host): ends are not compared.
+        clocks: rank → the lowest rank that goes by the same clock; None: each has its own.
     """
-    keys: dict[Key, int] = {}
-    rows = _keyed(ranks.values(), keys)
-    names = list(ranks)
-    misnumbered = _misnumbered(rows, list(keys), names, one_clock=one_clock)
-    if misnumbered:
-        keys = {}
-        rows = _keyed(ranks.values(), keys, by_time=frozenset(misnumbered))
-    sizes = np.array([key.size for key in keys], dtype=np.int64)
-    position, instance = _instances(rows, sizes, one_clock=one_clock)
-    rows = rows[position]
-    offsets, root = np.zeros(len(names), dtype=np.int64), np.arange(len(names))
-    if not one_clock and len(instance):
-        symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
-        _tie_clocks(rows, instance, symmetric[rows.key], offsets, root)
-    last = np.full(int(instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, instance, rows.start - offsets[rows.rank])
-    result = {}
-    for number, (rank, communication) in enumerate(ranks.items()):
-        mine = rows.rank == number
-        ready, instances = np.full((2, communication.device_event_count), -1, dtype=np.int64)
-        ready[rows.event[mine]] = last[instance[mine]] + offsets[number]
-        instances[rows.event[mine]] = instance[mine]
-        result[rank] = Matched(
-            ready, instances, int(offsets[number]), names[root[number]], tuple(misnumbered.values())
-        )
-    return result
+    if not ranks:
+        return {}
+    clocks = {rank: rank for rank in ranks} if clocks is None else clocks
+    return dict(resolve(merge(participation(r, c, clocks[r]) for r, c in ranks.items())))
 
 
-def _keyed(
-    ranks: Iterable[Communication],
-    keys: dict[Key, int],
-    by_time: frozenset[Group] = frozenset(),
-) -> Rows:
-    """Events that can be matched, groups ``by_time`` without numbers; fills ``keys`` with codes."""
-    parts = [Rows(*[np.zeros(0, np.int64)] * 7)]
-    for number, communication in enumerate(ranks):
-        kinds = communication.kinds
-        agreed, unnumbered, numbered = np.full((3, len(kinds) + 1), -1, dtype=np.int64)
-        for i, kind in enumerate(kinds):
-            if kind.what in _AGREED and kind.message_bytes is not None:
-                agreed[i] = kind.message_bytes
-            if kind.key is not None:
-                unnumbered[i] = keys.setdefault(kind.key, len(keys))
-            if kind.numbered_key is not None and kind.numbered_key.process_group not in by_time:
-                numbered[i] = keys.setdefault(kind.numbered_key, len(keys))
-        of = communication.kind
-        has_number = (communication.sequence >= 0) & (numbered[of] >= 0)
-        key = np.where(has_number, numbered[of], unnumbered[of])
-        parts.append(
-            Rows(
-                np.full(len(of), number, dtype=np.int64),
-                communication.event_row,
-                communication.entered_ns,
-                communication.left_ns,
-                key,
-                np.where(has_number, communication.sequence, -1),
-                agreed[of],
-            )[key >= 0]
-        )
-    rows = Rows(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__)
+def participation(rank: int, communication: Communication, clock: int) -> Part:
+    """Pick out what other ranks need to know of a rank's communication.
+
+    Args:
+        rank: its number.
+        communication: of the rank.
+        clock: the lowest rank of the run that goes by the same clock.
+    """
+    traits = [_traits(kind, rank) for kind in communication.kinds]
+    kinds: dict[Traits, int] = {}
+    for number, one in enumerate(traits):
+        if one is not None:
+            kinds.setdefault(one, (rank << _KIND_BITS) + number)
+    code_of = {one: code for code, one in enumerate(kinds)}
+    codes = np.array([-1 if t is None else code_of[t] for t in traits] + [-1], dtype=np.int32)
+    numbered = np.array([t is not None and t[0].numbered for t in traits] + [False])
+    rows = np.flatnonzero(codes[communication.kind] >= 0)
+    kind = communication.kind[rows]
+    waiting = Events(
+        np.full(len(rows), rank, dtype=np.int32),
+        np.full(len(rows), clock, dtype=np.int32),
+        communication.event_row[rows].astype(np.int32),
+        codes[kind],
+        np.where(numbered[kind], communication.sequence[rows], -1),
+        communication.entered_ns[rows],
+        communication.left_ns[rows],
     )
-    return rows[np.lexsort((rows.start, rows.rank, rows.sequence, rows.key))]
+    found = _match_groups(waiting[rows[:0]], _Kinds({}))[0]
+    return Part({rank: clock}, {rank: communication.device_event_count}, kinds, waiting, found)
 
 
-def _misnumbered(
-    rows: Rows, keys: list[Key], names: list[int], *, one_clock: bool
-) -> dict[Group, Misnumbered]:
+def _traits(kind: Kind, rank: int) -> Traits | None:
+    """Return what a rank's events of a kind are matched by; None where they cannot be."""
+    if kind.key is None or (kind.key.members and rank not in kind.key.members):
+        return None
+    agreed = kind.message_bytes if kind.what in _AGREED else None
+    return kind.key, -1 if agreed is None else agreed
+
+
+def merge(parts: Iterable[Part]) -> Part:
+    """Put parts of different ranks together, in any order; match the groups that are whole then.
+
+    Args:
+        parts: one or more; taken as they come, so that few of them need be in memory.
+    """
+    merged = [_merged(batch) for batch in _batches(parts)]
+    return merged[0] if len(merged) == 1 else merge(merged)
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield parts, some at a time."""
+    left = iter(parts)
+    while batch := [*itertools.islice(left, _FAN_IN)]:
+        yield batch
+
+
+def _merged(parts: Sequence[Part]) -> Part:
+    """Put all these parts together."""
+    kinds: dict[Traits, int] = {}
+    for part in parts:
+        for traits, first in part.kinds.items():
+            kinds[traits] = min(first, kinds.get(traits, first))
+    code_of = {traits: code for code, traits in enumerate(kinds)}
+    waiting = []
+    for part in parts:
+        codes = np.array([code_of[traits] for traits in part.kinds], dtype=np.int32)
+        waiting.append(replace(part.waiting, kind=codes[part.waiting.kind]))
+    clocks = {rank: clock for part in parts for rank, clock in part.clocks.items()}
+    counts = {rank: count for part in parts for rank, count in part.device_event_counts.items()}
+    found = Found.stacked([part.found for part in parts])
+    groups = {key.process_group for key, _ in kinds}
+    whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
+    return _settled(Part(clocks, counts, kinds, Events.stacked(waiting), found), whole)
+
+
+def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
+    """Yield what each rank gets back, in their order: no other rank is to come."""
+    every = {key.process_group for key, _ in part.kinds}
+    part = _settled(part, every)
+    # What only times tell, where clocks differ: once the other collectives have told by how much.
+    part = _settled(part, every, _Clocks(part))
+    clocks, found, instances = _Clocks(part), part.found, part.found.instances
+    count = len(instances.key)
+    number = np.empty(count, dtype=np.int64)
+    number[np.lexsort((instances.sequence, instances.key, instances.walked))] = np.arange(count)
+    latest = found.arrivals.latest - clocks.leads_ns(found.arrivals.clock)
+    first = np.flatnonzero(run_starts(found.arrivals.instance))
+    last = np.maximum.reduceat(latest, first) if count else latest
+    groups = sorted(found.misnumbered, key=lambda m: (-m[1].differing_count, m[0]))
+    misnumbered = tuple(group for _, group in groups)
+    rows = np.lexsort((found.membership.event, found.membership.rank))
+    rank = found.membership.rank[rows]
+    for mine, clock in sorted(part.clocks.items()):
+        low, high = np.searchsorted(rank, [mine, mine + 1])
+        instance = found.membership.instance[rows[low:high]]
+        offset_ns, offset_rank = clocks.lead_of(clock)
+        yield (
+            mine,
+            Matched(
+                found.membership.event[rows[low:high]],
+                last[instance] + offset_ns,
+                number[instance],
+                part.device_event_counts[mine],
+                offset_ns,
+                offset_rank,
+                misnumbered,
+            ),
+        )
+
+
+def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = None) -> Part:
+    """Match groups of which no rank is to come.
+
+    Without ``clocks``, events that only times tell on clocks that may differ are left to wait.
+    """
+    if not groups:
+        return part
+    kinds, waiting = _Kinds(part.kinds), part.waiting
+    settled = np.array([group in groups for group in kinds.groups], dtype=bool)
+    group = kinds.group[waiting.kind]
+    rows = np.flatnonzero(settled[group])
+    rows = rows[np.argsort(group[rows], kind="stable")]
+    first = np.flatnonzero(run_starts(group[rows]))
+    bounds = first[run_starts(first // _EVENTS_AT_A_TIME)]
+    found, left = [part.found], [waiting[~settled[group]]]
+    for batch in np.split(rows, bounds[1:]):
+        collectives, doubtful = _match_groups(waiting[batch], kinds, clocks)
+        found.append(collectives)
+        left.append(doubtful)
+    waiting = Events.stacked(left)
+    waits = row_set(waiting.kind, len(part.kinds))
+    waits |= ~settled[kinds.group]
+    codes = (np.cumsum(waits) - 1).astype(np.int32)
+    return replace(
+        part,
+        kinds=dict(itertools.compress(part.kinds.items(), waits)),
+        waiting=replace(waiting, kind=codes[waiting.kind]),
+        found=Found.stacked(found),
+    )
+
+
+class _Kinds:
+    """Traits of events as columns, one row per kind.
+
+    Attributes:
+        groups: process groups, and where each comes first.
+        group, rank_count: number of the kind's group, and how many ranks take part.
+        what, symmetric: code of the collective's name, and whether all leave it together.
+        agreed: size that all ranks must agree in, -1 where they need not.
+        by_number, by_traits: where the key comes first that events with a sequence number have,
+            and those without one; -1 where they have none.
+    """
+
+    def __init__(self, kinds: Mapping[Traits, int]) -> None:
+        self.groups: dict[Group, int] = {}
+        numbered: dict[tuple[Group, str], int] = {}
+        named: dict[tuple[Group, str, int | None], int] = {}
+        whats: dict[str, int] = {}
+        rows = [(key.process_group, key, agreed, at) for (key, agreed), at in kinds.items()]
+        for group, key, _, at in rows:
+            self.groups[group] = min(at, self.groups.get(group, at))
+            whats.setdefault(key.what, len(whats))
+            of, alike = (group, key.what), (group, key.what, key.elements)
+            named[alike] = min(2 * at, named.get(alike, 2 * at))
+            if key.numbered:
+                numbered[of] = min(2 * at + 1, numbered.get(of, 2 * at + 1))
+        number = {group: n for n, group in enumerate(self.groups)}
+        columns = [
+            (
+                number[group],
+                key.size,
+                whats[key.what],
+                key.what in _SYMMETRIC,
+                agreed,
+                numbered[group, key.what] if key.numbered else -1,
+                -1 if key.elements is None else named[group, key.what, key.elements],
+            )
+            for group, key, agreed, _ in rows
+        ]
+        table = np.array(columns, dtype=np.int64).reshape(-1, 7).T
+        self.group, self.rank_count, self.what, symmetric, self.agreed = table[:5]
+        self.by_number, self.by_traits = table[5:]
+        self.symmetric = symmetric == 1
+
+
+def _match_groups(
+    events: Events, kinds: _Kinds, clocks: _Clocks | None = None
+) -> tuple[Found, Events]:
+    """Match all collectives of some groups, all events of which are here.
+
+    Returns:
+        The collectives, and the events left to wait.
+    """
+    misnumbered = _misnumbered(events, kinds)
+    by_time = row_set(np.array([*misnumbered], dtype=np.int64), len(kinds.groups))
+    numbered = (events.sequence >= 0) & ~by_time[kinds.group[events.kind]]
+    key = np.where(numbered, kinds.by_number[events.kind], kinds.by_traits[events.kind])
+    sequence = np.where(numbered, events.sequence, -1)
+    order = np.lexsort((events.start, events.rank, sequence, key))
+    order = order[key[order] >= 0]
+    events, key, sequence = events[order], key[order], sequence[order]
+    position, instance, even_count, left = _instances(events, key, sequence, kinds, clocks)
+    doubtful = replace(events, sequence=np.full(len(key), -1))[left]
+    order = np.lexsort((events.rank[position], events.clock[position], instance))
+    position, instance = position[order], instance[order].astype(np.int32)
+    events, key, sequence = events[position], key[position], sequence[position]
+    seen, one = (
+        np.flatnonzero(run_starts(*columns)) for columns in ((instance, events.clock), (instance,))
+    )
+    first_of = [*kinds.groups.values()]
+    found = Found(
+        Membership(events.rank, events.event, instance),
+        Instances(
+            instance[one] >= even_count, key[one], sequence[one], kinds.symmetric[events.kind[one]]
+        ),
+        Arrivals(
+            instance[seen],
+            events.clock[seen],
+            np.maximum.reduceat(events.start, seen) if len(seen) else events.start,
+            events.end[seen],
+        ),
+        tuple((first_of[group], one) for group, one in misnumbered.items()),
+    )
+    return found, doubtful
+
+
+def _misnumbered(events: Events, kinds: _Kinds) -> dict[int, Misnumbered]:
     """Groups whose ranks mean different collectives by one number, at least twice.
 
     Whoever started to count later, or counted what others did not, is off by some: each number
     names another collective there. Their names and sizes tell, and on one clock that two never
     were in it together. Numbers that stand for several events on some rank tell nothing.
     """
-    rows = rows[rows.sequence >= 0]
-    if not len(rows.key):
-        return {}
-    groups: dict[Group, int] = {}
-    what: dict[str, int] = {}
-    group = np.array([groups.setdefault(k.process_group, len(groups)) for k in keys])[rows.key]
-    order = np.lexsort((rows.rank, rows.sequence, group))
-    rows, group = rows[order], group[order]
-    called = np.array([what.setdefault(k.what, len(what)) for k in keys])[rows.key]
-    together = np.array([k.what in _SYMMETRIC for k in keys])[rows.key]
-    first = run_starts(group, rows.sequence)
+    events = events[events.sequence >= 0]
+    group = kinds.group[events.kind]
+    order = np.lexsort((events.rank, events.sequence, group))
+    events, group = events[order], group[order]
+    what, size = kinds.what[events.kind], kinds.agreed[events.kind]
+    first = run_starts(group, events.sequence)
     number = np.cumsum(first) - 1
-    twice = ~run_starts(group, rows.sequence, rows.rank)
-    several = row_set(number[twice], len(first))
+    twice = ~run_starts(group, events.sequence, events.rank)
+    several = row_set(number[twice], int(first.sum()))
     other = np.flatnonzero(~first & ~several[number])
-    low = np.flatnonzero(first)[number][other]
-    sized = (rows.size[other] >= 0) & (rows.size[low] >= 0)
-    differs = (called[other] != called[low]) | (sized & (rows.size[other] != rows.size[low]))
-    count = len(names)
-    pair = (group[other] * count + rows.rank[low]) * count + rows.rank[other]
-    pairs, of = np.unique(pair, return_inverse=True)
+    low = np.flatnonzero(first)[number[other]]
+    sized = (size[other] >= 0) & (size[low] >= 0)
+    differs = (what[other] != what[low]) | (sized & (size[other] != size[low]))
+    start, end, together = events.start, events.end, kinds.symmetric[events.kind]
+    apart_ns = np.maximum(start[other] - end[low], start[low] - end[other])
+    apart = together[other] & together[low] & (apart_ns > LEFT_EARLY_NS)
+    apart &= events.clock[other] == events.clock[low]
+    if not (differs.any() or apart.any()):
+        return {}
+    pair, of = distinct_rows([group[other], events.rank[low], events.rank[other]])
     compared = np.bincount(of)
-    if one_clock:
-        apart_ns = np.maximum(rows.start[other] - rows.end[low], rows.start[low] - rows.end[other])
-        apart = together[other] & together[low] & (apart_ns > LEFT_EARLY_NS)
-        # A device's times may be off for a while; numbers that are, are off throughout.
-        differs |= apart & (2 * np.bincount(of, apart) > compared)[of]
+    # A device's times may be off for a while; numbers that are, are off throughout.
+    differs |= apart & (2 * np.bincount(of, apart) > compared)[of]
     differing = np.bincount(of, differs)
-    misnumbered: dict[Group, Misnumbered] = {}
-    listed = list(groups)
+    names = [*kinds.groups]
+    misnumbered: dict[int, Misnumbered] = {}
     for at in np.argsort(-differing, kind="stable"):
         if differing[at] < _LEAST_DIFFERING:
             break
-        of_group, both = divmod(int(pairs[at]), count * count)
-        _, size, name = listed[of_group]
-        ranks = names[both // count], names[both % count]
+        row = pair[at]
+        ranks = int(events.rank[low[row]]), int(events.rank[other[row]])
+        of_group = int(group[other[row]])
+        _, size_count, name = names[of_group]
         misnumbered.setdefault(
-            listed[of_group],
-            Misnumbered(name, size, ranks, int(differing[at]), int(compared[at])),
+            of_group,
+            Misnumbered(name, size_count, ranks, int(differing[at]), int(compared[at])),
         )
     return misnumbered
 
 
-def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Group rows of equal key and number into collectives -> positions, collective of each.
+def _instances(
+    events: Events,
+    key: np.ndarray,
+    sequence: np.ndarray,
+    kinds: _Kinds,
+    clocks: _Clocks | None,
+) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+    """Group events, sorted by key, number, rank and start, into collectives.
 
     Where every rank has equally many, the n-th of one is the n-th of all: always when they are
     numbered (coalesced collectives share a number), else when all of these overlap in time.
-    Otherwise the ranks are walked in time order. Rows of no collective are left out.
+    Otherwise the ranks are walked in time order. Events of no collective are left out.
+
+    Returns:
+        (positions, the collective of each, how many of those were not found by walking, positions
+        of events that wait for clocks to be compared).
     """
-    count = len(rows.key)
+    count = len(key)
     if not count:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    new_group = run_starts(rows.key, rows.sequence)
+        none = np.zeros(0, np.int64)
+        return none, none, 0, none
+    new_group = run_starts(key, sequence)
     group = np.cumsum(new_group) - 1
-    first = np.flatnonzero(run_starts(rows.key, rows.sequence, rows.rank))
+    first = np.flatnonzero(run_starts(key, sequence, events.rank))
     each = np.diff(np.append(first, count))
     occurrence = np.arange(count) - np.repeat(first, each)
     start_of_group = np.flatnonzero(new_group)
     of_group = np.flatnonzero(new_group[first])
     most, least = np.maximum.reduceat(each, of_group), np.minimum.reduceat(each, of_group)
     present = np.bincount(group[first])
-    complete = present == sizes[rows.key[start_of_group]]
+    complete = present == kinds.rank_count[events.kind[start_of_group]]
     even = complete & (most == least)
     together = np.flatnonzero(even[group])
-    together = together[np.lexsort((rows.rank[together], occurrence[together], group[together]))]
+    together = together[np.lexsort((events.rank[together], occurrence[together], group[together]))]
     block = run_starts(group[together], occurrence[together])
     instance = np.cumsum(block) - 1
+    bounds = np.append(start_of_group, count)
     failed = np.zeros(len(present), dtype=bool)
     if len(together):
         at = np.flatnonzero(block)
-        latest_start = np.maximum.reduceat(rows.start[together], at)
-        apart = latest_start > np.minimum.reduceat(rows.end[together], at)
+        latest_start = np.maximum.reduceat(events.start[together], at)
+        apart = latest_start > np.minimum.reduceat(events.end[together], at)
         failed[group[together][at[apart]]] = True
-        failed &= rows.sequence[start_of_group] < 0
-        if not one_clock:
-            for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
-                mine = together[group[together] == number]
-                failed[number] = not _shifted(rows[mine], int(present[number]))
+        failed &= sequence[start_of_group] < 0
+        for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
+            low, high = np.searchsorted(group[together], [number, number + 1])
+            failed[number] = not _shifted(events[together[low:high]], int(present[number]))
         kept = ~failed[group[together]]
-        together, instance = together[kept], instance[kept]
+        together, instance = together[kept], np.cumsum(run_starts(instance[kept])) - 1
     positions, numbers = [together], [instance]
-    bounds = np.append(start_of_group, count)
-    following = int(instance.max(initial=-1)) + 1
-    for number in np.flatnonzero(failed | (complete & ~even)):
-        walked = _walk(rows, int(bounds[number]), int(bounds[number + 1]))
+    even_count = following = int(instance.max(initial=-1)) + 1
+    walks = failed | (complete & ~even)
+    if clocks is None:
+        doubtful = walks & (
+            np.maximum.reduceat(events.clock, start_of_group)
+            > np.minimum.reduceat(events.clock, start_of_group)
+        )
+        walks &= ~doubtful
+    else:
+        doubtful = np.zeros(len(walks), dtype=bool)
+        lead_ns = clocks.leads_ns(events.clock)
+        events = replace(events, start=events.start - lead_ns, end=events.end - lead_ns)
+    for number in np.flatnonzero(walks):
+        walked = _walk(events, int(bounds[number]), int(bounds[number + 1]))
         positions.append(walked.reshape(-1))
         numbers.append(following + np.repeat(np.arange(len(walked)), walked.shape[1]))
         following += len(walked)
-    return np.concatenate(positions), np.concatenate(numbers)
+    left = np.flatnonzero(doubtful[group])
+    return np.concatenate(positions), np.concatenate(numbers), even_count, left
 
 
-def _shifted(rows: Rows, ranks: int) -> bool:
+def _shifted(events: Events, ranks: int) -> bool:
     """Tell whether collectives of one key overlap once each clock is shifted by its median lead.
 
-    In ``rows`` the n-th events of all ranks stand side by side, rank by rank.
+    The n-th events of all ranks stand side by side, rank by rank.
     """
-    start, end = rows.start.reshape(-1, ranks), rows.end.reshape(-1, ranks)
+    if (events.clock == events.clock[0]).all():
+        return False
+    start, end = events.start.reshape(-1, ranks), events.end.reshape(-1, ranks)
     lead = end - end[:, :1]
     offset = np.median(lead, axis=0).astype(np.int64)
     spread = np.abs(lead - offset)
@@ -276,48 +597,68 @@ def _shifted(rows: Rows, ranks: int) -> bool:
     return bool(((start - offset).max(axis=1) <= (end - offset).min(axis=1)).all())
 
 
-def _tie_clocks(
-    rows: Rows, instance: np.ndarray, symmetric: np.ndarray, offsets: np.ndarray, root: np.ndarray
-) -> None:
-    """Fill in the lead of each rank's clock over that of the lowest rank tied to it; and which.
+class _Clocks:
+    """How far each clock of a part is ahead, by when ranks leave the collectives matched so far.
 
-    The median difference of ends over the collectives that two ranks share; those who share none
-    are tied through others.
+    Of the lowest clock that collectives tie it to: by the median difference of ends over the
+    collectives that two clocks share; those who share none are tied through others, and by
+    collectives that a rank may leave early where there are no better ones.
     """
-    at = np.flatnonzero(symmetric if symmetric.any() else ~symmetric)
-    at = at[np.lexsort((rows.rank[at], instance[at]))]
-    first = run_starts(instance[at])
-    reference = at[np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))]
-    others = np.flatnonzero(~first)
-    pair = rows.rank[reference[others]] * len(root) + rows.rank[at[others]]
-    lead = rows.end[at[others]] - rows.end[reference[others]]
-    order = np.argsort(pair, kind="stable")
-    pair, lead = pair[order], lead[order]
-    ties: list[tuple[int, int, int, int]] = []
-    for low, high in itertools.pairwise(np.append(np.flatnonzero(run_starts(pair)), len(pair))):
-        one, other = divmod(int(pair[low]), len(root))
-        ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
-    for _, one, other, ahead in sorted(ties, reverse=True):
+
+    def __init__(self, part: Part) -> None:
+        self._names = np.unique([*part.clocks.values()])
+        count = len(self._names)
+        self._leads_ns, self._root = np.zeros(count, dtype=np.int64), np.arange(count)
+        if count > 1:
+            for *_, one, other, ahead_ns in sorted(self._ties(part.found), reverse=True):
+                self._tie(one, other, ahead_ns)
+
+    def leads_ns(self, clocks: np.ndarray) -> np.ndarray:
+        """Return the lead of each of these clocks."""
+        return self._leads_ns[np.searchsorted(self._names, clocks)]
+
+    def lead_of(self, clock: int) -> tuple[int, int]:
+        """Return the lead of a clock, and over which one."""
+        at = np.searchsorted(self._names, clock)
+        return int(self._leads_ns[at]), int(self._names[self._root[at]])
+
+    def _ties(self, found: Found) -> Iterator[tuple[bool, int, int, int, int]]:
+        """Yield (symmetric, collectives, two clocks, lead of the second), pair by pair."""
+        arrivals, count = found.arrivals, len(self._names)
+        clock = np.searchsorted(self._names, arrivals.clock)
+        first = run_starts(arrivals.instance)
+        reference = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))[~first]
+        symmetric = found.instances.symmetric[arrivals.instance[~first]]
+        pair = (symmetric * count + clock[reference]) * count + clock[~first]
+        lead = arrivals.left[~first] - arrivals.left[reference]
+        order = np.argsort(pair, kind="stable")
+        pair, lead = pair[order], lead[order]
+        for low, high in itertools.pairwise(np.append(np.flatnonzero(run_starts(pair)), len(pair))):
+            of, other = divmod(int(pair[low]), count)
+            yield of >= count, int(high - low), of % count, other, int(np.median(lead[low:high]))
+
+    def _tie(self, one: int, other: int, ahead_ns: int) -> None:
+        """Shift the whole part that holds the higher root so that this tie is true."""
+        root, leads_ns = self._root, self._leads_ns
         if root[one] == root[other]:
-            continue
-        # Shift the whole part that holds the higher root so that this tie is true.
+            return
         fixed, moved = (one, other) if root[one] < root[other] else (other, one)
-        wanted = offsets[fixed] + (ahead if moved == other else -ahead)
+        wanted = leads_ns[fixed] + (ahead_ns if moved == other else -ahead_ns)
         part = root == root[moved]
-        offsets[part] += wanted - offsets[moved]
+        leads_ns[part] += wanted - leads_ns[moved]
         root[part] = root[fixed]
 
 
-def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
-    """Positions (collectives, ranks) of those rows of one key that overlap on all ranks.
+def _walk(events: Events, low: int, high: int) -> np.ndarray:
+    """Positions (collectives, ranks) of those events of one key that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
     moment in common they are one collective, else the one that ends first has lost its partners.
     """
-    rank = rows.rank[low:high]
+    rank = events.rank[low:high]
     first = np.flatnonzero(run_starts(rank))
     stop = np.append(first[1:], len(rank)).tolist()
-    start, end = rows.start[low:high].tolist(), rows.end[low:high].tolist()
+    start, end = events.start[low:high].tolist(), events.end[low:high].tolist()
     at = first.tolist()
     walked: list[list[int]] = []
     heads: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
-from chopper.analyzers.trace.match import match
+from chopper.analyzers.trace.match import Matched, match
 from chopper.analyzers.trace.tables import RankInput
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES
@@ -43,8 +43,13 @@ def joined(
     )
 
 
+def matched_of(ranks: list[JoinedRank], *, one_clock: bool = False) -> dict[int, Matched]:
+    communication = {j.inputs.rank: j.communication for j in ranks}
+    return match(communication, clocks=dict.fromkeys(communication, 0) if one_clock else None)
+
+
 def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, int]]:
-    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = matched_of(ranks, one_clock=one_clock)
     found = []
     for j in ranks:
         sums: dict[str, int] = {}
@@ -121,7 +126,7 @@ def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
         one = joined(rank, nccl(start, 200), metadata=[meta(0)])
         ranks.append(replace(one, inputs=replace(one.inputs, ceiling=mesh)))
     assert times(ranks)[1] == {"communication.transfer.no_peak": 40}
-    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=True)
+    matched = matched_of(ranks, one_clock=True)
     told = attribute_rank(ranks[0], matched[0]).communication
     assert told["link_bytes_per_s"].to_pylist() == [None]
 
@@ -273,7 +278,7 @@ def test_a_constant_clock_offset_is_no_straggler() -> None:
         joined(0, *(nccl(a, b) for a, b in plain)),
         joined(1, nccl(130, 230), nccl(330, 430), nccl(580, 630)),
     ]
-    matched = match({j.inputs.rank: j.communication for j in ranks})
+    matched = matched_of(ranks)
     assert [matched[r].offset_ns for r in (0, 1)] == [0, 30]
     assert times(ranks, one_clock=False)[0]["communication.wait"] == 50
     assert "communication.wait" not in times(ranks, one_clock=False)[1]
@@ -299,7 +304,7 @@ def test_point_to_point_is_no_collective() -> None:
 
 def instances(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[list[tuple[int, int]]]:
     """Matched collectives as sorted lists of (rank, event), by their first event."""
-    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = matched_of(ranks, one_clock=one_clock)
     found: dict[int, list[tuple[int, int]]] = {}
     for rank, m in matched.items():
         for event in np.flatnonzero(m.instance >= 0):
@@ -431,7 +436,7 @@ def test_a_rank_that_counts_from_elsewhere_is_found_and_matched_by_time(
 ) -> None:
     ranks = [counted(0, 0, what), counted(1, 1, what)]
     assert instances(ranks, one_clock=one_clock) == [[(0, n), (1, n)] for n in range(12)]
-    matched = match({j.inputs.rank: j.communication for j in ranks}, one_clock=one_clock)
+    matched = matched_of(ranks, one_clock=one_clock)
     (found,) = matched[1].misnumbered
     assert (found.group, found.size, found.ranks) == ("0", 2, (0, 1))
     assert (found.differing_count, found.compared_count) == (11 if one_clock else differing, 11)
@@ -441,17 +446,14 @@ def test_on_one_clock_collectives_of_one_kind_tell_it_too() -> None:
     ranks = [counted(0, 0, ALIKE), counted(1, 1, ALIKE)]
     assert instances(ranks) == [[(0, n), (1, n)] for n in range(12)]
     # Of clocks that are not known to agree, nothing tells.
-    matched = match({j.inputs.rank: j.communication for j in ranks})
+    matched = matched_of(ranks)
     assert matched[0].misnumbered == ()
 
 
 def test_ranks_that_count_alike_are_not_blamed_for_a_damaged_record() -> None:
     damaged = [*MIXED]
     damaged[5] = ("allreduce", 3)
-    matched = match(
-        {j.inputs.rank: j.communication for j in (counted(0, 0, MIXED), counted(1, 0, damaged))},
-        one_clock=True,
-    )
+    matched = matched_of([counted(0, 0, MIXED), counted(1, 0, damaged)], one_clock=True)
     assert matched[0].misnumbered == ()
     assert int((matched[0].instance >= 0).sum()) == 11
 
@@ -503,7 +505,7 @@ def test_clocks_are_compared_through_common_partners() -> None:
         ),
         joined(2, nccl(300, 400), metadata=[entry(0, 1, [1, 2])], world=3),
     ]
-    matched = match({j.inputs.rank: j.communication for j in ranks})
+    matched = matched_of(ranks)
     assert [matched[r].offset_ns for r in range(3)] == [0, 30, 100]
     assert [matched[r].offset_rank for r in range(3)] == [0, 0, 0]
 
@@ -517,7 +519,7 @@ def test_clocks_of_groups_that_share_nothing_are_each_their_own() -> None:
         joined(r, nccl(by, by + 100), metadata=[entry([0, 1] if r < 2 else [2, 3])], world=4)
         for r, by in lead.items()
     ]
-    matched = match({j.inputs.rank: j.communication for j in ranks})
+    matched = matched_of(ranks)
     assert {r: (m.offset_ns, m.offset_rank) for r, m in matched.items()} == {
         0: (0, 0),
         1: (30, 0),
@@ -528,7 +530,7 @@ def test_clocks_of_groups_that_share_nothing_are_each_their_own() -> None:
 
 def test_more_elements_than_can_be_are_no_size() -> None:
     ranks = [joined(r, nccl(100, 200), metadata=[meta(0, 1, elements=1 << 62)]) for r in (0, 1)]
-    matched = match({j.inputs.rank: j.communication for j in ranks})
+    matched = matched_of(ranks)
     told = attribute_rank(ranks[0], matched[0]).communication
     assert told["message_bytes"].to_pylist() == [None]
     assert told["instance_id"].to_pylist() == [0]
