@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.tables import RankInput
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -115,49 +114,6 @@ def write_run(path: Path, events: int) -> None:
     for (_, name), table in made.store.items():
         with pa.ipc.new_stream(folder / f"{name}.arrow", table.schema) as stream:
             stream.write_table(table, max_chunksize=1 << 20)
-
-
-def only_collectives(
-    count: int, ranks: int, *, numbered: bool = True, dropped: int = 0
-) -> list[RankInput]:
-    """Ranks that do nothing but all-reduce, in step but for a random lateness.
-
-    Args:
-        count: collectives.
-        ranks: how many ranks.
-        numbered: sequence numbers are recorded.
-        dropped: events that the last rank's trace lacks.
-    """
-    rng = np.random.default_rng(0)
-    begin = np.arange(count) * 200_000
-    late = rng.integers(0, 60_000, (ranks, count))
-    ends = begin + late.max(axis=0) + 80_000
-    template = [{"kind": "kernel", "kernel": "ncclDevKernel_AllReduce", "stream": _NETWORK}]
-    found = []
-    for rank in range(ranks):
-        keep = np.ones(count, dtype=bool)
-        if rank == ranks - 1 and dropped:
-            keep[rng.choice(count, dropped, replace=False)] = False
-        start = (begin + late[rank])[keep]
-        item = np.zeros(len(start), dtype=np.int64)
-        device = _device(template, item, start, ends[keep] - start, item + _NETWORK)
-        collective = _collectives(template, item, start, ranks)
-        sequence = pa.array(np.flatnonzero(keep), mask=np.full(len(start), not numbered))
-        at = collective.schema.get_field_index("sequence_id")
-        found.append(
-            RankInput(
-                rank=rank,
-                host_span=TABLES["host_span"].empty(),
-                device_event=device,
-                step=TABLES["step"].empty(),
-                collective=collective.set_column(at, collective.schema.field(at), sequence),
-                ceiling=None,
-                no_peak_remedy="",
-                devices_listed=True,
-                world_size=ranks,
-            )
-        )
-    return found
 
 
 def write_kineto(path: Path, events: int) -> None:

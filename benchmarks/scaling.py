@@ -10,9 +10,6 @@ resident memory of the whole process. HTA and TraceLens read the same trace as K
 they are installed (in this interpreter or the one that CHOPPER_PEERS names): HTA loads it and
 makes its temporal breakdown, TraceLens builds its tree and its two central tables; up to a size
 that can be waited for. They have no attribution to compare with: this is what they offer.
-
-Then: the same collectives of 64 ranks are matched, with sequence numbers, without, and without
-and with events dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from benchmarks._peers import Sample, measure, peer_python
 
 SIZES = (10_000, 100_000, 1_000_000, 3_000_000)
 LIMIT_S, LIMIT_BYTES = 5.0, 1.5e9
-LIMIT_MATCH_S = 5.0
 _STAGES = ("load tables", "attribute", "causes")
 _HTA = (
     (
@@ -72,8 +68,6 @@ def main() -> None:
         _profile(options.profile)
     else:
         growing(options.events, options.repeats, options.peers_up_to)
-        print()
-        matching()
 
 
 def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
@@ -112,35 +106,6 @@ def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
         f"wanted for 1 000 000: at most {LIMIT_S:.0f} s and {LIMIT_BYTES / 1e9:.1f} GB, growing "
         f"linearly; peers up to {peers_up_to:,} device events"
     )
-
-
-def matching(collectives: int = 5_000, ranks: int = 64) -> None:
-    """The collectives of many ranks matched."""
-    from chopper.analyzers.trace.joined import join_rank
-    from chopper.analyzers.trace.match import match
-
-    print(
-        f"{collectives:,} collectives × {ranks} ranks    {'join s':>8} {'match s':>8} "
-        f"{'matched':>8}"
-    )
-    for label, numbered, dropped in (
-        ("numbered", True, 0),
-        ("by time", False, 0),
-        ("numbered, 100 dropped", True, 100),
-        ("by time, 100 dropped", False, 100),
-    ):
-        given = _synthetic.only_collectives(collectives, ranks, numbered=numbered, dropped=dropped)
-        start = time.perf_counter()
-        joined = [join_rank(one) for one in given]
-        between = time.perf_counter()
-        found = match({j.inputs.rank: j.communication for j in joined})
-        end = time.perf_counter()
-        share = sum(int((m.instance >= 0).sum()) for m in found.values()) / (collectives * ranks)
-        print(
-            f"{label:>31} {between - start:>8.2f} {end - between:>8.2f} {share:>8.1%}", flush=True
-        )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"wanted: at most {LIMIT_MATCH_S:.0f} s; peak of this process {peak / 1e6:.0f} MB")
 
 
 def _child(folder: Path) -> dict[str, float]:

@@ -15,13 +15,12 @@ ranks that are looked at closely: all of them, or some of a run that is large.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from chopper import ingest
@@ -31,9 +30,8 @@ from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.closer import closer_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
-from chopper.analyzers.trace.collectives import Communication
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
-from chopper.analyzers.trace.match import Matched, match
+from chopper.analyzers.trace.match import Matched, Part, match, participation, within
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
 from chopper.analyzers.trace.totals import Totals, merged, totals_of
@@ -123,7 +121,7 @@ def rank_steps(recording: Run, rank: int) -> RankSteps:
 class RankJoint:
     """What the other ranks must know of a joined rank: its collectives, and how large it is."""
 
-    communication: Communication
+    part: Part
     rows_count: int
 
 
@@ -153,7 +151,8 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
     """Join one rank: what others must know of it, and the rest to be held."""
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
-    return Kept(RankJoint(joined.communication, rows_count), joined.stored())
+    part = participation(facts.rank, joined.communication)
+    return Kept(RankJoint(part, rows_count), joined.stored())
 
 
 def attribute_task(
@@ -180,11 +179,9 @@ def attribute_task(
     return Kept(share, (joined, result) if closely else None)
 
 
-def match_ranks(
-    manifest: RunManifest, communication: Mapping[int, Communication]
-) -> dict[int, Matched]:
+def match_ranks(manifest: RunManifest, parts: Mapping[int, Part]) -> dict[int, Matched]:
     """Match the collectives of all ranks."""
-    return match(communication, clocks=clocks_of(manifest))
+    return match(parts, clocks=clocks_of(manifest))
 
 
 MOST_ROWS = 2_000_000
@@ -216,7 +213,7 @@ def attribute(
     calls = ((_alone(recording, rank), known) for rank, known in facts.items())
     joined = _done(facts, engine.map(join_task, calls, label="join"), lost)
     matched = match_ranks(
-        recording.manifest, {rank: done.value.communication for rank, done in joined.items()}
+        recording.manifest, {rank: done.value.part for rank, done in joined.items()}
     )
 
     def attributed(wanted: Iterable[int], *, closely: bool) -> dict[int, Done]:
@@ -242,7 +239,7 @@ def attribute(
     if len(pairs) < len(shares):
         of_pairs = {rank: shares[rank] for rank in pairs}
         detail = aggregate(
-            recording.of_ranks([*pairs]), of_pairs, _within(matched, pairs), pairs, lost
+            recording.of_ranks([*pairs]), of_pairs, within(matched, pairs), pairs, lost
         )
     return aggregate(recording, shares, matched, pairs, lost, detail)
 
@@ -330,27 +327,6 @@ def _done(
         else:
             lost.append(found.of_lost(rank, result.reason))
     return done
-
-
-def _within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, Matched]:
-    """Return the collectives of some ranks, matched only where all members are among them."""
-    size = 1 + max((int(m.instance.max(initial=-1)) for m in matched.values()), default=-1)
-    members, inside = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for rank, one in matched.items():
-        instance = one.instance[one.instance >= 0]
-        members[instance] += 1
-        if rank in ranks:
-            inside[instance] += 1
-    partial = np.append(members != inside, False)
-    return {
-        rank: replace(
-            matched[rank],
-            ready_ns=np.where(partial[matched[rank].instance], -1, matched[rank].ready_ns),
-            instance=np.where(partial[matched[rank].instance], -1, matched[rank].instance),
-        )
-        for rank in ranks
-        if rank in matched
-    }
 
 
 def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:

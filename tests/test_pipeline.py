@@ -60,8 +60,8 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
 ) -> None:
     facts = {rank: again(pipeline.rank_facts(run, rank)) for rank in run.ranks}
     joint = {rank: again(pipeline.join_task(run, one)) for rank, one in facts.items()}
-    communication = {rank: kept.value.communication for rank, kept in joint.items()}
-    matched = again(pipeline.match_ranks(run.manifest, communication))
+    parts = {rank: kept.value.part for rank, kept in joint.items()}
+    matched = again(pipeline.match_ranks(run.manifest, parts))
     kept = {
         rank: again(
             pipeline.attribute_task(run, facts[rank], joint[rank].big, matched.get(rank), True)

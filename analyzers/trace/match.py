@@ -104,12 +104,20 @@ class _Columns:
     def __getitem__(self, index: np.ndarray) -> Self:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return no rows."""
+        return cls(*(np.zeros(0, dtype=np.int32) for _ in fields(cls)))
+
     @classmethod
     def stacked(cls, parts: Iterable[Self]) -> Self:
         """Return the rows of all, one part after another."""
-        parts = [*parts]
+        parts = [part for part in parts if len(part)]
         columns = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
-        return cls(*map(np.concatenate, columns))
+        return cls(*map(np.concatenate, columns)) if parts else cls.empty()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +128,18 @@ class Events(_Columns):
     """
 
     rank: np.ndarray
-    clock: np.ndarray
     event: np.ndarray
     kind: np.ndarray
     sequence: np.ndarray
     start: np.ndarray
     end: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Clocked(Events):
+    """Events, and the clock that each is timed by."""
+
+    clock: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +233,7 @@ class Part:
 
 
 def match(
-    ranks: Mapping[int, Communication], *, clocks: Mapping[int, int] | None = None
+    parts: Mapping[int, Part], *, clocks: Mapping[int, int] | None = None
 ) -> dict[int, Matched]:
     """Match collectives over the ranks of a run.
 
@@ -228,22 +242,42 @@ def match(
     clocks; it is taken out before anybody is called late.
 
     Args:
-        ranks: rank → its communication.
+        parts: rank → its participation.
         clocks: rank → the lowest rank that goes by the same clock; None: each has its own.
     """
-    if not ranks:
+    if not parts:
         return {}
-    clocks = {rank: rank for rank in ranks} if clocks is None else clocks
-    return dict(resolve(merge(participation(r, c, clocks[r]) for r, c in ranks.items())))
+    if clocks is not None:
+        parts = {rank: replace(part, clocks={rank: clocks[rank]}) for rank, part in parts.items()}
+    return dict(resolve(merge(parts.values())))
 
 
-def participation(rank: int, communication: Communication, clock: int) -> Part:
+def within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, Matched]:
+    """Return the collectives of some ranks, matched only where all members are among them."""
+    count = 1 + max((int(m.event_instance.max(initial=-1)) for m in matched.values()), default=-1)
+    partial = np.zeros(count, dtype=bool)
+    for rank, one in matched.items():
+        if rank not in ranks:
+            partial[one.event_instance] = True
+    kept = {rank: ~partial[matched[rank].event_instance] for rank in ranks if rank in matched}
+    return {
+        rank: replace(
+            matched[rank],
+            event_row=matched[rank].event_row[inside],
+            event_ready_ns=matched[rank].event_ready_ns[inside],
+            event_instance=matched[rank].event_instance[inside],
+        )
+        for rank, inside in kept.items()
+    }
+
+
+def participation(rank: int, communication: Communication, clock: int | None = None) -> Part:
     """Pick out what other ranks need to know of a rank's communication.
 
     Args:
         rank: its number.
         communication: of the rank.
-        clock: the lowest rank of the run that goes by the same clock.
+        clock: the lowest rank of the run that goes by the same clock; by default the rank itself.
     """
     traits = [_traits(kind, rank) for kind in communication.kinds]
     kinds: dict[Traits, int] = {}
@@ -257,15 +291,15 @@ def participation(rank: int, communication: Communication, clock: int) -> Part:
     kind = communication.kind[rows]
     waiting = Events(
         np.full(len(rows), rank, dtype=np.int32),
-        np.full(len(rows), clock, dtype=np.int32),
         communication.event_row[rows].astype(np.int32),
         codes[kind],
         np.where(numbered[kind], communication.sequence[rows], -1),
         communication.entered_ns[rows],
         communication.left_ns[rows],
     )
-    found = _match_groups(waiting[rows[:0]], _Kinds({}))[0]
-    return Part({rank: clock}, {rank: communication.device_event_count}, kinds, waiting, found)
+    found = Found(Membership.empty(), Instances.empty(), Arrivals.empty(), ())
+    counts = {rank: communication.device_event_count}
+    return Part({rank: rank if clock is None else clock}, counts, kinds, waiting, found)
 
 
 def _traits(kind: Kind, rank: int) -> Traits | None:
@@ -362,10 +396,15 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
     first = np.flatnonzero(run_starts(group[rows]))
     bounds = first[run_starts(first // _EVENTS_AT_A_TIME)]
     found, left = [part.found], [waiting[~settled[group]]]
+    ranks = np.array(sorted(part.clocks))
+    clock_of = np.array([part.clocks[rank] for rank in ranks.tolist()], dtype=np.int32)
     for batch in np.split(rows, bounds[1:]):
-        collectives, doubtful = _match_groups(waiting[batch], kinds, clocks)
+        events = waiting[batch]
+        clock = clock_of[np.searchsorted(ranks, events.rank)]
+        columns = [getattr(events, field.name) for field in fields(events)]
+        collectives, doubtful = _match_groups(_Clocked(*[*columns, clock]), kinds, clocks)
         found.append(collectives)
-        left.append(doubtful)
+        left.append(replace(events[doubtful], sequence=np.full(len(doubtful), -1)))
     waiting = Events.stacked(left)
     waits = row_set(waiting.kind, len(part.kinds))
     waits |= ~settled[kinds.group]
@@ -423,12 +462,12 @@ class _Kinds:
 
 
 def _match_groups(
-    events: Events, kinds: _Kinds, clocks: _Clocks | None = None
-) -> tuple[Found, Events]:
+    events: _Clocked, kinds: _Kinds, clocks: _Clocks | None
+) -> tuple[Found, np.ndarray]:
     """Match all collectives of some groups, all events of which are here.
 
     Returns:
-        The collectives, and the events left to wait.
+        (the collectives, rows of the events left to wait).
     """
     misnumbered = _misnumbered(events, kinds)
     by_time = row_set(np.array([*misnumbered], dtype=np.int64), len(kinds.groups))
@@ -439,7 +478,7 @@ def _match_groups(
     order = order[key[order] >= 0]
     events, key, sequence = events[order], key[order], sequence[order]
     position, instance, even_count, left = _instances(events, key, sequence, kinds, clocks)
-    doubtful = replace(events, sequence=np.full(len(key), -1))[left]
+    doubtful = order[left]
     order = np.lexsort((events.rank[position], events.clock[position], instance))
     position, instance = position[order], instance[order].astype(np.int32)
     events, key, sequence = events[position], key[position], sequence[position]
@@ -463,7 +502,7 @@ def _match_groups(
     return found, doubtful
 
 
-def _misnumbered(events: Events, kinds: _Kinds) -> dict[int, Misnumbered]:
+def _misnumbered(events: _Clocked, kinds: _Kinds) -> dict[int, Misnumbered]:
     """Groups whose ranks mean different collectives by one number, at least twice.
 
     Whoever started to count later, or counted what others did not, is off by some: each number
@@ -511,7 +550,7 @@ def _misnumbered(events: Events, kinds: _Kinds) -> dict[int, Misnumbered]:
 
 
 def _instances(
-    events: Events,
+    events: _Clocked,
     key: np.ndarray,
     sequence: np.ndarray,
     kinds: _Kinds,
@@ -581,7 +620,7 @@ def _instances(
     return np.concatenate(positions), np.concatenate(numbers), even_count, left
 
 
-def _shifted(events: Events, ranks: int) -> bool:
+def _shifted(events: _Clocked, ranks: int) -> bool:
     """Tell whether collectives of one key overlap once each clock is shifted by its median lead.
 
     The n-th events of all ranks stand side by side, rank by rank.
@@ -649,7 +688,7 @@ class _Clocks:
         root[part] = root[fixed]
 
 
-def _walk(events: Events, low: int, high: int) -> np.ndarray:
+def _walk(events: _Clocked, low: int, high: int) -> np.ndarray:
     """Positions (collectives, ranks) of those events of one key that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a

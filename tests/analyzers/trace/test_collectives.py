@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
-from chopper.analyzers.trace.match import Matched, match
+from chopper.analyzers.trace.match import Matched, match, participation
 from chopper.analyzers.trace.tables import RankInput
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES
@@ -44,8 +44,8 @@ def joined(
 
 
 def matched_of(ranks: list[JoinedRank], *, one_clock: bool = False) -> dict[int, Matched]:
-    communication = {j.inputs.rank: j.communication for j in ranks}
-    return match(communication, clocks=dict.fromkeys(communication, 0) if one_clock else None)
+    parts = {j.inputs.rank: participation(j.inputs.rank, j.communication) for j in ranks}
+    return match(parts, clocks=dict.fromkeys(parts, 0) if one_clock else None)
 
 
 def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, int]]:
