@@ -69,7 +69,7 @@ class Result(msgspec.Struct, kw_only=True):
 def last_line(text: str) -> str:
     """Return the last line that a failed program wrote."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it gave no reason"
 
 
 class _Worker:

@@ -27,7 +27,7 @@ def _history(device: str | None) -> tuple[Any, bool]:
 
     memory = getattr(torch.get_device_module(kind), "memory", None)
     if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
-        raise CollectorUnavailable(f"torch's allocator keeps no history on a {kind} device")
+        raise CollectorUnavailable(f"torch's allocator records no history on a {kind} device")
     is_kept = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return memory, bool(is_kept and is_kept())
 
@@ -51,8 +51,8 @@ class AllocatorHistoryCollector:
         if is_kept:
             return Availability(
                 ok=False,
-                reason="the program keeps the allocator's history itself",
-                remedy="let it dump a snapshot and import that beside the run's trace",
+                reason="the program records the allocator's history itself",
+                remedy="have it dump a snapshot, and import that with the run's trace",
             )
         return Availability(ok=True)
 

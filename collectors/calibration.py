@@ -65,7 +65,7 @@ def calibrate(
     """
     require_torch()
     if ranks < 1 or (threads is not None and threads < 1):
-        raise UsageError("ranks and threads begin at 1")
+        raise UsageError("ranks and threads must be at least 1")
     threads = threads or default_threads(ranks)
     device_type, device_count = find_device(device)
     if device_type != "cpu" and ranks > device_count:
@@ -116,7 +116,7 @@ def _sections(
     if ranks == 1 and device_type != "cpu" and device_count < 2:
         absent["link"] = "one accelerator only"
     elif ranks == 1 and quick:
-        absent["link"] = "left out of a quick calibration of one rank"
+        absent["link"] = "not part of a quick calibration of one rank"
     else:
         sections.append("link")
     return max(ranks, 2 if "link" in sections else 1), tuple(sections), absent
@@ -153,7 +153,7 @@ def find_device(asked: str) -> tuple[str, int]:
         raise CollectorUnavailable(f"torch cannot be loaded: {last_line(done.stderr)}")
     kind, count = done.stdout.split()[-2:]
     if asked not in ("auto", kind):
-        raise UsageError(f"--device {asked}: torch sees no such device here, only {kind}")
+        raise UsageError(f"--device {asked}: torch sees no such device, only {kind}")
     return kind, int(count)
 
 

@@ -34,7 +34,7 @@ def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
 
     module = torch.get_device_module(chosen)
     if not hasattr(module, "memory_stats"):
-        raise CollectorUnavailable(f"torch counts no memory on a {chosen.type} device")
+        raise CollectorUnavailable(f"torch does not count memory on a {chosen.type} device")
     index = chosen.index if chosen.index is not None else torch.accelerator.current_device_index()
 
     def read() -> Stats:

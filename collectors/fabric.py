@@ -99,12 +99,12 @@ class _Port:
                 if not self.folder.exists():
                     raise
                 # One counter that is refused now (EINVAL, EIO) harms no other.
-                self.unread[column] = f"some of its readings failed: {exc.strerror}"
+                self.unread[column] = f"some readings failed: {exc.strerror}"
                 counts.append(None)
                 continue
             counts.append(counted(text, factor))
             if counts[-1] is None:
-                self.unread[column] = "some of its readings were no number"
+                self.unread[column] = "some of its readings were not numbers"
         return counts
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class PortSource(FileSource):
                 values = port.values()
             except OSError as exc:
                 self.absent[f"fabric_port[{port.device}/{port.number}]"] = (
-                    f"has gone: {exc.strerror}"
+                    f"has disappeared: {exc.strerror}"
                 )
                 port.close()
                 self._ports.remove(port)
@@ -166,7 +166,7 @@ class PortSource(FileSource):
             port.unread.clear()
             sink.add("fabric_port", port.device, port.number, *values)
         if not self._ports:
-            raise CollectorUnavailable("all ports have gone")
+            raise CollectorUnavailable("all ports have disappeared")
 
     def close(self) -> None:
         """Close the files."""
@@ -296,7 +296,7 @@ class PauseSource:
                 del self._open[name]
                 # With other statistics now (queues were added), they are found anew.
                 if exc.errno != errno.ESTALE or not self._begin(name):
-                    self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
+                    self.absent[f"pause[{name}]"] = f"has disappeared: {exc.strerror}"
                 continue
             for priority, position in sorted(positions.items()):
                 counts = {kind: values[at] for kind, at in position.items()}
@@ -304,7 +304,7 @@ class PauseSource:
                 durations_ns = [None if us is None else us * 1000 for us in durations_us]
                 sink.add("pause", name, priority, counts.get("rx"), counts.get("tx"), *durations_ns)
         if not self._open:
-            raise CollectorUnavailable("all interfaces have gone")
+            raise CollectorUnavailable("all interfaces have disappeared")
 
     def close(self) -> None:
         """Close the sockets."""

@@ -154,7 +154,7 @@ class TorchTrace:
             return
         if not self.mine:
             self.abandon()
-            raise CaptureError("the trace cannot be ended by another thread than began it")
+            raise CaptureError("the trace must be ended by the thread that began it")
         self.active = False
         if self._owner is not None and not _profiler_enabled():
             self.abandon()

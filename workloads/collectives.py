@@ -41,7 +41,7 @@ WORKLOAD = Workload(
     options=(
         Option("smallest", "bytes of the smallest message", 1024, positive),
         Option("largest", "bytes of the largest message", 16 << 20, positive),
-        Option("factor", "from one size to the next", 4, positive),
+        Option("factor", "factor from one size to the next", 4, positive),
         Option("repeats", "timed rounds through all sizes", 30, positive),
         SEED,
         DEVICE,
@@ -56,7 +56,7 @@ WORKLOAD = Workload(
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three arrays of the largest size: sent, received and staged."""
     if ranks == 1:
-        raise UsageError("--ranks 1: one rank has nobody to exchange with")
+        raise UsageError("--ranks 1: one rank has no peer to exchange with")
     return microbenchmarks.needs(args, ranks, device)
 
 
@@ -175,7 +175,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         quotient(whole, link),
         system="Collectives",
         claim=f"bus bandwidth of all-reduce over that of send and receive, {mib(size)}",
-        primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
+        primary="1: bus bandwidth is that of the link for every collective (nccl-tests)",
         stated=1.0,
         why="send and receive were not measured",
         configuration="; ".join(part for part in (where, named) if part),
@@ -190,7 +190,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             ratio(one, [sum(values) for values in zip(*two, strict=True)]),
             system="Collectives",
             claim=f"all-reduce's time over reduce-scatter's and all-gather's, {mib(size)}",
-            primary="1: a ring does the one, then the other",
+            primary="1: a ring all-reduce is a reduce-scatter, then an all-gather",
             stated=1.0,
             configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
             "gloo's is",

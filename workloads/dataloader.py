@@ -8,7 +8,7 @@ All variants train on the same samples in the same steps: what a step takes is a
 seed (planning.py). They differ in who reads them:
 
 - ``loader``: torch's DataLoader, in which every worker of every rank opens every source and reads
-  one document after the other; ``tuned`` has more workers, which fetch further ahead;
+  one document after the other; ``tuned`` has more workers, which prefetch further ahead;
 - ``concurrent``: the same, but a worker reads the documents of its batch at once;
 - ``disaggregated``: each source is opened once, by loader actors that all ranks share
   (disaggregated.py);
@@ -54,21 +54,21 @@ WORKLOAD = Workload(
         ),
         Option(
             "repetitions",
-            "times that the loader is started anew, measured and ended in a run",
+            "number of times that a run starts, measures and ends the loader",
             3,
             positive,
         ),
         Option("batch", "samples per rank and step", 12, positive),
-        Option("sources", "that are mixed", 32, positive),
-        Option("state", "MB of an open source, on average", 14, positive),
-        Option("latency", "ms of storage per read, on average", 200, positive),
-        Option("documents", "in each source, on average", 20_000, positive),
-        Option("tokens", "median of a document", 40, positive),
-        Option("longest", "tokens of any document, and of a row", 256, positive),
-        Option("width", "of the model", 32, positive),
-        Option("workers", "per rank, as people use them", 8, positive),
+        Option("sources", "sources in the mixture", 32, positive),
+        Option("state", "MB of state per open source, on average", 14, positive),
+        Option("latency", "storage latency per read in ms, on average", 200, positive),
+        Option("documents", "documents in each source, on average", 20_000, positive),
+        Option("tokens", "median length of a document in tokens", 40, positive),
+        Option("longest", "most tokens of a document, and of a row", 256, positive),
+        Option("width", "width of the model", 32, positive),
+        Option("workers", "DataLoader workers per rank", 8, positive),
         Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
-        Option("loaders", "loader actors to start with, and at least", 2, positive),
+        Option("loaders", "loader actors at the start, and at least", 2, positive),
         Option(
             "most",
             "loader actors that autoscaling may have; no fewer than --loaders",
@@ -83,18 +83,18 @@ WORKLOAD = Workload(
             "packed",
             choices=("packed", "padded"),
         ),
-        Option("prefetch", "steps that actors load ahead", 64, positive),
+        Option("prefetch", "steps that actors prefetch", 64, positive),
         Option(
             "balance",
-            "how the balanced variant gives samples to ranks",
+            "how the balanced variant assigns samples to ranks",
             "kk",
             choices=("random", "greedy", "kk"),
         ),
-        Option("ramp", "steps over which the mixture turns around; 0: it stays", 0, not_negative),
-        Option("first", "step to begin with, as after a restart", 0, not_negative),
+        Option("ramp", "steps over which the mixture changes; 0: constant", 0, not_negative),
+        Option("first", "first step, as after a restart", 0, not_negative),
         Option(
             "fault",
-            "what goes wrong, to see what happens then",
+            "fault to inject",
             "none",
             choices=("none", "raises", "empty", "endless", "hangs", "killed-loader"),
         ),
@@ -104,7 +104,7 @@ WORKLOAD = Workload(
             "none",
             choices=("none", "latency"),
         ),
-        Option("address", "of a running Ray cluster; one is started here by default", None),
+        Option("address", "address of a running Ray cluster; by default one is started here", None),
         SEED,
         DEVICE,
     ),
@@ -112,10 +112,10 @@ WORKLOAD = Workload(
     clean_up=clear_leftovers,
     variants=(
         Variant("loader", "DataLoader, every worker opens every source", default=False),
-        Variant("tuned", "DataLoader with more workers, which fetch further ahead"),
+        Variant("tuned", "DataLoader with more workers, which prefetch further ahead"),
         Variant("concurrent", "as loader, but a batch's documents are read at once", default=False),
-        Variant("disaggregated", "each source opened once, by actors", default=False),
-        Variant("balanced", "and each rank has as much to compute"),
+        Variant("disaggregated", "actors open each source once", default=False),
+        Variant("balanced", "and the compute is balanced over ranks"),
     ),
     baseline="tuned",
     measures=True,
@@ -147,7 +147,7 @@ def main() -> None:
     except RuntimeError as error:
         why = str(error).splitlines()[0].strip()
         if "closed by peer" in str(error) or "reset by peer" in str(error):
-            why = "another rank ended, and this one with it"  # the one that ended says why
+            why = "another rank ended, so this one ended too"  # the one that ended says why
         elif "DataLoader worker" not in why:  # torch raises it wherever the rank is just then
             raise
     else:
@@ -312,7 +312,7 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
         why="balanced was not measured",
         configuration="documents 4 times as long as those loaded: median "
         f"{4 * int(options['tokens'] or 0)}, at most {4 * int(options['longest'] or 0)} "
-        "tokens; each computed by itself",
+        "tokens; each computed separately",
     )
     yield Headline.of(
         _ratio_of_pairs(*readers),

@@ -228,7 +228,7 @@ class DataConstructor:
                 attempt += 1
                 if attempt > _RESTARTS:
                     raise LoaderError(
-                        f"step {step}: a loader died {attempt} times and more; the last time: "
+                        f"step {step}: a loader died {attempt} times and more; most recently: "
                         f"{str(exc).splitlines()[0]}"
                     ) from exc
 

@@ -59,7 +59,7 @@ def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
     return Needs(
         memory_bytes=largest * max(_ELEMENT_BYTES[d] for d in dtypes),
         what=f"--shapes {args.shapes}",
-        remedy="take smaller shapes",
+        remedy="choose smaller shapes",
     )
 
 
@@ -150,7 +150,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             experiment.ratio("median_flop_per_s", "zeros", "random", **labels),
             system="Chopper: DVFS",
             claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
-            why="random numbers were not run",
+            why="the variant with random numbers was not run",
             configuration=f"rate on {experiment.plan.device}; {clock_and_power(experiment)}",
         )
 

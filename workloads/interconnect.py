@@ -44,7 +44,7 @@ WORKLOAD = Workload(
     ),
     linked=True,
     variants=(
-        Variant("unshaped", "as fast as the kernel copies"),
+        Variant("unshaped", "not limited: as fast as the kernel copies"),
         Variant("1gbit", "each end sends at most 125 MB/s"),
         Variant("300mbit", "each end sends at most 37.5 MB/s", default=False),
         Variant("100mbit", "each end sends at most 12.5 MB/s"),
@@ -80,7 +80,9 @@ def main() -> None:
 
     args = WORKLOAD.parse()
     if args.channel is None:
-        raise SystemExit("interconnect: no link was made; start it with `chopper run interconnect`")
+        raise SystemExit(
+            "interconnect: no link was created; start it with `chopper run interconnect`"
+        )
     link.enter(args.channel, link.RATES[args.variant])
     with joined(args.device, prog="interconnect") as device:
         model, optimizer = sharded_model(args, device)

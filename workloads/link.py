@@ -75,7 +75,7 @@ def join(channel: socket.socket, rank: int) -> None:
         raise OSError(code, f"unshare: {os.strerror(code)}")
     channel.sendall(b"1")
     if channel.recv(1) != b"1":
-        raise OSError("no link was made")
+        raise OSError("no link was created")
     for arguments in (
         ("address", "add", f"{ADDRESSES[rank]}/30", "dev", INTERFACE),
         ("link", "set", INTERFACE, "up"),
@@ -85,7 +85,7 @@ def join(channel: socket.socket, rank: int) -> None:
     # Both ends must be up before anybody connects.
     channel.sendall(b"2")
     if channel.recv(1) != b"2":
-        raise OSError("the other rank did not come")
+        raise OSError("the other rank did not connect")
 
 
 def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]) -> None:
@@ -110,7 +110,7 @@ def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]
 def _meet(channels: tuple[socket.socket, socket.socket], what: bytes) -> None:
     for channel in channels:
         if channel.recv(1) != what:
-            raise OSError("a rank ended before the link was made")
+            raise OSError("a rank ended before the link was created")
 
 
 def _tell(channels: tuple[socket.socket, socket.socket], what: bytes) -> None:

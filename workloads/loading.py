@@ -24,8 +24,8 @@ short ones, what is computed hardly depends on who gets which."""
 _ALLOWED = (
     ("sources", 1, 4096, "at most 4096"),
     ("longest", 8, 1 << 20, "a document has at least 8 tokens, and at most a million"),
-    ("latency", 1, 2000, "the slowest reads would take longer than they are waited for"),
-    ("threads", 1, 4096, "a loader actor has at most 4096; take more --loaders"),
+    ("latency", 1, 2000, "the slowest reads would exceed their timeout"),
+    ("threads", 1, 4096, "a loader actor has at most 4096; increase --loaders"),
     ("prefetch", 1, 1024, "at most 1024 steps are loaded ahead"),
     ("documents", 1, 10**12, "in each source; at most a million millions"),
     ("first", 0, 1_000_000, "planning all steps before it would take minutes; at most a million"),
@@ -41,7 +41,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         if not least <= getattr(args, name) <= most:
             raise UsageError(f"--{name} {getattr(args, name)}: {why}")
     if args.width > 32 and args.width % 32:
-        raise UsageError(f"--width {args.width}: a head has 32, take a multiple of that")
+        raise UsageError(f"--width {args.width}: heads have 32 elements: choose a multiple of 32")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
@@ -69,13 +69,13 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         f"{each if workers else 'loader actors, with'} {args.sources} sources of {args.state} MB "
         f"open in {'each worker' if workers else 'one of them each'},"
     )
-    remedy = "take a smaller --state or fewer workers, or leave variants out with --variants"
+    remedy = "choose a smaller --state or fewer workers, or select fewer --variants"
     if trained > loading:
         what = (
             f"training a model of --width {args.width} on {args.batch} documents of --longest "
             f"{args.longest} tokens"
         )
-        remedy = "take smaller ones"
+        remedy = "choose smaller ones"
     return Needs(memory_bytes=loading + trained + _RANK_BYTES, what=what, remedy=remedy)
 
 

@@ -50,7 +50,7 @@ _ALIVE: list[object] = []
 def problem() -> str | None:
     """Name what this machine lacks for it, or None."""
     if not torch.cuda.is_available():
-        return "needs a GPU: on a CPU there is one memory, and nothing to migrate"
+        return "needs a GPU: on a CPU there is one memory, so nothing migrates"
     if compiler() is None:
         return "needs a C compiler for its allocator: install cc, or set CC"
     return None

@@ -29,7 +29,7 @@ WORKLOAD = Workload(
     options=(
         Option("smallest", "bytes of the smallest array", 256 << 10, positive),
         Option("largest", "bytes of the largest array", 256 << 20, positive),
-        Option("factor", "from one size to the next", 4, positive),
+        Option("factor", "factor from one size to the next", 4, positive),
         Option("repeats", "timed rounds through all sizes", 20, positive),
         SEED,
         DEVICE,
@@ -110,7 +110,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     triad = rows["triad"]
     if triad is not None:
         name, stated = _datasheet(experiment)
-        unknown = f"; what its memory could do at most is not known of {name}"
+        unknown = f"; the peak memory bandwidth is unknown for {name}"
         yield Headline.of(
             triad.estimate,
             scale=1e-9,
@@ -136,7 +136,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             experiment.ratio("bandwidth_bytes_per_s", "zeros", "random", **labels),
             system="Memory",
             claim="triad on zeros over random numbers",
-            why="random numbers were not run",
+            why="the variant with random numbers was not run",
             configuration=f"{where}; {clock_and_power(experiment)}",
         )
 
@@ -146,7 +146,7 @@ def _datasheet(experiment: Experiment) -> tuple[str, float | None]:
 
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
     if attribution is None:
-        return "a machine that is not known", None
+        return "an unknown machine", None
     part = attribution.recording.manifest.ranks[0]
     device = next((d for d in part.devices if d.name), None)
     peaks = peaks_of(device)

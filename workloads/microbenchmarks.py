@@ -18,11 +18,11 @@ def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
     if args.smallest > args.largest:
         raise UsageError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
     if args.factor < 2:
-        raise UsageError(f"--factor {args.factor}: sizes must grow, take 2 or more")
+        raise UsageError(f"--factor {args.factor}: sizes must grow: choose 2 or more")
     return Needs(
         memory_bytes=3 * args.largest,
         what=f"--largest {args.largest}",
-        remedy="take a smaller --largest",
+        remedy="choose a smaller --largest",
     )
 
 

@@ -71,11 +71,11 @@ WORKLOAD = Workload(
         *(option for name, option in _TRAINING.items() if name != "dtype"),
         Option(
             "fits",
-            "device, or a size like 24GB, that the largest model is estimated for",
+            "device or memory size (24GB) for which the largest model is estimated",
             "v100-sxm2-32gb",
         ),
-        Option("host", "memory of the host that the largest model may take", "1500GB"),
-        Option("dtype", "type of computation", "float32", choices=("float32",)),
+        Option("host", "host memory that the largest model may use", "1500GB"),
+        Option("dtype", "data type of the computation", "float32", choices=("float32",)),
     ),
     variants=tuple(
         Variant(name, of.summary, needs_gpu=of.overlapped, default=of.default)
@@ -121,7 +121,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         memory_bytes=sizes_bytes.get(most, 0),
         what=f"{most} with --size {args.size} ({parameters / 1e9:.2f} B parameters, "
         f"batch {args.batch}, sequence {args.sequence})",
-        remedy="take a smaller size, batch or sequence, or --variants that keep less",
+        remedy="choose a smaller size, batch or sequence, or --variants that need less memory",
         absent={v: why for v, why in absent.items() if why is not None},
     )
 
@@ -365,7 +365,7 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
             primary=claim,
             unit="B parameters",
             ours=None if fitting is None else fitting.parameters_count / 1e9,
-            why="not one layer fits" if fitting is None else "",
+            why="no layer fits" if fitting is None else "",
             configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "
             f"{LARGEST_SEQUENCE} tokens, checkpointing{on_host}",
         )

@@ -51,7 +51,7 @@ WORKLOAD = Workload(
         Option("m", "rows of the product, over all ranks", 1024, positive),
         Option("k", "inner dimension", 2048, positive),
         Option("n", "columns", 1024, positive),
-        Option("chunks", "pieces that each rank's rows travel in", 8, positive),
+        Option("chunks", "chunks into which each rank's rows are split", 8, positive),
         Option(
             "rate",
             "of the link between two ranks on the CPU; none: the loopback",
@@ -59,7 +59,7 @@ WORKLOAD = Workload(
             choices=("none", *link.RATES),
         ),
         replace(STEPS, help="timed repetitions of each operation", default=9),
-        replace(DTYPE, help="type of computation"),
+        replace(DTYPE, help="data type of the computation"),
         SEED,
         DEVICE,
         CHANNEL,
@@ -68,7 +68,7 @@ WORKLOAD = Workload(
     variants=(
         Variant("sequential", "the exchange, then the product, or the reverse"),
         Variant("library", "the collectives of torch.distributed"),
-        Variant("chunked", "chunk by chunk, what is here or awaited first"),
+        Variant("chunked", "chunk by chunk, local and earliest chunks first"),
         Variant("unswizzled", "chunk by chunk, in the order of the rows"),
         Variant("symmetric", "torch's fused operators on symmetric memory", needs_gpu=True),
         Variant("triton", "one kernel that waits for flags", needs_gpu=True),
@@ -88,9 +88,9 @@ TRACED = 5
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
-    """Three matrices, twice: in the type of computation, and in float64 to check them."""
+    """Three matrices, twice: in the data type of the computation, and in float64 to check them."""
     if ranks == 1 and device == "cpu":
-        raise UsageError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
+        raise UsageError("--ranks 1: one rank has no peer to exchange with, except on a GPU")
     of = f"{ranks} ranks" if ranks > 1 else f"{SHARDS} shards"
     if args.m % ((ranks if ranks > 1 else SHARDS) * args.chunks):
         raise UsageError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
@@ -109,7 +109,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     return Needs(
         memory_bytes=elements * (8 + 8),
         what=f"--m {args.m} --k {args.k} --n {args.n}",
-        remedy="take smaller matrices",
+        remedy="choose smaller matrices",
         notes=tuple(notes),
         absent=absent,
     )
@@ -281,7 +281,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 published=said,
                 primary=said and said.partition(";")[0],
                 configuration=f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first "
-                f"chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
+                f"chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the most; "
                 f"{_route(experiment, variant)}",
             )
 

@@ -72,7 +72,7 @@ _ACTIVATIONS = frozenset(("activations",))
 
 PLACEMENTS: dict[str, Placement] = {
     "ddp": Placement("ddp", "everything on every rank", default=True),
-    "zero1": Placement("zero1", "DeepSpeed: optimizer states in parts"),
+    "zero1": Placement("zero1", "DeepSpeed: optimizer states partitioned"),
     "zero2": Placement("zero2", "and gradients"),
     "zero3": Placement("zero3", "and weights"),
     "zero1-offload": Placement("zero1", "zero1, the optimizer in host memory", on_host=_OPTIMIZER),
@@ -94,7 +94,9 @@ PLACEMENTS: dict[str, Placement] = {
     "activation-offload-overlap": Placement(
         "ddp", "the same on a side stream", on_host=_ACTIVATIONS, overlapped=True, default=True
     ),
-    "unified": Placement("ddp", "all of it in pages that host and device share", managed=True),
+    "unified": Placement(
+        "ddp", "everything in managed memory that host and device share", managed=True
+    ),
 }
 
 
@@ -146,19 +148,19 @@ def beyond_formulas(
     part, largest = 4 * weights.count / ranks, 4 * weights.largest_count
     if placement.stage == 1:
         others, where = part - 4 * weights.count, placement.of("gradients")
-        freed = "those that other ranks update: freed"
+        freed = "gradients that other ranks update: freed"
         beyond.append(Beyond("gradients", where, others, freed))
     if placement.stage < 3 and offloads:
         beyond += [
-            Beyond("buffers", "host", part, "updated weights, before they go to the device"),
-            Beyond("buffers", "host", largest, "the largest gradient, on its way"),
-            Beyond("buffers", "device", largest, "the largest gradient, on its way"),
+            Beyond("buffers", "host", part, "updated weights, before the copy to the device"),
+            Beyond("buffers", "host", largest, "the largest gradient, in transfer"),
+            Beyond("buffers", "device", largest, "the largest gradient, in transfer"),
         ]
     if placement.stage == 3:
         small = 4 * weights.persistent_count
         beyond += [
-            Beyond("buffers", "device", 4 * bucket, "the bucket that gradients are reduced in"),
-            Beyond("buffers", "device", small, "small weights, kept whole"),
+            Beyond("buffers", "device", 4 * bucket, "bucket in which gradients are reduced"),
+            Beyond("buffers", "device", small, "small weights, not partitioned"),
         ]
         if offloads:
             collected = "gradients where they are collected, beside those that the update reads"
@@ -241,7 +243,7 @@ def capacity_bytes(text: str) -> tuple[str, int]:
     if text[:1].isdigit():
         return text, size_bytes(text, "fits")
     if not text:
-        raise UsageError("--fits: found nothing, expected a device or a size such as 24GB")
+        raise UsageError("--fits: is empty, expected a device or a size such as 24GB")
     device = device_named(text)
     if device.memory_bytes.value is None:
         raise UsageError(f"--fits {text}: memory of {device.label} is not known; name a size: 24GB")

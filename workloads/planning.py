@@ -164,7 +164,7 @@ class Planner:
         if None not in self._sizes and self._count > there:
             raise SourceError(
                 f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
-                f"sources together hold {there}: take a smaller --batch, or more data"
+                f"sources together hold {there}: choose a smaller --batch, or add data"
             )
         self._weights = np.array([source.weight for source in draw.sources])
         order = np.argsort(self._weights)

@@ -70,7 +70,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         memory_bytes=found.peak_bytes,
         what=f"--size {args.size} ({parameters} parameters, batch {args.batch}, sequence "
         f"{args.sequence})",
-        remedy="take a smaller size, batch or sequence, or more GPUs",
+        remedy="choose a smaller size, batch or sequence, or more GPUs",
     )
 
 

@@ -395,7 +395,7 @@ class PartSource(_Source):
         ]
         if len(self._missing) == len(self.tables):
             self.close()
-            raise CollectorUnavailable("no device tells its dies or links apart")
+            raise CollectorUnavailable("no device reports its dies or links separately")
 
     @property
     def absent(self) -> dict[str, str]:

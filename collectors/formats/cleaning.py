@@ -28,8 +28,8 @@ DAMAGES = {
     "event.without_dur": "events without a dur count as points in time",
     "event.negative_duration": "events with a negative dur count as points in time",
     "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
-    "event.nested_too_deep": "events nested deeper than any trace were dropped",
-    "event.not_an_object": "entries of traceEvents that are no objects were dropped",
+    "event.nested_too_deep": "events nested implausibly deep were dropped",
+    "event.not_an_object": "entries of traceEvents that are not objects were dropped",
     "event.without_ph": "events without a phase (ph) were dropped",
     "event.without_category": "events without a category were not used",
     "event.nanosecond_unit": "events count in nanoseconds where the format says microseconds; "

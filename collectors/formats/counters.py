@@ -150,9 +150,9 @@ def _read(
             bad_values += value is None and cell.strip().lower() not in _ABSENT
             taken.append((name, dispatch, kernel, 0, device, counter, value, base))
     if bad:
-        odd.append(f"{name}: {bad} rows are cut short or hold no kernel, and are left out")
+        odd.append(f"{name}: {bad} rows are truncated or name no kernel, and are ignored")
     if bad_values:
-        odd.append(f"{name}: {bad_values} values are no numbers, and count as not measured")
+        odd.append(f"{name}: {bad_values} values are not numbers and count as not measured")
 
 
 def _layout(heading: list[str]) -> _Layout | None:

@@ -213,7 +213,7 @@ def _note_unwritten(path: Path, findings: list[Finding]) -> None:
 
 def _why(exc: Exception) -> str:
     if isinstance(exc, UnicodeDecodeError):
-        return "names that are no text"
+        return "names that are not text"
     return " ".join(str(exc).split())
 
 

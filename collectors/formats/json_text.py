@@ -83,5 +83,5 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         )
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     if not data.strip():
-        raise InputError(f"{path}: holds nothing but blanks, expected a Kineto trace in JSON")
+        raise InputError(f"{path}: contains only white space, expected a Kineto trace in JSON")
     return data, findings

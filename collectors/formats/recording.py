@@ -392,7 +392,7 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
     add_finding(
         findings,
         "trace.not_recorded",
-        f"{source}: {recording.tool}; it tells nothing of "
+        f"{source}: {recording.tool}; it does not record "
         f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: what rests on "
         "these is unknown",
         severity="info",

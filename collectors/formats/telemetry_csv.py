@@ -182,7 +182,7 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
         log = _energy_log(content, [cell.strip() for cell in heading])
     else:
         raise InputError(
-            f"{where}: no telemetry log: expected a heading with a time, a device and clocks, "
+            f"{where}: not a telemetry log: expected a heading with a time, a device and clocks, "
             "power or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
         )
     if not log.tables:
@@ -261,7 +261,7 @@ def _device_log(
             if cells:
                 rows.add(cells)
     except csv.Error as exc:
-        raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc
+        raise InputError(f"{where}: a telemetry log that is not CSV ({exc})") from exc
     for name, listed in rows.rows.items():
         if listed:
             log.tables[name] = table = _by_device(name, rows.placed[name], listed)

@@ -99,7 +99,7 @@ class CycleSource(FileSource):
                 reasons[0] if reasons else f"{self._devices}: no msr driver (modprobe msr, as root)"
             )
         if None in self._base_hz.values():
-            self.absent["core_cycle.clock_hz"] = "cpufreq tells no base clock"
+            self.absent["core_cycle.clock_hz"] = "cpufreq reports no base clock"
 
     def _base(self, core: int) -> int | None:
         try:

@@ -103,7 +103,7 @@ class _Refuse:
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name in ("numpy", "pandas"):
-            raise ModuleNotFoundError(f"the sampler does without {name}", name=name)
+            raise ModuleNotFoundError(f"the sampler runs without {name}", name=name)
 
 
 def _load_pyarrow() -> None:

@@ -351,7 +351,7 @@ class Sampler:
         except OutputError as exc:
             self._error = exc
             self.status.state = "failed"
-            self.status.error = f"{exc}; what it had flushed is kept"
+            self.status.error = f"{exc}; samples flushed before that are kept"
             # On a full disk this fails too; the parent then reads it from stderr.
             with contextlib.suppress(OutputError):
                 self._write_status()

@@ -85,7 +85,7 @@ class SamplerProcess:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise CaptureError(f"the sampler process ended at its start: {self._last_words()}")
+            raise CaptureError(f"the sampler process ended during startup: {self._last_words()}")
         error = msgspec.json.decode(line).get("error")
         if error is not None:
             self._process.wait()
@@ -129,11 +129,11 @@ class SamplerProcess:
             ended = f"signal {-code}" if killed else f"exit code {code}: {self._last_words()}"
             status.error = (
                 f"the sampler did not stop within {timeout_s:g} s and was killed"
-                + ("; it hangs in the kernel and was left" if left else "")
+                + ("; it hangs in the kernel and was abandoned" if left else "")
                 if forced
                 else f"the sampler process died ({ended})"
             )
-            status.error += "; what it had flushed is kept"
+            status.error += "; samples flushed before that are kept"
         self._stderr.close()
         return status
 
@@ -148,4 +148,4 @@ class SamplerProcess:
     def _last_words(self) -> str:
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it gave no reason"

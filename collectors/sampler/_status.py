@@ -140,7 +140,7 @@ def to_report(name: str, status: SamplerStatus | None) -> CollectorReport:
 
     if status is None or not status.sources:
         return CollectorReport(
-            name=name, status="failed", reason="the sampler left no status: it died at its start"
+            name=name, status="failed", reason="the sampler left no status: it died during startup"
         )
     fastest = min(status.sources, key=lambda s: 1 / s.requested_hz)
     notes = [f"{s.name}: {s.note}" for s in status.sources if s.note is not None]

@@ -76,7 +76,7 @@ class _Machine(pickle._Unpickler):
     def _update(self, target: Any, items: list[Any]) -> None:
         # The hash of a tuple goes as deep as the tuple does, on the stack of the interpreter.
         if not {*map(type, items[::2])} <= _KEYS:
-            raise TypeError("a key that is no text or number")
+            raise TypeError("a key that is neither text nor a number")
         target.update(zip(items[::2], items[1::2], strict=True))
 
     def _refuse(self, name: str) -> None:

@@ -23,11 +23,11 @@ from tests.kineto_writer import encode as encode_trace
 
 REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", r"is empty \(0 bytes\), expected a Kineto trace"),
-    "blank": (b" \n\t\n", r"nothing but blanks"),
+    "blank": (b" \n\t\n", r"only white space"),
     "text": (b"hello\n", r"not JSON: found 'hello ?' at character 0, expected"),
-    "number": (b"42", r"JSON of another kind: a number"),
-    "string": (b'"trace"', r"JSON of another kind: a string"),
-    "null": (b"null", r"JSON of another kind: null"),
+    "number": (b"42", r"JSON, but not a trace: a number"),
+    "string": (b'"trace"', r"JSON, but not a trace: a string"),
+    "null": (b"null", r"JSON, but not a trace: null"),
     "list of numbers": (b"[1, 2, 3]", r"a list without trace events"),
     "list of lists": (b'[[1, "alloc", 2, 3]]', r"a list without trace events"),
     "open list": (b"[1, 2, 3", r"cut off and holds no event"),
@@ -40,7 +40,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "events are an object": (b'{"traceEvents": {"a": 1}}', r"traceEvents is an object, not a list"),
     "events are a number": (b'{"traceEvents": 5}', r"traceEvents is a number, not a list"),
     "events are null": (b'{"traceEvents": null}', r"traceEvents is null, not a list"),
-    "events are numbers": (b'{"traceEvents": [1, 2]}', r"2 entries of traceEvents that are no obj"),
+    "events are numbers": (
+        b'{"traceEvents": [1, 2]}',
+        r"2 entries of traceEvents that are not obj",
+    ),
     "events of another profiler": (
         b'{"traceEvents": [{"ph": "X", "cat": "v8", "name": "a", "ts": 1, "dur": 1}]}',
         r"categories that Kineto does not write: v8 \(1\)",

@@ -64,7 +64,7 @@ def test_the_limit_can_be_raised_and_lowered(
 ) -> None:
     path = bomb(tmp_path / "blanks.json.gz", b"", b" ", 20 * MIB)
     monkeypatch.setenv(limits.VARIABLE, "1GB")
-    assert "holds nothing but blanks" in command.run("analyze", path).line
+    assert "contains only white space" in command.run("analyze", path).line
     monkeypatch.setenv(limits.VARIABLE, "1KiB")
     trace = tmp_path / "trace.json"
     trace.write_bytes(small_trace().encode())

@@ -392,7 +392,7 @@ def test_devices_that_tell_nothing_apart_are_refused(play: Player) -> None:
     except CollectorUnavailable as exc:
         print(json.dumps(str(exc)))
     """
-    assert play([ONE], code) == "no device tells its dies or links apart"
+    assert play([ONE], code) == "no device reports its dies or links separately"
 
 
 @needs_amdsmi

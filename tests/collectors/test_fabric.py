@@ -106,7 +106,7 @@ def test_a_port_that_is_removed_leaves_the_others(tmp_path: Path, monkeypatch: A
 
     monkeypatch.setattr(KeptFile, "read", gone)
     assert [row["device"] for row in rows(source, "fabric_port")] == ["mlx5_1"]
-    assert source.absent["fabric_port[mlx5_0/1]"] == "has gone: No such device"
+    assert source.absent["fabric_port[mlx5_0/1]"] == "has disappeared: No such device"
 
 
 def test_a_counter_that_is_refused_once_harms_no_other(tmp_path: Path, monkeypatch: Any) -> None:
@@ -193,7 +193,7 @@ def test_a_reading_that_is_no_number_costs_that_reading_and_is_named(tmp_path: P
         found += [(row["tx_bytes"], row["rx_bytes"]) for row in rows(source, "fabric_port")]
     assert found == [(4, 8), (None, 8), (None, 8), (None, 8), (28, 8)]
     key = "fabric_port.tx_bytes[mlx5_0/1]"
-    assert source.absent[key] == "some of its readings were no number"
+    assert source.absent[key] == "some of its readings were not numbers"
     source.close()
 
 
@@ -260,7 +260,7 @@ def test_an_interface_that_vanishes_is_left_out() -> None:
     assert {row["interface"] for row in rows(source, "pause")} == {"eth1"}
     assert made[0].closed
     made[1].gone = True
-    with pytest.raises(CollectorUnavailable, match="all interfaces have gone"):
+    with pytest.raises(CollectorUnavailable, match="all interfaces have disappeared"):
         rows(source, "pause")
 
 

@@ -349,7 +349,7 @@ def test_the_history_is_taken_once_and_written(
     kept[0] = True
     answer = collector.probe(context)
     assert not answer.ok
-    assert answer.reason == "the program keeps the allocator's history itself"
+    assert answer.reason == "the program records the allocator's history itself"
 
 
 def test_a_rank_on_the_host_has_no_history(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_device_that_is_not_there_is_a_usage_error() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA or ROCm device")
-    with pytest.raises(UsageError, match="--device cuda: torch sees no such device here, only cpu"):
+    with pytest.raises(UsageError, match="--device cuda: torch sees no such device, only cpu"):
         measuring.calibrate(device="cuda")
 
 

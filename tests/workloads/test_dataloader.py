@@ -363,7 +363,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
         (["--documents", "9" * 14], "a million millions"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: a head has 32"),
-        (["--latency", "100000"], "longer than they are waited for"),
+        (["--latency", "100000"], "would exceed their timeout"),
         (["--prefetch", "1000000"], "at most 1024 steps"),
         (["--first", "1000000000"], "planning all steps before it"),
     ],

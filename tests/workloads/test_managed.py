@@ -83,7 +83,7 @@ def test_on_a_cpu_it_is_refused_in_one_line():
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("offload", variants="unified")
     assert str(refused.value) == (
-        "offload unified: needs a GPU: on a CPU there is one memory, and nothing to migrate"
+        "offload unified: needs a GPU: on a CPU there is one memory, so nothing migrates"
     )
     with pytest.raises(managed.Unavailable, match="needs a GPU"), managed.pool(torch.device("cpu")):
         pass

@@ -26,7 +26,7 @@ from chopper.workloads.collectives import fit  # noqa: E402
         ("gemm", ["--dtypes", "int4"], "'int4' is none of float64, float32, float16, bfloat16"),
         ("membw", ["--largest", "1000000000000"], "needs about 3000 GB, one rank here"),
         ("membw", ["--smallest", "9", "--largest", "8"], "--smallest 9 is larger than --largest 8"),
-        ("collectives", ["--factor", "1"], "--factor 1: sizes must grow, take 2 or more"),
+        ("collectives", ["--factor", "1"], "--factor 1: sizes must grow: choose 2 or more"),
         ("collectives", ["--largest", "1000000000000"], "needs about 6000 GB, 2 ranks here"),
     ],
 )
@@ -37,7 +37,7 @@ def test_impossible_sizes_are_refused_in_one_line(name, words, message):
 
 
 def test_one_rank_has_no_collective():
-    with pytest.raises(UsageError, match="--ranks 1: one rank has nobody to exchange with"):
+    with pytest.raises(UsageError, match="--ranks 1: one rank has no peer to exchange with"):
         prepare("collectives", ranks=1, options=["--device", "cpu"])
 
 

@@ -26,8 +26,8 @@ from tests.waiting import PATIENCE_S  # noqa: E402
     [
         (2, ["--m", "100"], "--m 100: its rows do not divide into 2 ranks of 8 chunks"),
         (3, ["--m", "96", "--k", "32"], "--k 32: does not divide among 3 ranks"),
-        (1, [], "one rank has nobody to exchange with, except on a GPU"),
-        (2, ["--m", "1048576", "--n", "1048576"], "take smaller matrices"),
+        (1, [], "one rank has no peer to exchange with, except on a GPU"),
+        (2, ["--m", "1048576", "--n", "1048576"], "choose smaller matrices"),
     ],
 )
 def test_impossible_shapes_are_refused(ranks, options, message):

@@ -112,7 +112,7 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
         ({"options": ["--seed", "4294967296"]}, "'4294967296' is more than 4294967295"),
         ({"options": ["--batch", "9" * 20]}, "is more than 1000000000000000"),
         ({"name": "gemm", "options": ["--shapes", "3x"]}, "--shapes: '3x' is not MxNxK"),
-        ({"name": "collectives", "ranks": 1}, "one rank has nobody to exchange with"),
+        ({"name": "collectives", "ranks": 1}, "one rank has no peer to exchange with"),
         ({"name": "membw", "options": ["--largest", "9"]}, "is larger than --largest 9"),
         ({"options": ["--size"]}, "argument --size: expected one argument"),
         ({"options": ["--wings", "2"]}, "unrecognized arguments: --wings 2"),

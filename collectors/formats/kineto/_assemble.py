@@ -84,7 +84,7 @@ def _what_else(reader: FileReader, unknown: str) -> str:
         [(code, count)] = reader.counts.most_common(1)
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
         return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
-    return "; was the profiler active while the program worked?"
+    return "; was the profiler active while the program ran?"
 
 
 def _timelines(

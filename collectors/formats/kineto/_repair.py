@@ -148,11 +148,11 @@ class _Documents:
         """Take what a whole document holds."""
         self.count += 1
         if isinstance(document, list):
-            self.why = "JSON of another kind: a list without trace events"
+            self.why = "JSON, but a list without trace events"
             self.is_trace = self.is_trace or not document or any(map(_is_event, document))
             self.events += document
         elif not isinstance(document, dict):
-            self.why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
+            self.why = f"JSON, but not a trace: {_KINDS.get(type(document), 'a number')}"
         elif isinstance(document.get("traceEvents"), list):
             self.is_trace = True
             self.events += document["traceEvents"]

@@ -128,11 +128,11 @@ def test_damaged_tables_are_used_as_far_as_they_go(tmp_path):
     path.write_text(ROCPROFV3.rstrip()[:-60])
     table, odd = read_counters(path)
     assert table.num_rows == 3
-    assert odd == ["cut.csv: 1 rows are cut short or hold no kernel, and are left out"]
+    assert odd == ["cut.csv: 1 rows are truncated or name no kernel, and are ignored"]
     path.write_text(ROCPROFV3.replace("16000", "many"))
     table, odd = read_counters(path)
     assert table.num_rows == 4
-    assert odd == ["cut.csv: 1 values are no numbers, and count as not measured"]
+    assert odd == ["cut.csv: 1 values are not numbers and count as not measured"]
     packed = tmp_path / "cut.csv.gz"
     packed.write_bytes(gzip.compress(ROCPROFV3.encode())[:-12])
     table, odd = read_counters(packed)

@@ -190,7 +190,7 @@ def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
 )
 def test_other_tables_are_no_logs(text: str) -> None:
     assert not sniff(text.encode())
-    with pytest.raises(InputError, match=r"^x\.csv: no telemetry log: expected a heading with"):
+    with pytest.raises(InputError, match=r"^x\.csv: not a telemetry log: expected a heading with"):
         read_log(text, "x.csv")
 
 
