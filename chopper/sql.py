@@ -265,6 +265,9 @@ class Query:
             where = f"SQL, line {line}, column {column + 1}"
         if "Permission" in kind:
             text = f"{text}; SQL reads the tables of the run and no files"
+        word = re.search(r'syntax error at or near "(\w+)"', text)
+        if word is not None and word[1].lower() in TABLES:
+            text += f"; a table of this name stands in quotes: '\"{word[1]}\"'"
         return UsageError(f"{where}: {text}")
 
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:

@@ -211,8 +211,9 @@ def tables_page() -> str:
         "# Tables",
         "A run is a set of typed tables. Times are integer nanoseconds of Unix time; units stand "
         "in the names (`_ns _bytes _hz _w _j _c _flop _ratio _count _id`); unknown is null. "
-        "`string` columns are dictionary-encoded, `text` is plain UTF-8. `chopper schema` prints "
-        "the same from the command line.",
+        "`string` columns are dictionary-encoded, `text` is plain UTF-8; Parquet files and "
+        "[SQL](../concepts/sql.md) have plain strings, and `rank` and `row` before the columns of "
+        "single ranks. `chopper schema` prints the same from the command line.",
     ]
     groups: tuple[tuple[str, str, tuple[Table, ...]], ...] = (
         ("From kernel traces", "One set per rank.", GROUPS["trace"]),

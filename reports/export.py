@@ -102,6 +102,7 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
         if not folder or whole is not run:
             for name in ("piece", "window", "gap"):
                 yield folder + name, getattr(part, f"{name}s")
+            yield f"{folder}communication", part.communication
     for rank in run.recording.ranks:
         folder = rank_dir_name(rank)
         for declared in (*GROUPS["trace"], *GROUPS["telemetry"], *GROUPS["memory"]):

@@ -39,7 +39,7 @@ _COMMANDS = {
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 _LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate"))
-_READING = frozenset(("analyze", "compare", "report", "import", "whatif"))
+_READING = frozenset(("analyze", "compare", "report", "import", "query", "whatif"))
 """Commands that start no program of the user."""
 
 

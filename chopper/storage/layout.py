@@ -5,6 +5,7 @@ rank-00000/manifest.json      what this rank says about itself; no rank writes a
 rank-00000/trace.json.gz      raw kernel trace
 rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch,
                               each with the checksum of what stands before it
+rank-00000/<table>.parquet    tables of an imported run
 attempt-0/                    what was recorded before a restart: a run of its own
 process-2/                    what a further process recorded that is no rank: a run of its own
 """

@@ -99,6 +99,7 @@ def prepare(folder: Path, made: Path) -> None:
     packed = gzip.compress((folder / "report.sqlite").read_bytes())
     (folder / "nsys-export-a100.sqlite.gz").write_bytes(packed)
     (folder / "zeus.csv").write_text(ZEUS)
+    (folder / "clock.sql").write_text("SELECT max(sm_clock_hz) FROM device_clock")
     (folder / "train.py").write_text(TRAIN)
     (folder / "mypackage").mkdir()
     (folder / "mypackage/model.py").write_text(MODEL)
