@@ -41,6 +41,20 @@ def usable_memory_bytes() -> int:
         return available
 
 
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity mask, and its container's quota."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no second version of control groups here
+    return cores
+
+
 class Intake:
     """Counts what is read of one file; what is beyond the limits is an `InputError`.
 

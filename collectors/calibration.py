@@ -29,7 +29,7 @@ from chopper.collectors._calibration_worker import Job, Plan, Result, Section, l
 from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
 from chopper.hardware.calibration import Calibration, Measured
-from chopper.hardware.environment import usable_cores
+from chopper.limits import usable_cores
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.version import __version__

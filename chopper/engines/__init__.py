@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from chopper.wording import bytes_
+
 
 class Held(Protocol):
     """A big value that stays where it was made until somebody needs it."""
@@ -88,8 +90,10 @@ class Engine(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-def lost(error: BaseException) -> Lost:
+def lost(error: BaseException, memory_bytes: int | None = None) -> Lost:
     """Return what becomes of a task that raised an error of the user's data or of the machine."""
-    if isinstance(error, MemoryError):
-        return Lost("not enough memory: raise --memory, or use fewer --workers", error)
-    return Lost(str(error) or type(error).__name__, error)
+    if not isinstance(error, MemoryError):
+        return Lost(str(error) or type(error).__name__, error)
+    if memory_bytes is None:
+        return Lost("this machine has not enough memory for it: use fewer --workers", error)
+    return Lost(f"it takes more than --memory {bytes_(memory_bytes)}: raise it", error)

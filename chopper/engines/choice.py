@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from chopper.engines import Engine
 from chopper.errors import UsageError
+from chopper.limits import usable_cores
+from chopper.wording import bytes_, plural
 
 _LEAST_BYTES = 250_000_000
 """Of uncompressed trace: less takes about a second, as long as starting processes does."""
@@ -43,25 +45,42 @@ def engine_of(files: Iterable[Path], options: EngineOptions | None = None) -> En
 
     options = options or EngineOptions()
     if options.ray is not None:
-        if options.workers is not None:
-            raise UsageError("--ray and --workers contradict each other: a cluster has its own")
-        from chopper.engines.on_ray import OnRay
-
-        return OnRay(options.ray, "--ray", progress=options.progress)
+        return _on_ray(options)
     sizes = [trace_bytes(file) for file in files]
-    said = f"{len(sizes)} files, about {sum(sizes) / 1e6:.0f} MB of trace"
-    cores = len(os.sched_getaffinity(0))
-    workers, reason = options.workers or min(cores, max(len(sizes), 1)), said
-    if options.workers is None and options.memory_bytes is None:
-        if len(sizes) < 2 or sum(sizes) < _LEAST_BYTES:
-            return Serial(said)
-    else:
-        reason = f"--workers {workers}" if options.workers else "--memory"
-    if options.workers == 1 and options.memory_bytes is None:
-        return Serial("--workers 1")
+    said = f"{plural(len(sizes), 'file')}, about {bytes_(sum(sizes))} of trace"
+    if multiprocessing.current_process().daemon:
+        return Serial("inside a daemonic process, which may start no others")
+    workers, reason = min(usable_cores(), max(len(sizes), 1)), said
+    if options.workers is not None:
+        workers, reason = options.workers, f"--workers {options.workers}"
+    elif options.memory_bytes is not None:
+        reason = f"--memory {bytes_(options.memory_bytes)}"
+    elif workers < 2 or sum(sizes) < _LEAST_BYTES:
+        return Serial(said)
+    if workers < 2 and options.memory_bytes is None and sum(sizes) < _LEAST_BYTES:
+        return Serial(reason)
     from chopper.engines.processes import Processes
 
-    return Processes(workers, reason, memory_bytes=options.memory_bytes, progress=options.progress)
+    try:
+        return Processes(
+            workers, reason, memory_bytes=options.memory_bytes, progress=options.progress
+        )
+    except (OSError, ImportError) as exc:  # Python is built without semaphores, or has no room
+        if options != EngineOptions(progress=options.progress):
+            raise UsageError(f"{reason}: no process can be started here ({exc})") from exc
+        return Serial(f"no process can be started here ({exc})")
+
+
+def _on_ray(options: EngineOptions) -> Engine:
+    for value, name in ((options.workers, "--workers"), (options.memory_bytes, "--memory")):
+        if value is not None:
+            raise UsageError(
+                f"--ray and {name} contradict each other: a cluster schedules its own workers"
+            )
+    from chopper.engines.on_ray import OnRay
+
+    assert options.ray is not None
+    return OnRay(options.ray, f"--ray {options.ray}", progress=options.progress)
 
 
 def trace_bytes(file: Path) -> int:

@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import mmap
-import multiprocessing
-import os
-import resource
-import shutil
+import pickle
 import signal
-import sys
-import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
-
-from chopper.engines import Done, Kept, Lost, lost
-from chopper.errors import ChopperError, OutputError, reason_of
-from chopper.storage import values
+from chopper.engines import Done, Kept, Lost, lost, workers
+from chopper.engines.spill import Folder, Spilled, write
+from chopper.errors import ChopperError, UsageError
+from chopper.wording import bytes_
 
 _MOST_ATTEMPTS = 3
-_PREFIX = "chopper-"
+_LEAST_MEMORY_BYTES = 256 << 20
+"""A worker takes 90 MB before it does anything."""
 
-
-class Folder:
-    """A temporary folder, which is removed when nobody holds anything in it."""
-
-    def __init__(self, parent: Path | None = None) -> None:
-        within = parent or _temporary()
-        for old in within.glob(f"{_PREFIX}[0-9]*-*"):
-            # Left by a process that was killed.
-            pid = old.name.split("-")[1]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(old, ignore_errors=True)
-        prefix = f"{_PREFIX}{os.getpid()}-"
-        try:
-            self._directory = tempfile.TemporaryDirectory(prefix=prefix, dir=within)
-        except OSError as exc:
-            raise OutputError(f"{within}: no folder can be made there ({reason_of(exc)})") from exc
-        self.path = Path(self._directory.name)
-
-
-@dataclass(frozen=True)
-class Spilled:
-    """A value in a file.
-
-    Attributes:
-        folder: keeps the file; None in a worker.
-    """
-
-    path: Path
-    folder: Folder | None
-
-    def get(self) -> Any:
-        """Read the value; its tables stay in the file until they are used."""
-        with self.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return values.decode(memoryview(mapped))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Spilled, (self.path, None)
+_Call = tuple[int, Sequence[Any]]
 
 
 class Processes:
@@ -78,29 +31,40 @@ class Processes:
     held in files of a temporary folder.
 
     Args:
-        workers: processes.
+        workers_count: processes.
         reason: why this engine was chosen.
         memory_bytes: what each process may allocate; None for no limit.
         folder: where temporary files go; by default where the system has them, on a disk.
         progress: called with a label and how many of its tasks are done.
+
+    Raises:
+        UsageError: the limit of memory is too small for a process that does nothing.
+        OSError: processes cannot be started here.
     """
 
     name = "processes"
 
     def __init__(
         self,
-        workers: int,
+        workers_count: int,
         reason: str = "",
         *,
         memory_bytes: int | None = None,
         folder: Path | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> None:
-        self.workers, self.reason = workers, reason
+        if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
+            raise UsageError(
+                f"--memory {bytes_(memory_bytes)}: a worker needs at least "
+                f"{bytes_(_LEAST_MEMORY_BYTES)}"
+            )
+        self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress
-        self._folder = Folder(folder)
+        self._parent_folder = folder
+        self._folder: Folder | None = None
         self._numbers = itertools.count()
         self._pool: ProcessPoolExecutor | None = None
+        self._context = workers.Workers()
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
@@ -113,32 +77,35 @@ class Processes:
                 if self._progress is not None:
                     self._progress(label, len(results))
         except BaseException:
-            self._kill()
+            self._end_workers()
             raise
         return [results[number] for number in sorted(results)]
 
     def _results(
-        self, function: Callable[..., Any], calls: Iterator[tuple[int, Sequence[Any]]]
+        self, function: Callable[..., Any], calls: Iterator[_Call]
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield each call's number and what became of it, as they are done."""
-        running: dict[Future[Any], tuple[int, Sequence[Any]]] = {}
-        again: deque[tuple[int, Sequence[Any]]] = deque()
+        running: dict[Future[Any], _Call] = {}
+        again: deque[_Call] = deque()
         attempts: dict[int, int] = {}
         while True:
             while len(running) < 2 * self.workers:
-                call = again[0] if again else next(calls, None)
+                call = again.popleft() if again else next(calls, None)
                 if call is None:
                     break
                 is_last = attempts.get(call[0], 0) == _MOST_ATTEMPTS - 1
-                if is_last and running:
-                    break  # The last attempt is alone: who dies now dies of its own.
-                if again:
-                    again.popleft()
-                running[self._submit(function, call[1])] = call
-                if is_last:
+                future = None if is_last and running else self._submitted(function, call[1])
+                if future is None:
+                    again.appendleft(call)
                     break
+                running[future] = call
+                if is_last:
+                    break  # Alone: who dies now dies of its own.
             if not running:
-                return
+                if not again:
+                    return
+                self._end_workers()  # A worker died while there was nothing to do.
+                continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             died = []
             for future in done:
@@ -147,45 +114,76 @@ class Processes:
                     yield call[0], self._done(future.result())
                 except BrokenProcessPool:
                     died.append(call)
-            if died:
-                died += running.values()
-                running.clear()
-                self._kill()
-                for call in sorted(died, key=lambda item: item[0]):
-                    attempts[call[0]] = attempts.get(call[0], 0) + 1
-                    if attempts[call[0]] < _MOST_ATTEMPTS:
-                        again.append(call)
-                    else:
-                        yield call[0], Lost("its process was killed (out of memory?)", None)
+                except MemoryError as error:  # while its result was sent
+                    yield call[0], lost(error, self._memory_bytes)
+            if not died:
+                continue
+            codes = self._end_workers()
+            for call in sorted([*died, *running.values()], key=lambda item: item[0]):
+                attempts[call[0]] = attempts.get(call[0], 0) + 1
+                if attempts[call[0]] < _MOST_ATTEMPTS:
+                    again.append(call)
+                else:
+                    yield call[0], Lost(self._reason_of_death(codes), None)
+            running.clear()
+
+    def _submitted(
+        self, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Future[Any] | None:
+        """Give a task to a worker; None where a worker died, and the pool with it."""
+        self._folder = self._folder or Folder(self._parent_folder)
+        folder = self._folder.path
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.workers,
+                self._context,
+                initializer=workers.prepare,
+                initargs=(folder, self._context.socket, self._memory_bytes),
+            )
+        path = folder / str(next(self._numbers))
+        try:
+            return self._pool.submit(_call, function, arguments, path, self._memory_bytes)
+        except BrokenProcessPool:
+            return None
 
     def _done(self, returned: tuple[Any, Path | None] | Lost) -> Done | Lost:
         if isinstance(returned, Lost):
             return returned
         value, path = returned
-        return Done(value, None if path is None else Spilled(path, self._folder))
+        assert self._folder is not None
+        return Done(value, None if path is None else self._folder.spilled(path))
 
-    def _submit(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Future[Any]:
-        path = self._folder.path / str(next(self._numbers))
-        if self._pool is None:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["chopper.pipeline"])
-            self._pool = ProcessPoolExecutor(
-                self.workers, context, initializer=_prepare, initargs=(self._memory_bytes,)
-            )
-        with _without_main():
-            return self._pool.submit(_call, function, arguments, path)
+    def _reason_of_death(self, codes: Sequence[int]) -> str:
+        """Say how the process of a task died that was tried as often as may be."""
+        how = ""
+        if codes:
+            signals = {s.value: s.name for s in signal.Signals}
+            how = f" ({signals.get(-codes[0], f'exit code {codes[0]}')})"
+        remedy = "use fewer --workers"
+        if self._memory_bytes is not None:
+            remedy = f"raise --memory, which is {bytes_(self._memory_bytes)}"
+        return (
+            f"its process died {_MOST_ATTEMPTS} times{how}, as it does without enough memory: "
+            f"{remedy}"
+        )
 
-    def _kill(self) -> None:
-        """End the processes at once."""
-        if self._pool is not None:
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+    def _end_workers(self) -> list[int]:
+        """End all workers at once; return the exit codes of those that had died."""
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._context.kill()
+            if self._pool is not None:
+                self._pool.shutdown(wait=True, cancel_futures=True)
+                self._pool = None
+            return self._context.exit_codes()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def close(self) -> None:
         """End the processes; files stay as long as somebody holds a value in them."""
-        self._kill()
+        self._end_workers()
+        self._context.end()
+        self._folder = None
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +193,7 @@ class Processes:
 
 
 def _call(
-    function: Callable[..., Any], arguments: Sequence[Any], path: Path
+    function: Callable[..., Any], arguments: Sequence[Any], path: Path, memory_bytes: int | None
 ) -> tuple[Any, Path | None] | Lost:
     """Run a task in a worker; what is to be held goes to a file."""
     try:
@@ -204,64 +202,19 @@ def _call(
             return result, None
         if result.big is None:
             return result.value, None
-        _write(path, values.encode(result.big, compressed=True))
+        write(path, result.big)
         return result.value, path
     except (ChopperError, MemoryError) as error:
-        return lost(error)
+        return lost(portable(error), memory_bytes)
+    except Exception as error:
+        raise portable(error) from error
 
 
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_suffix(".partial")
+def portable(error: Exception) -> Exception:
+    """Return an exception that another process can read: itself, or its text."""
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise OutputError(
-            f"{path.parent}: a temporary file cannot be written ({reason_of(exc)}); free space "
-            "there, or set TMPDIR to another disk"
-        ) from exc
-
-
-def _prepare(memory_bytes: int | None) -> None:
-    """Make a worker that leaves Ctrl-C to its parent and ends with it."""
-    import pyarrow as pa
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pa.set_cpu_count(1)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinel = parent.sentinel
-        threading.Thread(target=_end_with, args=(sentinel,), daemon=True).start()
-    if memory_bytes is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep a process that starts from importing the user's script again."""
-    names = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {n: names.pop(n) for n in ("__file__", "__spec__") if n in names}
-    names["__spec__"] = None
-    try:
-        yield
-    finally:
-        names.update(hidden)
-
-
-def _temporary() -> Path:
-    """Return the system's folder for temporary files, unless that is memory."""
-    folder = Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError):
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-        around = [m for m in mounts if folder.is_relative_to(m[1])]
-        if around and max(around, key=lambda m: len(m[1]))[2] in ("tmpfs", "ramfs"):
-            return Path("/var/tmp")
-    return folder
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever its class raises
+        kind = ChopperError if isinstance(error, ChopperError) else RuntimeError
+        return kind(f"{type(error).__name__}: {error}")
+    return error

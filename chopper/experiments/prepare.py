@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from chopper.errors import ChopperError, UsageError
 from chopper.experiments.catalogue import find, options_of, program
 from chopper.fresh_python import own_python
-from chopper.hardware.environment import usable_cores
-from chopper.limits import usable_memory_bytes
+from chopper.limits import usable_cores, usable_memory_bytes
 from chopper.quantities import one_of
 from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE, STACKS_VARIABLE
 

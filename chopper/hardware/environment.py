@@ -154,18 +154,6 @@ def _allowed_cores() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
-def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity mask, and its container's quota."""
-    cores = len(_allowed_cores() or ()) or os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no second version of control groups here
-    return cores
-
-
 def _driver_version() -> str | None:
     with contextlib.suppress(OSError):
         line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]

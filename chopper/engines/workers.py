@@ -1,0 +1,221 @@
+"""Worker processes: forked from a server that has loaded the pipeline, without the user's program.
+
+Python's own fork server is one for the whole process and imports ``__main__`` in each worker: a
+training script without a guard would train again, and workers of the program's own would be
+forked from what is loaded here. This one belongs to an engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import (
+    connection,
+    context,
+    parent_process,
+    process,
+    reduction,
+    resource_tracker,
+    util,
+)
+from multiprocessing.forkserver import ForkServer, read_signed
+from multiprocessing.popen_forkserver import Popen
+from pathlib import Path
+from typing import Any
+
+from chopper.fresh_python import PACKAGE_PARENT
+
+_PRELOADED = ["chopper.pipeline", "pyarrow.compute", "pyarrow.parquet"]
+_ENVIRONMENT = {
+    # As many processes as cores: threads of each would be too many, and cannot be forked.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Arrow's own pool keeps what is freed, and reserves more than it uses.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    # Nothing is imported from where the server stands.
+    "PYTHONSAFEPATH": "1",
+}
+_LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Workers end when their parent does, and remove its files: these signals reach a whole group."""
+
+
+class _Server(ForkServer):
+    """A fork server whose processes leave signals to their parent and use one thread."""
+
+    _forkserver_pid: int | None
+    _forkserver_address: str | None
+    _stop: Callable[[], None]
+
+    def ensure_running(self) -> None:
+        """Start the server, unless it runs."""
+        resource_tracker.ensure_running()  # which unblocks signals
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+        try:
+            with _environment():
+                super().ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def end(self) -> None:
+        """End the server at once; its processes are ended already."""
+        if self._forkserver_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._forkserver_pid, signal.SIGKILL)
+            self._stop()
+
+
+class _WorkerPopen(Popen):
+    """A process that is started knowing nothing of ``__main__``."""
+
+    _fds: list[int]
+
+    def __init__(self, worker: Worker) -> None:
+        self._server = worker.server
+        super().__init__(worker)
+
+    def _launch(self, process_obj: Any) -> None:
+        known = {
+            "name": process_obj.name,
+            "authkey": process.current_process().authkey,
+            "sys_path": [*sys.path],
+        }
+        with contextlib.suppress(OSError):  # a directory that was removed
+            known["dir"] = os.getcwd()  # noqa: PTH109
+        data = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(known, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, writer = self._server.connect_to_new_process(self._fds)
+        # Closed when this process ends, or this object: the worker ends then.
+        alive = os.dup(writer)
+        self.finalizer = util.Finalize(self, _close, (alive, self.sentinel))
+        try:
+            with os.fdopen(writer, "wb") as file:
+                file.write(data.getbuffer())
+            self.pid = read_signed(self.sentinel)
+        except BaseException:  # an interrupt: nobody will know its id
+            self.finalizer()
+            raise
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class Worker(context.ForkServerProcess):
+    """A worker process.
+
+    Attributes:
+        server: what it is forked from.
+        is_ended: it was ended on purpose.
+    """
+
+    def __init__(self, server: _Server, **options: Any) -> None:
+        super().__init__(**options)
+        self.server, self.is_ended = server, False
+
+    def _Popen(self, process_obj: Any) -> _WorkerPopen:  # type: ignore[override]
+        del process_obj
+        return _WorkerPopen(self)
+
+    def terminate(self) -> None:
+        """End it at once."""
+        if self.is_alive():
+            self.is_ended = True
+            super().kill()
+
+    kill = terminate
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "server"}
+
+
+class Workers(context.ForkServerContext):
+    """What :class:`~concurrent.futures.ProcessPoolExecutor` starts its processes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[Worker] = []
+        self._server = _Server()
+        self._server.set_forkserver_preload(_PRELOADED)
+        self._server.ensure_running()
+
+    def Process(self, **options: Any) -> Worker:  # type: ignore[override]
+        """Return a process that can be started."""
+        worker = Worker(self._server, **options)
+        self.started.append(worker)
+        return worker
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for worker in self.started:
+            worker.kill()
+
+    def exit_codes(self) -> list[int]:
+        """Return the exit codes of workers that nobody ended, and forget all workers."""
+        codes = [w.exitcode for w in self.started if not w.is_ended and not w.is_alive()]
+        self.started.clear()
+        return [code for code in codes if code]
+
+    def end(self) -> None:
+        """End the server that workers are forked from."""
+        self._server.end()
+
+    @property
+    def socket(self) -> str:
+        """Path of the server's socket."""
+        return str(self._server._forkserver_address)
+
+
+def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
+    """Make this process a worker: it ends with its parent, whose files it removes then."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(
+        target=_end_with, args=(parent.sentinel, folder, Path(socket)), daemon=True
+    ).start()
+    if memory_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+
+
+def _end_with(sentinel: int, folder: Path, socket: Path) -> None:
+    connection.wait([sentinel])
+    for _ in range(2):  # another worker may have been writing
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        socket.unlink(missing_ok=True)
+        socket.parent.rmdir()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Set what the server and its processes inherit."""
+    path = os.pathsep.join(filter(None, (PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
+    wanted = {**_ENVIRONMENT, "PYTHONPATH": path}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
