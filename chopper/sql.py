@@ -313,7 +313,7 @@ class Query:
         """Return the tables of a rank: the file where there is one, else the table."""
         tables: dict[str, Path | pa.Table] = {}
         written = parquet.files(folder)
-        traced: dict[str, pa.Table] | None = None if not written else {}
+        traced: Mapping[str, pa.Table] | None = None if not written else {}
         wanted = dict.fromkeys(self.names)
         if "device_event" in wanted and "device_event" not in written:
             wanted["host_span"] = None  # on a host alone it stands in
@@ -329,12 +329,11 @@ class Query:
                     complete, traced = read_rank(folder, part)
                     self.findings += [f for f in complete.findings if f not in part.findings]
                 tables[name] = traced.get(name, TABLES[name].empty())
-        if "device_event" in wanted:
-            events = tables["device_event"]
-            spans = tables.get("host_span", TABLES["host_span"].empty())
-            if isinstance(events, pa.Table) and not events.num_rows:
-                spans = parquet.read(spans, "host_span") if isinstance(spans, Path) else spans
-                tables["device_event"] = _on_host(spans)
+        events = tables.get("device_event")
+        if isinstance(events, pa.Table) and not events.num_rows:
+            spans = tables["host_span"]
+            spans = parquet.read(spans, "host_span") if isinstance(spans, Path) else spans
+            tables["device_event"] = _on_host(spans)
         return {name: tables[name] for name in self.names}
 
 

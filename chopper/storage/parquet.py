@@ -99,7 +99,15 @@ def write_rank(folder: Path, rank: int, tables: Mapping[str, pa.Table]) -> None:
 
 def files(folder: Path) -> dict[str, Path]:
     """Return the Parquet files in a rank's folder, by table."""
-    return {name: file for name in TABLES if (file := inside(folder, f"{name}{SUFFIX}")).is_file()}
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    return {
+        file.stem: inside(folder, file.name)
+        for file in entries
+        if file.suffix == SUFFIX and file.stem in TABLES
+    }
 
 
 def read(path: Path, name: str) -> pa.Table:
