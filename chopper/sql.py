@@ -30,20 +30,21 @@ from chopper.storage.destination import scratch
 from chopper.storage.files import inside
 from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
-from chopper.storage.run import Run
+from chopper.storage.run import Run, ranks_of
 from chopper.storage.streams import read_stream
 from chopper.tables import GROUPS, TABLES
 from chopper.views import VIEWS, views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow.dataset as ds
 
     from chopper.pipeline import Source
-    from chopper.storage.manifest import Finding, RankManifest
+    from chopper.storage.manifest import Finding, RankManifest, RunManifest
 
 _RECORDED = frozenset(t.name for group in GROUPS if group != "analysis" for t in GROUPS[group])
+_UNATTRIBUTED = _RECORDED | {"ranks"}
 _OF_RANK = _RECORDED | {"event_link"}
 """Tables of single ranks: in SQL, ``rank`` and ``row`` come before their columns."""
 _BATCH_ROWS = 10_000
@@ -74,12 +75,12 @@ def declarations(source: Source) -> dict[str, Declaration]:
         InputError: there is nothing there, or not what it should be.
     """
     directory = _directory(source)
-    names: set[str] = set()
+    names = {"ranks"}
     traced = False
     if directory is not None:
         for part in read_manifest(directory).ranks:
             folder = inside(directory, rank_dir_name(part.rank))
-            names.update(n for n in _RECORDED if (folder / f"{n}.arrow").is_file())
+            names.update(file.stem for file in folder.glob("*.arrow"))
             names.update(parquet.files(folder))
             traced = traced or bool(part.traces)
     else:
@@ -88,11 +89,11 @@ def declarations(source: Source) -> dict[str, Declaration]:
         names.update(t.name for t in GROUPS["memory"] if sources.snapshots)
         traced = bool(sources.traces)
     if traced:
-        names.update(t.name for group in ("trace", "analysis") for t in GROUPS[group])
+        names.update(VIEWS, *({t.name for t in GROUPS[group]} for group in ("trace", "analysis")))
     return {
         name: Declaration(schema, view=name in VIEWS)
         for name, schema in schemas().items()
-        if name in names or name in VIEWS
+        if name in names
     }
 
 
@@ -272,35 +273,39 @@ class Query:
 
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
         """Return what the statement names, with its rows."""
-        source = self._source
-        if isinstance(source, Attributed):
-            directory = None
-        else:
-            directory = source.path if isinstance(source, Run) else _directory(source)
-        if directory is not None and _RECORDED.issuperset(self.names):
-            files = self._files(directory)
-            return {
-                name: parquet.scan(name, files[name])
-                if files[name]
-                else parquet.schema_of(name).empty_table()
-                for name in self.names
-            }
-        run = source if isinstance(source, Run | Attributed) else pipeline.read(source)
-        if isinstance(run, Run) and not _RECORDED.issuperset(self.names):
-            run = pipeline.attribute(run)
-        return _in_memory(run, self.names)
+        source, attributes = self._source, not _UNATTRIBUTED.issuperset(self.names)
+        if not isinstance(source, Run | Attributed):
+            directory = _directory(source)
+            if directory is not None and not attributes:
+                return self._scanned(directory)
+            source = pipeline.read(source)
+        if isinstance(source, Run) and attributes:
+            source = pipeline.attribute(source)
+        return _in_memory(source, self.names)
 
-    def _files(self, directory: Path) -> dict[str, dict[Path, int]]:
-        """Return the Parquet files of each table with their ranks; those missing are written."""
-        files: dict[str, dict[Path, int]] = {name: {} for name in self.names}
+    def _scanned(self, directory: Path) -> dict[str, pa.Table | ds.Dataset]:
+        """Return tables of a run directory, which are read as DuckDB scans them."""
         try:
             str(directory).encode()
         except UnicodeEncodeError:  # Arrow opens no such path
             directory, named = self._folder() / "run", directory
             directory.symlink_to(named.resolve(), target_is_directory=True)
-        for part in read_manifest(directory).ranks:
+        manifest = read_manifest(directory)
+        tables: dict[str, pa.Table | ds.Dataset] = {}
+        for name, files in self._files(directory, manifest).items():
+            empty = parquet.schema_of(name).empty_table()
+            tables[name] = parquet.scan(name, files) if files else empty
+        if "ranks" in self.names:
+            tables["ranks"] = _plain(ranks_of(manifest))
+        return tables
+
+    def _files(self, directory: Path, manifest: RunManifest) -> dict[str, dict[Path, int]]:
+        """Return the Parquet files of each table with their ranks; those missing are written."""
+        names = [name for name in self.names if name in _RECORDED]
+        files: dict[str, dict[Path, int]] = {name: {} for name in names}
+        for part in manifest.ranks if names else ():
             folder = inside(directory, rank_dir_name(part.rank))
-            for name, table in self._tables_of(folder, part).items():
+            for name, table in self._tables_of(folder, part, names).items():
                 if isinstance(table, Path):
                     files[name][table] = part.rank
                 elif table.num_rows:
@@ -309,12 +314,14 @@ class Query:
                     files[name][file] = part.rank
         return files
 
-    def _tables_of(self, folder: Path, part: RankManifest) -> dict[str, Path | pa.Table]:
+    def _tables_of(
+        self, folder: Path, part: RankManifest, names: Sequence[str]
+    ) -> dict[str, Path | pa.Table]:
         """Return the tables of a rank: the file where there is one, else the table."""
         tables: dict[str, Path | pa.Table] = {}
         written = parquet.files(folder)
         traced: Mapping[str, pa.Table] | None = None if not written else {}
-        wanted = dict.fromkeys(self.names)
+        wanted = dict.fromkeys(names)
         if "device_event" in wanted and "device_event" not in written:
             wanted["host_span"] = None  # on a host alone it stands in
         for name in wanted:
@@ -334,7 +341,7 @@ class Query:
             spans = tables["host_span"]
             spans = parquet.read(spans, "host_span") if isinstance(spans, Path) else spans
             tables["device_event"] = _on_host(spans)
-        return {name: tables[name] for name in self.names}
+        return {name: tables[name] for name in names}
 
 
 def _connection(memory_bytes: int) -> Any:
@@ -384,45 +391,30 @@ def _on_host(spans: pa.Table) -> pa.Table:
     return host_as_device(HostSpans(spans))[0] if spans.num_rows else TABLES["device_event"].empty()
 
 
+def _plain(table: pa.Table) -> pa.Table:
+    return table.cast(parquet.plain(table.schema))
+
+
 def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Table]:
-    """Return tables and views of a run that is in memory."""
-    recording = run.recording if isinstance(run, Attributed) else run
-    tables: dict[str, pa.Table] = {}
-    if isinstance(run, Attributed):
-        computed = views(run, [name for name in names if name in VIEWS])
-        tables |= {
-            name: table.cast(parquet.plain(table.schema)) for name, table in computed.items()
-        }
-    for name in names:
-        if name in _OF_RANK:
-            tables[name] = _stacked(name, recording.ranks, _reader(run, name))
-        elif name not in tables:
-            attributed: pa.Table = getattr(
-                run, {"communication": "communication"}.get(name, f"{name}s")
-            )
-            tables[name] = attributed.cast(parquet.plain(attributed.schema))
-    return tables
+    """Return tables and views of a run that is in memory; an attributed one has them all."""
+    recording = run if isinstance(run, Run) else run.recording
+    links = {} if isinstance(run, Run) else run.whole.links
 
-
-def _reader(run: Run | Attributed, name: str) -> Callable[[int], pa.Table]:
-    """Return what reads a table of a rank."""
-    if isinstance(run, Attributed):
-        recording, links = run.recording, run.whole.links
+    def of_rank(rank: int, name: str) -> pa.Table:
         if name == "event_link":
-            return lambda rank: links.get(rank, TABLES[name].empty())
-    else:
-        recording = run
-
-    def read(rank: int) -> pa.Table:
+            return links.get(rank, TABLES[name].empty())
         table = recording.table(rank, name)
         if name == "device_event" and not table.num_rows:
             return _on_host(recording.table(rank, "host_span"))
         return table
 
-    return read
-
-
-def _stacked(name: str, ranks: Iterable[int], read: Callable[[int], pa.Table]) -> pa.Table:
-    """Return a table of all ranks."""
-    tables = [parquet.numbered(read(rank), name, rank) for rank in ranks]
-    return pa.concat_tables(tables) if tables else parquet.schema_of(name).empty_table()
+    tables = {}
+    if isinstance(run, Attributed):
+        tables = views(run, [name for name in names if name in VIEWS])
+        attributed = {"piece": run.pieces, "window": run.windows, "gap": run.gaps}
+        tables |= attributed | {"communication": run.communication}
+    tables["ranks"] = ranks_of(recording.manifest)
+    for name in _OF_RANK.intersection(names):
+        parts = [parquet.numbered(of_rank(r, name), name, r) for r in recording.ranks]
+        tables[name] = pa.concat_tables([parquet.schema_of(name).empty_table(), *parts])
+    return {name: _plain(tables[name]) for name in names}

@@ -22,6 +22,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.errors import OutputError, UsageError, reason_of
 from chopper.storage import parquet
 from chopper.storage.files import encode_json
+from chopper.storage.run import ranks_of
 from chopper.wording import device_name
 
 Kind = Literal["parquet", "csv", "perfetto"]
@@ -98,6 +99,7 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     from chopper.views import VIEWS, views
 
     whole = run.whole
+    yield "ranks", ranks_of(run.recording.manifest)
     for folder, part in {"": run, "all_kinds/": whole}.items():
         if not folder or whole is not run:
             for name in ("piece", "window", "gap"):

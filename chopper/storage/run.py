@@ -21,6 +21,17 @@ from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 
 
+def ranks_of(manifest: RunManifest) -> pa.Table:
+    """Return the table `ranks`: what the ranks of a run say about themselves."""
+    names = ("rank", "label", "hostname", "local_rank", "pid", "device_id", "status")
+    rows = []
+    for part in sorted(manifest.ranks, key=lambda part: part.rank):
+        device = next((d.name for d in part.devices if d.device_id == part.device_id), None)
+        bounds = {"recording_start_ns": part.start_ns, "recording_end_ns": part.end_ns}
+        rows.append({name: getattr(part, name) for name in names} | {"device": device} | bounds)
+    return TABLES["ranks"].of_rows(rows)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A recorded or imported run; nothing changes it once it was read."""

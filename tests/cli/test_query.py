@@ -74,6 +74,17 @@ def test_rows_lead_from_table_to_table() -> None:
     ]
 
 
+def test_ranks_are_joined_by_host() -> None:
+    sql = "SELECT hostname, rank, count(*) AS n FROM step JOIN ranks USING (rank) GROUP BY ALL"
+    recorded = attribute(CUDA)
+    steps = {rank: recorded.recording.table(rank, "step").num_rows for rank in (0, 1)}
+    for source in (CUDA, recorded.recording, recorded):
+        rows = query(source, f"{sql} ORDER BY ALL").to_pylist()
+        assert rows == [
+            {"hostname": f"node-{rank}", "rank": rank, "n": n} for rank, n in steps.items()
+        ]
+
+
 @pytest.mark.parametrize("name", ["kernels", "stragglers", "steps"])
 def test_views_are_as_analyze_shows_them(name: str) -> None:
     attributed = attribute(CUDA)
