@@ -7,6 +7,7 @@ import csv
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
+    from msgspec.json import Encoder
 
     from chopper.sql import Query
 
@@ -138,10 +140,14 @@ def _statement(sources: tuple[str, ...], file: str | None) -> tuple[str | None, 
             why = reason_of(exc) if isinstance(exc, OSError) else "it is not UTF-8"
             raise InputError(f"{file}: cannot be read ({why})") from exc
     *named, last = sources
+    if last.endswith(".sql"):
+        raise UsageError(f"{last}: SQL comes from a file with --file {shared.quoted(last)}")
     # A statement has several words, and is no file.
-    if named and len(last.split()) > 1 and not os.path.lexists(last):
-        return last, tuple(named)
-    return None, sources
+    if os.path.lexists(last) or len(last.split()) == 1:
+        return None, sources
+    if not named:
+        raise UsageError("no run: name a run directory or traces before the SQL")
+    return last, tuple(named)
 
 
 def _check_output(output: Path, sources: tuple[str, ...], *, force: bool) -> None:
@@ -259,6 +265,8 @@ def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     query.delete_at_end(temporary)
+    import pyarrow as pa
+
     try:
         if kind == "parquet":
             import pyarrow.parquet as pq
@@ -270,6 +278,8 @@ def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -
             with temporary.open("x", encoding="utf-8", newline="") as text:
                 _print(schema, batches, kind, text, top)
         temporary.replace(output)
+    except pa.ArrowNotImplementedError as exc:
+        raise UsageError(f"SQL: {exc}; cast that column, for example to VARCHAR") from exc
     except OSError as exc:
         raise OutputError(f"{output}: cannot be written ({reason_of(exc)})") from exc
 
@@ -298,17 +308,22 @@ def _print(
 
 def _write_json(file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write rows, an object and a line each."""
-    from chopper.storage.files import encode_json
+    encoder = _encoder()
+    file.writelines(encoder.encode(row).decode() + "\n" for row in rows)
 
-    file.writelines(encode_json(row).decode() + "\n" for row in rows)
+
+@cache
+def _encoder() -> Encoder:
+    """Return what writes values as JSON; of types that JSON lacks, their text."""
+    from msgspec.json import Encoder
+
+    return Encoder(enc_hook=str, decimal_format="number")
 
 
 def _cell(value: object) -> object:
     """Return a value for CSV; control characters are escaped: it may go to a terminal."""
     if isinstance(value, list | dict):
-        from chopper.storage.files import encode_json
-
-        return encode_json(value).decode()
+        return _encoder().encode(value).decode()
     if isinstance(value, bool):
         return str(value).lower()
     return printable(value) if isinstance(value, str) else value

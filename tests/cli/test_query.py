@@ -150,16 +150,16 @@ def test_a_table_shows_its_first_rows() -> None:
     assert run("query", CUDA, "SELECT i FROM range(3) t(i) WHERE i > 9").out == "No rows.\n"
 
 
-def test_values_of_all_kinds_are_written() -> None:
+def test_values_of_all_kinds_are_written(tmp_path: Path) -> None:
     sql = (
-        "SELECT 1 AS a, 2 AS a, NULL AS n, [1, 2] AS l, {'x': 1} AS s, true AS b, "
+        "SELECT 1 AS a, 2 AS a, NULL AS n, [1, 2.5] AS l, {'x': 1} AS s, true AS b, "
         "1.5 AS d, 'nan'::DOUBLE AS f, chr(27) || '[2J' AS e, DATE '2026-01-02' AS t"
     )
     assert json.loads(run("query", CUDA, sql, "--format", "json").out) == {
         "a": 1,
         "a_1": 2,
         "n": None,
-        "l": [1, 2],
+        "l": [1, 2.5],
         "s": {"x": 1},
         "b": True,
         "d": 1.5,
@@ -168,9 +168,12 @@ def test_values_of_all_kinds_are_written() -> None:
         "t": "2026-01-02",
     }
     assert run("query", CUDA, sql, "--format", "csv").out.splitlines()[1] == (
-        '1,2,,"[1,2]","{""x"":1}",true,1.5,nan,\\x1b[2J,2026-01-02'
+        '1,2,,"[1.0,2.5]","{""x"":1}",true,1.5,nan,\\x1b[2J,2026-01-02'
     )
     assert "\x1b" not in run("query", CUDA, sql).out
+    unknown = run("query", CUDA, "SELECT INTERVAL 1 DAY AS i", "-o", tmp_path / "x.parquet")
+    assert "cast that column" in unknown.line
+    assert [*tmp_path.iterdir()] == []
     assert "64 bits" in _refused("SELECT sum(9000000000000000000) FROM range(5)")
 
 
@@ -347,3 +350,16 @@ def test_a_result_ends_quietly_where_nobody_reads_it() -> None:
     )
     assert shown.stdout == "i\n0\n"
     assert shown.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["SELECT 1 AS a"], "no run: name a run directory or traces before the SQL"),
+        ([CUDA, "by rank.sql"], "by rank.sql: SQL comes from a file with --file 'by rank.sql'"),
+        ([CUDA, ""], "SQL: found nothing"),
+        ([CUDA, CUDA, "FROM step"], "is a run directory; name it alone"),
+    ],
+)
+def test_what_is_typed_wrong_is_said(arguments: list[str | Path], line: str) -> None:
+    assert line in run("query", *arguments).line
