@@ -38,7 +38,14 @@ JITTER_NS = 2_000
 HOST_RANKS = 8
 SKEW_NS = 5_000_000
 DRIFT_RATIO = 2e-6
-CASES = ("numbered", "by time", "a tenth dropped", "one group")
+CASES = (
+    "numbered",
+    "by time",
+    "a tenth dropped",
+    "by time, a tenth dropped",
+    "one group",
+    "one group, by time, a tenth dropped",
+)
 LIMIT_S, LIMIT_BYTES = 60, 2e9
 _WHAT = {
     "tp": "allreduce",
@@ -69,7 +76,7 @@ class Job:
         self.lead_ns = rng.integers(-SKEW_NS, SKEW_NS, hosts)
         self.drift = rng.uniform(-DRIFT_RATIO, DRIFT_RATIO, hosts)
         self.slots = [
-            "world" if case == "one group" or n % _WORLD_EVERY == 96 else _SLOTS[n % len(_SLOTS)]
+            "world" if "one group" in case or n % _WORLD_EVERY == 96 else _SLOTS[n % len(_SLOTS)]
             for n in range(collectives)
         ]
 
@@ -99,7 +106,7 @@ class Job:
                 slot.append(at)
                 kind.append(kinds.setdefault(one, len(kinds)))
                 counts[dimension] = counts.get(dimension, -1) + 1
-                numbered = self._case != "by time" and dimension != "pp"
+                numbered = "by time" not in self._case and dimension != "pp"
                 sequence.append(counts[dimension] if numbered else -1)
         begin = BASE_NS + np.array(slot) * SLOT_NS
         entered = begin + rng.integers(0, LATE_NS, len(slot))
@@ -107,7 +114,7 @@ class Job:
         host = rank // HOST_RANKS
         ahead = self.lead_ns[host] + (self.drift[host] * (begin - BASE_NS)).astype(np.int64)
         columns = np.array([kind, sequence, entered + ahead, left + ahead])
-        if self._case == "a tenth dropped" and rank % 100 == 3:
+        if "a tenth dropped" in self._case and rank % 100 == 3:
             columns = columns[:, rng.random(len(slot)) >= 0.1]
         rows = np.arange(columns.shape[1])
         return Communication(2 * rows, list(kinds), *columns, 2 * len(rows))
@@ -137,7 +144,7 @@ def main() -> None:
         print(json.dumps(_measured(options.ranks[0], options.collectives, options.case)))
         return
     print(
-        f"{'ranks':>5} {'events':>10} {'case':>16} {'matched':>8} {'wall s':>7} {'CPU s':>6} "
+        f"{'ranks':>5} {'events':>10} {'case':>36} {'matched':>8} {'wall s':>7} {'CPU s':>6} "
         f"{'peak MB':>8} {'sent kB':>8} {'back kB':>8}   (a rank)"
     )
     for ranks in options.ranks:
@@ -149,7 +156,7 @@ def main() -> None:
                 raise RuntimeError(f"matching failed:\n{done.stderr[-2000:]}")
             row = json.loads(done.stdout)
             print(
-                f"{ranks:>5} {row['events']:>10,} {case:>16} {row['matched']:>8.1%} "
+                f"{ranks:>5} {row['events']:>10,} {case:>36} {row['matched']:>8.1%} "
                 f"{row['wall_s']:>7.1f} {row['cpu_s']:>6.1f} {row['peak_bytes'] / 1e6:>8.0f} "
                 f"{row['sent_bytes'] / ranks / 1e3:>8.0f} {row['back_bytes'] / ranks / 1e3:>8.0f}",
                 flush=True,

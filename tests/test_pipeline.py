@@ -132,3 +132,17 @@ def test_bytes_that_are_no_value_are_refused(run: Run) -> None:
         values.encode(run.source.encode())
     with pytest.raises(InputError, match="not a value of the pipeline"):
         values.decode(values.encode(["x"]).replace(b"list", b"evil"))
+
+
+def test_numbers_that_many_values_repeat_are_written_once() -> None:
+    members = tuple(range(1000))
+    once, often = (values.encode([members] * count) for count in (1, 100))
+    assert len(often) < len(once) + 2000
+    read = values.decode(often)
+    assert read == [members] * 100
+    assert read[0] is read[99]
+    # Truth values and what is no whole number stay as they are.
+    mixed = [(True,) * 20, (1.5,) * 20, tuple("abcdefghijklmnopqrst")]
+    assert str(again(mixed)) == str(mixed)
+    with pytest.raises(InputError, match="not a value of the pipeline"):
+        values.decode(once.replace(bytes([0, 1, 2, 3, 4]), bytes([0, 1, 0xC0, 3, 4])))

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -445,6 +446,7 @@ class _Describing:
         return Kind(what, None, world, members, size, key)
 
 
+@lru_cache(maxsize=256)
 def _listed(ranks: str | None) -> tuple[int, ...]:
     """Ranks of a group as recorded; empty when they are not, or only in part."""
     try:

@@ -13,7 +13,6 @@ Ranks may be merged in any order and in any tree: the result is the same.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -37,6 +36,8 @@ _FAN_IN = 32
 """Parts that are merged at a time."""
 _KIND_BITS = 20
 """Bits of the number of a kind, below those of its rank."""
+_WALKED_AT_A_TIME = 1 << 16
+"""Events of candidates that are compared at a time."""
 _EVENTS_AT_A_TIME = 1 << 19
 """Groups are matched together up to so many events, which bounds memory."""
 
@@ -362,9 +363,10 @@ def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     groups = sorted(found.misnumbered, key=lambda m: (-m[1].differing_count, m[0]))
     misnumbered = tuple(group for _, group in groups)
     rows = np.lexsort((found.membership.event, found.membership.rank))
-    rank = found.membership.rank[rows]
-    for mine, clock in sorted(part.clocks.items()):
-        low, high = np.searchsorted(rank, [mine, mine + 1])
+    ranks = sorted(part.clocks.items())
+    of_rank = [rank for rank, _ in ranks]
+    first = np.searchsorted(found.membership.rank, of_rank, sorter=rows)
+    for (mine, clock), low, high in zip(ranks, first, np.append(first[1:], len(rows)), strict=True):
         instance = found.membership.instance[rows[low:high]]
         offset_ns, offset_rank = clocks.lead_of(clock)
         yield (
@@ -692,32 +694,19 @@ def _walk(events: _Clocked, low: int, high: int) -> np.ndarray:
     """Positions (collectives, ranks) of those events of one key that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
-    moment in common they are one collective, else the one that ends first has lost its partners.
+    moment in common they are one collective, else those that end before the latest of them starts
+    have lost their partners. Where one is found, as many that follow as can be are tried at once.
     """
-    rank = events.rank[low:high]
-    first = np.flatnonzero(run_starts(rank))
-    stop = np.append(first[1:], len(rank)).tolist()
-    start, end = events.start[low:high].tolist(), events.end[low:high].tolist()
-    at = first.tolist()
-    walked: list[list[int]] = []
-    heads: list[tuple[int, int]] = []
-    while True:
-        if not heads:
-            if any(i >= s for i, s in zip(at, stop, strict=True)):
-                break
-            heads = [(end[i], member) for member, i in enumerate(at)]
-            heapq.heapify(heads)
-            latest = max(start[i] for i in at)
-        first_end, loser = heads[0]
-        if latest <= first_end:
-            walked.append(at)
-            at = [i + 1 for i in at]
-            heads = []
-            continue
-        # Starts grow along a rank, so the latest of the heads can only be raised by this step.
-        at[loser] += 1
-        if at[loser] >= stop[loser]:
-            break
-        heapq.heapreplace(heads, (end[at[loser]], loser))
-        latest = max(latest, start[at[loser]])
-    return np.array(walked, dtype=np.int64).reshape(-1, len(first)) + low
+    first = low + np.flatnonzero(run_starts(events.rank[low:high]))
+    stop, at = np.append(first[1:], high), first
+    walked = [np.zeros((0, len(first)), dtype=np.int64)]
+    ahead = 1
+    while (left := int((stop - at).min())) > 0:
+        block = at + np.arange(min(left, ahead))[:, None]
+        latest_start = events.start[block].max(axis=1)
+        together = latest_start <= events.end[block].min(axis=1)
+        count = len(block) if together.all() else int(together.argmin())
+        walked.append(block[:count])
+        at = at + (count if count else events.end[at] < latest_start[0])
+        ahead = min(2 * ahead, _WALKED_AT_A_TIME // len(first) + 1) if count == len(block) else 1
+    return np.concatenate(walked)

@@ -1,7 +1,8 @@
 """Values of the pipeline as bytes: frozen dataclasses of Arrow tables, arrays and plain values.
 
-A head in MessagePack describes the value; tables and arrays follow it as Arrow IPC streams. Reading
-creates dataclasses and structs of this package only, and runs no code that came with the data.
+A head in MessagePack describes the value; tables and arrays follow it as Arrow IPC streams, long
+tuples of numbers once each: every collective of a group names its ranks. Reading creates
+dataclasses and structs of this package only, and runs no code that came with the data.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 from chopper.errors import InputError
 
 _VERSION = 1
+_LONG = 16
 _DAMAGE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 
 
@@ -67,6 +69,8 @@ def _tree(value: Any, buffers: _Buffers) -> Any:
     if isinstance(value, np.ndarray):
         table = pa.table({"values": value.reshape(-1)})
         return ["array", buffers.add(table), list(value.shape), str(value.dtype)]
+    if isinstance(value, tuple) and len(value) >= _LONG and all(type(v) is int for v in value):
+        return ["numbers", buffers.add_numbers(value)]
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return [kind, [_tree(v, buffers) for v in value]]
@@ -88,11 +92,12 @@ def _fields(kind: type) -> list[str]:
 
 
 class _Buffers:
-    """Tables as Arrow IPC streams."""
+    """Tables as Arrow IPC streams, and long tuples of numbers."""
 
     def __init__(self, options: pa.ipc.IpcWriteOptions) -> None:
         self.written: list[memoryview] = []
         self._options = options
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     def add(self, table: pa.Table) -> int:
         """Write a table; return its number."""
@@ -102,9 +107,16 @@ class _Buffers:
         self.written.append(memoryview(sink.getvalue()))
         return len(self.written) - 1
 
+    def add_numbers(self, values: tuple[int, ...]) -> int:
+        """Write numbers, unless the same are there already; return their number."""
+        if values not in self._numbers:
+            self._numbers[values] = len(self.written)
+            self.written.append(memoryview(msgspec.msgpack.encode(values)))
+        return self._numbers[values]
 
-def _value(tree: Any, buffers: list[memoryview]) -> Any:
-    """Make the value that a tree describes."""
+
+def _value(tree: Any, buffers: list[Any]) -> Any:
+    """Make the value that a tree describes; numbers that are read take the place of their bytes."""
     if not isinstance(tree, list):
         return tree
     kind, *rest = tree
@@ -114,6 +126,10 @@ def _value(tree: Any, buffers: list[memoryview]) -> Any:
         number, shape, dtype = rest
         column = _table(buffers[number])["values"].combine_chunks()
         return column.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(shape)
+    if kind == "numbers":
+        if isinstance(buffers[rest[0]], memoryview):
+            buffers[rest[0]] = msgspec.msgpack.decode(buffers[rest[0]], type=tuple[int, ...])
+        return buffers[rest[0]]
     if kind in ("list", "tuple"):
         values = [_value(v, buffers) for v in rest[0]]
         return values if kind == "list" else tuple(values)
