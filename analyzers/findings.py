@@ -60,6 +60,15 @@ def of_lost(rank: int, reason: str) -> Finding:
     return finding("run.rank_lost", rank=rank, reason=reason)
 
 
+def of_detail(run: Attributed) -> Iterator[Finding]:
+    """Say which ranks were looked at closely, where these are not all."""
+    if run.detail is not None:
+        some = [rank.rank for rank in run.detail.ranks]
+        yield finding(
+            "run.some_closely", count=len(some), whole=len(run.ranks), ranks=ranges(some)
+        )
+
+
 def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
     """Groups whose sequence numbers were not used, because their ranks do not count alike."""
     for group in next((m.misnumbered for m in matched.values()), ()):

@@ -301,7 +301,8 @@ def aggregate(
         detail=detail,
     ).of_kind()
     findings += [*found.of_steps(run.step_time(), findings)]
-    findings = found.gathered([*findings, *found.of_utilization(run)])
+    findings += [*found.of_utilization(run), *found.of_detail(run)]
+    findings = found.gathered(findings)
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
     return replace(run, findings=findings)
