@@ -64,9 +64,7 @@ def of_detail(run: Attributed) -> Iterator[Finding]:
     """Say which ranks were looked at closely, where these are not all."""
     if run.detail is not None:
         some = [rank.rank for rank in run.detail.ranks]
-        yield finding(
-            "run.some_closely", count=len(some), whole=len(run.ranks), ranks=ranges(some)
-        )
+        yield finding("run.some_closely", count=len(some), whole=len(run.ranks), ranks=ranges(some))
 
 
 def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:

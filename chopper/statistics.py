@@ -256,6 +256,24 @@ def welch(
     return t_975(freedom) * error, 2 * stdtr(freedom, -t)
 
 
+def t_test(values: np.ndarray) -> np.ndarray:
+    """Student's two-sided p of a mean of zero, by row; nan with fewer than three values.
+
+    Args:
+        values: (rows, samples), nan for what is missing.
+    """
+    from scipy import stats
+
+    count = np.isfinite(values).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.nansum(values, axis=1) / np.maximum(count, 1)
+        deviations = np.where(np.isfinite(values), values - mean[:, None], 0.0)
+        error = np.sqrt((deviations**2).sum(axis=1) / np.maximum(count - 1, 1) / count)
+        t = np.where(mean == 0, 0.0, np.abs(mean) / error)
+        p: np.ndarray = np.where(count < 3, np.nan, 2 * stats.t.sf(t, np.maximum(count - 1, 1)))
+    return p
+
+
 def discoveries(p: np.ndarray) -> np.ndarray:
     """Benjamini and Hochberg (1995): mask of rows; at most 5 % of them false, on average."""
     order = np.argsort(p, kind="stable")

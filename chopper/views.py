@@ -77,7 +77,9 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
     for name in names:
         if name not in VIEWS:
             raise UsageError(f"view {name!r} unknown: one of {', '.join(VIEWS)}")
-        tables[name] = VIEWS[name].validate(_call(f"{folder.__name__}.{name}:{name}", values))
+        declared = VIEWS[name]
+        seen = {"run": run} if declared.of_all_ranks else values
+        tables[name] = declared.validate(_call(f"{folder.__name__}.{name}:{name}", seen))
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -376,6 +377,10 @@ def _coverage(run: Attributed) -> list[Block]:
     return [Facts(facts=facts, style="bars")] if facts else []
 
 
+_LEAST_RANKS = 4
+"""Fewer are told apart in the figure of steps."""
+
+
 def _browser_page(run: Attributed) -> Page:
     """Return the page with its figures, tables, timeline and their data."""
     from chopper.reports import details, environment, figures, frequency, series, timeline
@@ -397,6 +402,7 @@ def _browser_page(run: Attributed) -> Page:
         *([_timeline(story, lanes)] if lanes.windows else []),
         _gap(story, recoverable(run, replay)),
         *([_steps(story)] if story.windows > 1 else []),
+        *([_ranks(story)] if len(run.ranks) >= _LEAST_RANKS else []),
         Section(
             title="Breakdown",
             id="breakdown",
@@ -524,6 +530,28 @@ def _steps(story: Story) -> Section:
         blocks=(
             Widget("steps.html.j2"),
             Figure(name="steps", title="", figure=figure, label=label),
+        ),
+    )
+
+
+def _ranks(story: Story) -> Section:
+    from chopper.reports import figures
+
+    detail = story.run.detail
+    told = ""
+    if detail is not None:
+        some = fmt.ranges([rank.rank for rank in detail.ranks])
+        command = f"chopper report {shlex.quote(story.run.source)} --ranks LIST"
+        told = f" The timeline has ranks {some}; others: {command}."
+    label = "Ranks by steps, coloured by time; the table of ranks has the means"
+    return Section(
+        title="Ranks",
+        id="ranks",
+        intro=f"Time of each rank in each {story.unit}. All ranks leave a collective together: the "
+        f"one that makes the others wait has the longest {story.unit} without waiting.{told}",
+        blocks=(
+            Widget("ranks.html.j2"),
+            Figure(name="ranks", title="", figure=figures.ranks(story), label=label),
         ),
     )
 

@@ -28,8 +28,11 @@ class View(Table):
         title: heading in reports.
         section: one of :data:`SECTIONS`.
         needs: why it has no rows where it has none.
+        of_all_ranks: it reads totals only, which a large run has of all ranks; other views are of
+            the ranks that are looked at closely.
     """
 
     title: str
     section: str
     needs: str = ""
+    of_all_ranks: bool = False

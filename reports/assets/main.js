@@ -52,6 +52,18 @@ function stepsFigure() {
     reveal("timeline");
   });
 }
+/** Swaps what the heat map of ranks shows; a rank with a timeline opens in it. */
+function ranksFigure() {
+  const host = $("fig-ranks"), figure = data.figures.ranks, select = $("ranks-measure");
+  select.append(...Object.keys(figure.views).map((name) => el("option", { value: name }, name)));
+  select.addEventListener("change", async () => {
+    Object.assign(figure.data[0], figure.views[select.value]);
+    await plots.draw(host);
+    const { data: traces, layout } = themed(figure);
+    window.Plotly.react(host, traces, layout, CONFIG);
+  });
+}
+if ($("fig-ranks")) ranksFigure();
 if ($("fig-steps")) stepsFigure();
 if ($("fig-waterfall")) {
   onBar($("fig-waterfall"), "y", (i) => {

@@ -1,0 +1,123 @@
+"""Runs of many ranks: every engine gives the same answer, whichever ranks are looked at closely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import chopper
+from benchmarks._ranks import write_ranks
+from chopper import pipeline
+from chopper.analyzers.causes.closer import closer_ranks
+from chopper.engines.processes import Processes
+from chopper.engines.serial import Serial
+from chopper.errors import UsageError
+from chopper.reports import render
+from chopper.views import VIEWS, view
+from tests import command
+
+RANKS = 5
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks")
+    write_ranks(directory, RANKS, 800)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(2, "a test") as engine:
+        yield engine
+
+
+def document(run: chopper.Attribution) -> str:
+    assert isinstance(run, chopper.api.AttributedRun)
+    return json.dumps(run.to_dict(), sort_keys=True)
+
+
+def test_every_engine_and_order_of_files_gives_the_same_answer(
+    traces: Path, processes: Processes
+) -> None:
+    files = sorted(traces.iterdir())
+    serial = chopper.attribute(chopper.load(files, engine=Serial()), engine=Serial())
+    backwards = replace(chopper.load(files[::-1], engine=processes), source=serial.source)
+    apart = chopper.attribute(backwards, engine=processes)
+    assert document(serial) == document(apart)
+    assert apart.pieces.equals(serial.pieces)
+    assert [*apart.joined] == [*range(RANKS)]
+    for name in VIEWS:
+        assert view(apart, name).equals(view(serial, name)), name
+
+
+def test_a_run_directory_is_read_by_every_engine_alike(
+    traces: Path, processes: Processes, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    command.run("import", str(traces), "-o", str(directory))
+    serial, apart = (
+        chopper.attribute(str(directory), engine=engine) for engine in (Serial(), processes)
+    )
+    assert document(serial) == document(apart)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every run one that is too large to look at all ranks closely."""
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
+
+
+@pytest.mark.usefixtures("large")
+def test_causes_of_a_large_run_are_those_of_all_ranks(
+    traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = chopper.attribute(str(traces), ranks=[1, 3])
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 10**9)
+    every = chopper.attribute(str(traces))
+    assert some.cause_rows == every.cause_rows
+    assert some.step == every.step
+    assert some.ranks == every.ranks
+    assert some.by("kernel") == every.by("kernel")
+    assert view(some, "ranks").equals(view(every, "ranks"))
+    assert [*some.joined] == [1, 3] == [rank.rank for rank in some.detailed.ranks]
+    [said] = [f for f in some.findings if f.code == "run.some_closely"]
+    assert "2 of 5 ranks (1,3)" in said.message
+    assert sum(p for p in some.detailed.pieces["time_ns"].to_pylist()) == (
+        some.detailed.observed_ns
+    )
+
+
+@pytest.mark.usefixtures("large")
+def test_everything_can_be_asked_of_a_large_run(traces: Path, tmp_path: Path) -> None:
+    from chopper.reports import export
+
+    run = chopper.attribute(str(traces), ranks=[0, 2])
+    for name in VIEWS:
+        view(run, name)
+    for format in ("html", "md", "txt", "json"):
+        assert render(run, format)
+    assert chopper.whatif(run, fix="launch_gaps").to_dict()["schema"]
+    other = chopper.attribute(str(traces), ranks=[0, 2])
+    assert chopper.compare(run, other).to_dict()["schema"]
+    paths = {path for path, _ in export.tables(run)}
+    assert {"rank-00000/event_link", "rank-00001/host_span", "views/ranks"} <= paths
+    assert "rank-00001/event_link" not in paths
+    with pytest.raises(UsageError, match="no rank 9: it has 0-4"):
+        chopper.attribute(str(traces), ranks=[9])
+
+
+def test_ranks_that_differ_are_looked_at_first() -> None:
+    from benchmarks import _synthetic
+
+    run = chopper.attribute(_synthetic.run(800, 6))
+    causes = run.totals.causes
+    chosen = closer_ranks(causes, dict.fromkeys(range(6), 100_000))
+    by_time = sorted(run.by("rank"), key=lambda group: group.time_ns)
+    assert {by_time[0].key, by_time[-1].key} <= {*chosen}
+    assert len(chosen) == 4  # as many as four hundred thousand rows are
+    assert closer_ranks(causes, dict.fromkeys(range(6), 10**9)) == [by_time[-1].key]
