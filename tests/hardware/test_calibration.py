@@ -228,7 +228,7 @@ def test_a_device_that_is_not_there_is_a_usage_error() -> None:
 
 
 def test_senseless_conditions_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="begin at 1"):
+    with pytest.raises(UsageError, match="must be at least 1"):
         measuring.calibrate(device="cpu", ranks=0)
 
 
