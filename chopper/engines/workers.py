@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import (
@@ -43,6 +44,7 @@ _ENVIRONMENT = {
     # Nothing is imported from where the server stands.
     "PYTHONSAFEPATH": "1",
 }
+_LONGEST_FOLDER_BYTES = 60
 _LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Workers end when their parent does, and remove its files: these signals reach a whole group."""
 
@@ -60,6 +62,7 @@ class _Server(ForkServer):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
         try:
             with _environment():
+                _shorten_socket_paths()
                 super().ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -70,6 +73,16 @@ class _Server(ForkServer):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._forkserver_pid, signal.SIGKILL)
             self._stop()
+
+
+def _shorten_socket_paths() -> None:
+    """Have multiprocessing make its folder of sockets where their paths fit 107 bytes."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER_BYTES:
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            util.get_temp_dir()
+        finally:
+            tempfile.tempdir = before
 
 
 class _WorkerPopen(Popen):

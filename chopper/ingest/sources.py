@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob as globbing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -133,15 +134,19 @@ def find(named: Sequence[str | Path]) -> Sources:
 
 
 def files_of(named: Sequence[str | Path]) -> list[Path]:
-    """Return the files that names may mean, without opening them; to know how much there is."""
+    """Return the files that names may mean, without opening them; to know how much there is.
+
+    What cannot be looked at is left out: who reads it says why.
+    """
     files: list[Path] = []
     for item in map(Path, named):
-        if item.is_dir():
-            files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]
-        elif globbing.has_magic(str(item)):
-            files += map(Path, globbing.glob(str(item), recursive=True))  # noqa: PTH207
-        else:
-            files.append(item)
+        with contextlib.suppress(OSError, ValueError):
+            if item.is_dir():
+                files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]
+            elif globbing.has_magic(str(item)):
+                files += map(Path, globbing.glob(str(item), recursive=True))  # noqa: PTH207
+            else:
+                files.append(item)
     return files
 
 

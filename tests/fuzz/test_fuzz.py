@@ -94,17 +94,17 @@ def test_what_the_judge_finds(
         commands = build(case, inputs, folder := tmp_path / f"case{len(list(tmp_path.iterdir()))}")
         return str(judge([["analyze", commands[0][1], "--json"]], folder))
 
-    def raising(*_: object) -> None:
+    def raising(*_: object, **__: object) -> None:
         raise KeyError("gone")
 
-    def telling(*_: object) -> None:
+    def telling(*_: object, **__: object) -> None:
         from chopper.errors import InputError
 
         raise InputError(f"found {mutating.SECRET}")
 
-    def writing(*sources: object) -> object:
+    def writing(*sources: object, **options: object) -> object:
         Path("outside/secret.txt").write_text("overwritten")
-        return attribute(*sources)  # type: ignore[arg-type]
+        return attribute(*sources, **options)  # type: ignore[arg-type]
 
     assert judged(attribute) == "None"
     assert "KeyError in " in judged(raising)
