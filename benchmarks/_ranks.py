@@ -32,8 +32,8 @@ def write_ranks(directory: Path, ranks: int, events: int) -> None:
                 "baseTimeNanoseconds": _BASE_NS,
             }
             text = f'{json.dumps(head)[:-1]}, "traceEvents": [\n{body}\n]}}\n'
-            with igzip.open(directory / f"rank-{rank}.json.gz", "wb", compresslevel=1) as file:
-                file.write(text.encode())
+            packed = igzip.compress(text.encode(), 1)
+            (directory / f"rank-{rank}.json.gz").write_bytes(packed)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,10 @@ class Job:
         if "a tenth dropped" in self._case and rank % 100 == 3:
             columns = columns[:, rng.random(len(slot)) >= 0.1]
         rows = np.arange(columns.shape[1])
-        return Communication(2 * rows, list(kinds), *columns, 2 * len(rows))
+        of_kind, number, entered_ns, left_ns = columns
+        return Communication(
+            2 * rows, list(kinds), of_kind, number, entered_ns, left_ns, 2 * len(rows)
+        )
 
     def _kinds(self, dimension: str, rank: int) -> list[Kind]:
         """Return what a rank does in a slot: the ends of a pipeline do one thing less."""
