@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import platform
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from chopper.engines import Done, Kept, Lost, lost, ray_cluster
+from chopper.engines.processes import portable
 from chopper.errors import ChopperError, InputError
+from chopper.limits import usable_cores
 from chopper.storage import values
 from chopper.version import __version__
 
 _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
+_ANSWER_S = 60.0
+"""Patience with the nodes of a cluster, which start a process to answer."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +33,73 @@ class InCluster:
     reference: Any
 
     def get(self) -> Any:
-        """Fetch the value."""
+        """Fetch the value.
+
+        Raises:
+            InputError: the cluster is left, or has lost the value.
+        """
         import ray
 
-        return values.decode(ray.get(self.reference))
+        if not ray.is_initialized():  # which would start a cluster
+            raise InputError(
+                "--ray: a value of the cluster is gone with the engine, which is closed; use what "
+                "is held before"
+            )
+        try:
+            return values.decode(memoryview(ray.get(self.reference)))
+        except ray.exceptions.RayError as exc:
+            raise InputError(f"--ray: a value of the cluster is lost ({_line(exc)})") from exc
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """A value of the store that Ray brought to the worker before its task began."""
+
+    data: Any
+
+    def get(self) -> Any:
+        return values.decode(memoryview(self.data))
+
+
+class _Pickler(pickle.Pickler):
+    """Arguments of a task, without the values of the cluster that are somewhere in them.
+
+    Ray runs a task where its values are, and starts it when they are there; a task that fetched
+    them itself would wait, and another process be started for the core that it does not use.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.references: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, InCluster):
+            return None
+        self.references.append(obj.reference)
+        return len(self.references) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, fetched: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._fetched = fetched
+
+    def persistent_load(self, pid: Any) -> _Fetched:
+        return _Fetched(self._fetched[pid])
 
 
 class OnRay:
     """The engine of a Ray cluster.
 
     Args:
-        address: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster of this machine;
-            one is started where there is none.
+        address: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS``
+            or of this machine; one is started where there is none.
         reason: why this engine was chosen.
         progress: called with a label and how many of its tasks are done.
 
     Raises:
         LoaderError: Ray is not installed, or no cluster is at the address.
-        InputError: the cluster's workers have other versions.
+        InputError: a node of the cluster has no chopper, or one of another version.
     """
 
     name = "ray"
@@ -55,17 +112,15 @@ class OnRay:
         progress: Callable[[str, int], None] | None = None,
     ) -> None:
         self.reason, self._progress = reason, progress
-        cores = len(os.sched_getaffinity(0))
-        self._cluster = contextlib.ExitStack()
-        with self._cluster as cluster:
+        joined = _running() if address == "auto" else address
+        with contextlib.ExitStack() as cluster:
             cluster.enter_context(
-                ray_cluster.cluster(
-                    None if address == "auto" else address, cpus=cores, store_bytes=_STORE_BYTES
-                )
+                ray_cluster.cluster(joined, cpus=usable_cores(), store_bytes=_STORE_BYTES)
             )
             import ray
 
-            _check_workers(ray)
+            if joined is not None:
+                _check_nodes(ray)
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
         self._task = ray.remote(num_returns=2, max_retries=_MOST_RETRIES)(_call)
@@ -79,19 +134,27 @@ class OnRay:
         results: dict[int, Done | Lost] = {}
         running: dict[Any, tuple[int, Any]] = {}
         waiting = enumerate(calls)
-        while True:
-            while len(running) < 2 * self.workers and (call := next(waiting, None)) is not None:
-                arguments = [a.reference if isinstance(a, InCluster) else a for a in call[1]]
-                value, big = self._task.remote(function, *arguments)
-                running[value] = call[0], big
-            if not running:
-                return [results[number] for number in sorted(results)]
-            done, _ = ray.wait([*running], num_returns=1)
-            for reference in done:
-                number, big = running.pop(reference)
-                results[number] = _done(reference, big)
-                if self._progress is not None:
-                    self._progress(label, len(results))
+        try:
+            while True:
+                while len(running) < 2 * self.workers and (call := next(waiting, None)):
+                    number, arguments = call
+                    pickler = _Pickler(packed := io.BytesIO())
+                    pickler.dump([*arguments])
+                    value, big = self._task.remote(function, packed.getvalue(), *pickler.references)
+                    running[value] = number, big
+                if not running:
+                    return [results[number] for number in sorted(results)]
+                finished, _ = ray.wait([*running], num_returns=1)
+                for reference in finished:
+                    number, big = running.pop(reference)
+                    results[number] = _done(reference, big)
+                    if self._progress is not None:
+                        self._progress(label, len(results))
+        except BaseException:
+            for reference in running:
+                with contextlib.suppress(Exception):  # the cluster may be what failed
+                    ray.cancel(reference, force=True)
+            raise
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
@@ -109,43 +172,94 @@ def _done(reference: Any, big: Any) -> Done | Lost:
 
     try:
         returned, is_held = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
     except ray.exceptions.RayError as error:
-        return Lost(str(error).strip().partition("\n")[0], None)
+        return Lost(f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None)
     if isinstance(returned, Lost):
         return returned
     return Done(returned, InCluster(big) if is_held else None)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> tuple[tuple[Any, bool], bytes]:
+def _call(
+    function: Callable[..., Any], packed: bytes, *fetched: Any
+) -> tuple[tuple[Any, bool], Any]:
     """Run a task in a worker; what is to be held is the second value."""
+    import numpy as np
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
     try:
-        result = function(
-            *(values.decode(a) if isinstance(a, bytes | memoryview) else a for a in arguments)
-        )
+        arguments = _Unpickler(packed, fetched).load()
+        result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
+        if not isinstance(result, Kept):
+            return (result, False), None
+        if result.big is None:
+            return (result.value, False), None
+        # Workers map the bytes of an array, and copy those of bytes.
+        encoded = values.encode(result.big, compressed=True)
+        return (result.value, True), np.frombuffer(encoded, np.uint8)
     except (ChopperError, MemoryError) as error:
-        return (lost(error), False), b""
-    if not isinstance(result, Kept):
-        return (result, False), b""
-    if result.big is None:
-        return (result.value, False), b""
-    return (result.value, True), values.encode(result.big, compressed=True)
+        return (lost(portable(error)), False), None
 
 
-def _check_workers(ray: Any) -> None:
-    """Refuse workers that do not have this chopper."""
-    try:
-        theirs = ray.get(ray.remote(_versions).remote())
-    except ray.exceptions.RayError as exc:
+def _running() -> str | None:
+    """Return the address of the cluster that this process is meant to use, where there is one."""
+    if named := os.environ.get("RAY_ADDRESS"):
+        return named
+    for folder in {os.environ.get("RAY_TMPDIR", "/tmp"), tempfile.gettempdir()}:
+        with contextlib.suppress(OSError, ChopperError):
+            address = (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+            ray_cluster.answers(address)
+            return address
+    return None
+
+
+def _check_nodes(ray: Any) -> None:
+    """Refuse a cluster of which a node does not have this chopper."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Without a core of its own: it does not wait for what else the cluster does.
+    task = ray.remote(num_cpus=0, max_retries=0)(_versions)
+    nodes = {
+        task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(): node["NodeManagerHostname"]
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    here = (__version__, platform.python_version())
+    answered, silent = ray.wait([*nodes], num_returns=len(nodes), timeout=_ANSWER_S)
+    if silent:
         raise InputError(
-            f"--ray: the cluster's workers cannot import chopper; install chopper-profiler "
-            f"{__version__} there"
-        ) from exc
-    if theirs != _versions():
-        raise InputError(
-            f"--ray: the cluster's workers run chopper {theirs[0]} on Python {theirs[1]}; here it "
-            f"is {__version__} on {platform.python_version()}: install the same there"
+            f"--ray: node {nodes[silent[0]]} of the cluster did not answer in {_ANSWER_S:.0f} s"
         )
+    for reference in answered:
+        host = nodes[reference]
+        try:
+            theirs = ray.get(reference)
+        except ray.exceptions.RayTaskError as exc:
+            raise InputError(
+                f"--ray: node {host} of the cluster cannot import chopper ({_line(exc)}); install "
+                f"chopper-profiler {__version__} there"
+            ) from exc
+        except ray.exceptions.RayError:
+            continue  # a node that has just left the cluster
+        if theirs != here:
+            raise InputError(
+                f"--ray: node {host} of the cluster has chopper {theirs[0]} and Python "
+                f"{theirs[1]}, here are {here[0]} and {here[1]}; install the same there"
+            )
 
 
 def _versions() -> tuple[str, str]:
-    return __version__, platform.python_version()
+    from chopper import version
+
+    return version.__version__, platform.python_version()
+
+
+def _line(error: BaseException) -> str:
+    """Return the line of a message of Ray that says what failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error: " in line]
+    return (named or lines or [type(error).__name__])[-1 if named else 0]

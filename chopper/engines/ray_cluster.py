@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,12 +73,11 @@ def cluster(
         answers(address)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
-    signal.signal(signal.SIGTERM, _leave)
+    _handle(signal.SIGTERM, _leave)
     directory = None
     if address is None:
         if ended := clear_leftovers():
-            sys.stdout.write(f"ended {len(ended)} Ray processes of an earlier run\n")
-            sys.stdout.flush()
+            sys.stderr.write(f"ended {len(ended)} Ray processes of an earlier run\n")
         directory = _new_directory()
         options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
         options |= {"object_store_memory": store_bytes, "_temp_dir": str(directory)}
@@ -86,7 +86,7 @@ def cluster(
     try:
         _start(ray, directory, options)
         # Ray's own handler prints a stack, and leaves its directory behind.
-        signal.signal(signal.SIGTERM, _leave)
+        _handle(signal.SIGTERM, _leave)
         yield ray.get_runtime_context().gcs_address
     except BaseException:
         _go_on_whatever_comes()
@@ -100,7 +100,13 @@ def cluster(
             if directory is not None:
                 _end_all_of(directory)
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                _handle(number, handler)
+
+
+def _handle(number: int, handler: Any) -> None:
+    """Set what a signal does, where this thread may."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
@@ -111,8 +117,8 @@ def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
         try:
             ray.init(**options)
         except Exception as exc:  # Ray raises whatever its parts do
-            said = str(exc).strip().splitlines() or [type(exc).__name__]
-            raise LoaderError(f"Ray did not start ({said[0]})") from exc
+            said = " ".join(str(exc).split()) or type(exc).__name__
+            raise LoaderError(f"Ray did not start ({said})") from exc
 
 
 def _without_lines_of_raylets() -> None:
@@ -125,7 +131,7 @@ def _without_lines_of_raylets() -> None:
 def _go_on_whatever_comes() -> None:
     """Whoever is told to end is ending already; an interrupt comes more than once."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        _handle(number, signal.SIG_IGN)
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -173,10 +179,15 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 def answers(address: str) -> None:
     """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn."""
     host, _, port = address.rpartition(":")
+    is_client = address.startswith("ray://")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), 5).close()
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), 5).close()
     except (OSError, ValueError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
+    if is_client:
+        if importlib.util.find_spec("grpc") is None:
+            raise LoaderError(f"{address}: needs Ray's client: pip install 'ray[client]'")
+        return
     asked = subprocess.run(
         own_python(__name__, address, str(ANSWER_S)),
         stdin=subprocess.DEVNULL,
@@ -194,7 +205,7 @@ def answers(address: str) -> None:
 
 def _no_cluster(address: str, found: str) -> LoaderError:
     return LoaderError(
-        f"--address {address}: no Ray cluster answers there ({found}); it is HOST:PORT as "
+        f"{address}: no Ray cluster answers there ({found}); it is HOST:PORT as "
         "`ray start --head` prints it"
     )
 

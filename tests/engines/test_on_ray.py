@@ -1,0 +1,190 @@
+"""The engine of a Ray cluster: real nodes of `ray start` on this machine, of one core each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chopper.engines import Done, Engine, Lost
+from chopper.engines.on_ray import OnRay
+from chopper.engines.ray_cluster import LoaderError
+from chopper.engines.serial import Serial
+from chopper.errors import InputError
+from tests.engines import tasks
+from tests.engines.tasks import done
+from tests.waiting import PATIENCE_S, until
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("needs Ray", allow_module_level=True)
+
+SIZE = ("--num-cpus=1", "--object-store-memory=100000000")
+START = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
+
+
+class Nodes:
+    """Nodes of a cluster, each of a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._groups = folder, list[subprocess.Popen[bytes]]()
+        guard = folder / "guard"
+        guard.mkdir()
+        # AMD's package without its library ends each of Ray's processes.
+        (guard / "amdsmi.py").write_text('raise ImportError("not here")\n')
+        self.guard = guard
+        self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
+        self.address = (folder / "ray_current_cluster").read_text().strip()
+
+    def start(self, *options: str, path: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a node; ``path`` comes first where it imports from."""
+        log = self._folder / f"log-{len(self._groups)}"
+        options = options or (f"--address={self.address}",)
+        paths = [str(p) for p in (path, self.guard) if p is not None]
+        with log.open("w") as file:
+            node = subprocess.Popen(
+                [sys.executable, "-c", START, "start", *options, *SIZE, "--block"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+                    "RAY_enable_worker_prestart": "0",
+                    # A node that is gone is noticed soon.
+                    "RAY_health_check_initial_delay_ms": "1000",
+                    "RAY_health_check_period_ms": "500",
+                    "RAY_health_check_timeout_ms": "3000",
+                    "RAY_health_check_failure_threshold": "3",
+                },
+                start_new_session=True,
+            )
+        self._groups.append(node)
+        until(lambda: "runtime started" in log.read_text() or node.poll() is not None, "a node")
+        assert node.poll() is None, log.read_text()
+        return node
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """End a node as a machine that fails does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait(PATIENCE_S)
+        if node in self._groups:
+            self._groups.remove(node)
+
+    def end(self) -> None:
+        for node in [*self._groups]:
+            self.kill(node)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    # Sockets have short paths only.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        cluster = Nodes(Path(folder))
+        try:
+            yield cluster
+        finally:
+            cluster.end()
+
+
+def test_results_are_those_of_one_process_also_when_a_node_ends(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    second = nodes.start()
+    calls = [(100 * n,) for n in range(12)]
+    seen: list[int] = []
+    with Serial() as serial, OnRay(nodes.address, progress=lambda _, n: seen.append(n)) as engine:
+        assert engine.workers == 2
+        both: tuple[Engine, ...] = (serial, engine)
+        results = [one.map(tasks.table, calls, label="") for one in both]
+        assert done(results[1]) == done(results[0]) == [n for (n,) in calls]
+        assert seen == [*range(1, 13)]
+        # Half of what is held goes with the node, and is made again.
+        nodes.kill(second)
+        later, refused = [], []
+        for one, of in zip(both, results, strict=True):
+            held = [({"held": r.held}, 1) for r in of if isinstance(r, Done)]
+            later.append(one.map(tasks.nested, held, label=""))
+            lost = one.map(tasks.refused, [(n,) for n in range(4)], label="")
+            refused.append([r.reason for r in lost if isinstance(r, Lost)])
+        assert later[1] == later[0]
+        assert refused[1] == refused[0]
+        with pytest.raises(ZeroDivisionError):
+            engine.map(tasks.wrong, [(1,)], label="")
+        once = [(n, 5, tmp_path / "once") for n in range(8)]
+        assert done(engine.map(tasks.killed_once, once, label="")) == [*range(8)]
+        (last,) = engine.map(tasks.table, [(3,)], label="")
+        assert isinstance(last, Done)
+        assert last.held is not None
+        assert last.held.get()["rows"].num_rows == 3
+    with pytest.raises(InputError, match="a value of the cluster is gone"):
+        last.held.get()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (
+            "import sys\nsys.modules['chopper'] = None\n",
+            "cannot import chopper .*; install chopper-profiler",
+        ),
+        (
+            "import chopper.version\nchopper.version.__version__ = '0.0.1'\n",
+            r"has chopper 0\.0\.1 and Python .* here are",
+        ),
+    ],
+)
+def test_a_node_without_this_chopper_is_named(
+    nodes: Nodes, tmp_path: Path, site: str, message: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(site)
+    other = nodes.start(path=tmp_path)
+    try:
+        with pytest.raises(InputError, match=message) as refused:
+            OnRay(nodes.address)
+        assert "\n" not in str(refused.value)
+    finally:
+        nodes.kill(other)
+
+
+def test_a_cluster_of_another_ray_is_one_line(nodes: Nodes) -> None:
+    script = (
+        "import sys, ray\n"
+        "ray.__version__ = '2.0.0'\n"
+        "from chopper.engines.on_ray import OnRay\n"
+        "from chopper.errors import ChopperError\n"
+        "try:\n"
+        "    OnRay(sys.argv[1])\n"
+        "except ChopperError as exc:\n"
+        "    print(exc)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, nodes.address],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(nodes.guard)},
+    )
+    (line,) = shown.stdout.splitlines()
+    assert "Version mismatch" in line, shown.stderr
+    assert "Ray: 2.0.0" in line
+
+
+def test_an_address_that_is_no_cluster_is_one_line() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{nobody.getsockname()[1]}"
+        for address in (where, f"ray://{where}", "here"):
+            with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there"):
+                OnRay(address)
