@@ -253,15 +253,14 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
         memory_bytes=None if memory is None else size_bytes(memory, "--memory"),
         ray=meta.get("chopper.ray"),
     )
-    with engine_of(files_of(sources), options) as engine:
-        with progress(f"reading {name or 'the run'}"):
-            run = load(list(sources), engine=engine)
-        with progress(f"attributing {name}".rstrip()):
-            return attribute(
-                run,
-                engine=engine,
-                ranks=None if ranks is None else integers(ranks, "--ranks"),
-            )
+    # To the command's end: what the run's tables are read from.
+    engine = click.get_current_context().with_resource(engine_of(files_of(sources), options))
+    with progress(f"reading {name or 'the run'}"):
+        run = load(list(sources), engine=engine)
+    with progress(f"attributing {name}".rstrip()):
+        return attribute(
+            run, engine=engine, ranks=None if ranks is None else integers(ranks, "--ranks")
+        )
 
 
 def quoted(*sources: str | Path) -> str:
