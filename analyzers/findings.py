@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import msgspec
+import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult
@@ -184,6 +185,14 @@ def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
             phases=f" (of them {', '.join(phases)})" if phases else "",
             own=duration(outside.profiler_ns),
         )
+
+
+def of_unnumbered(windows: pa.Table) -> Iterator[Finding]:
+    """Name the ranks whose whole trace is one window beside the numbered steps of others."""
+    without = windows["number"].is_null()
+    if windows["number"].null_count < windows.num_rows:
+        for rank in windows["rank"].filter(without).unique().to_pylist():
+            yield finding("steps.unnumbered", rank=rank)
 
 
 def of_utilization(run: Attributed) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """The result of attributing a run: tables of exclusive pieces, and views of them.
 
 Everything here is a regrouping of the same nanoseconds: whatever the level, the sums are equal.
-Where steps of several kinds were traced, all of it is of the kind that the step time is of, and
-``whole`` is of all of them.
+Where steps of several kinds were traced, or some ranks have no numbered steps, all of it is of the
+kind that the step time is of, and ``whole`` is of everything that was traced.
 """
 
 from __future__ import annotations
@@ -374,6 +374,11 @@ class Attribution:
         """Return the part that the step time is of; itself where no other kind was traced."""
         traced = [kind.traced_steps for kind in self.step.kinds if kind.name == self.step.kind]
         return self.of_steps(traced[0]) if traced and traced[0] else self
+
+    def of_numbered(self) -> Self:
+        """Return the part of ``whole`` in numbered steps; the whole where none has a number."""
+        numbers = ints(self.whole.windows, "number")
+        return self.of_steps(numbers[numbers >= 0]) if (numbers >= 0).any() else self.whole
 
     def of_steps(self, numbers: Collection[int]) -> Self:
         """Return the part of ``whole`` in these steps; the whole itself where it has no others.

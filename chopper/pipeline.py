@@ -300,7 +300,7 @@ def aggregate(
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
         detail=detail,
     ).of_kind()
-    findings += [*found.of_steps(run.step_time(), findings)]
+    findings += [*found.of_steps(run.step_time(), findings), *found.of_unnumbered(windows)]
     findings += [*found.of_utilization(run), *found.of_detail(run)]
     findings = found.gathered(findings)
     if run.all_kinds is not None:

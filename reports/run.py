@@ -350,7 +350,7 @@ def _level(story: Story, level: Level, rows: int | None) -> Section:
 
 def _spread(story: Story) -> list[Section]:
     """Return one line over the ranks: the spread of the step time, and which is slowest."""
-    per_step = {r.label: r.observed_ns / max(r.steps, 1) for r in story.run.ranks}
+    per_step = {r.label: r.observed_ns / r.steps for r in story.run.ranks if r.steps}
     if len(per_step) < 2:
         return []
     parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]

@@ -11,6 +11,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.compare.runs import compare
+from chopper.analyzers.replay.replay import Replay
 from chopper.attribution import Spread, StepTime
 from chopper.reports import comparison as comparison_report
 from chopper.reports import run as run_report
@@ -19,6 +20,8 @@ from chopper.reports.page import Page
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
+from chopper.views import view
+from tests.kineto_writer import Trace
 
 OWN = sorted(path for path in (Path(__file__).parent / "golden" / "own").iterdir() if path.is_dir())
 
@@ -119,3 +122,61 @@ def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
     assert "5.05 ms recoverable" in text
     assert "4.04 ms without tracing" in text
     assert "Scaled" not in _text(run_report.page(hardly, "txt"))
+
+
+def _mixed_ranks(folder: Path) -> None:
+    """Write traces of three ranks, the last of which has no step mark."""
+    folder.mkdir()
+    for rank in range(3):
+        made = Trace(rank=rank, world=3)
+        for step in range(4):
+            at = 40_000 * step
+            if rank < 2:
+                made.step(step, at, 40_000)
+            op = made.op("aten::mm", at + 1_000, 1_000, shapes=[[64, 32], [32, 64]])
+            made.launch("gemm", at + 1_200, 200, kernel_at=at + 2_000, kernel_for=38_000, op=op)
+        (folder / f"rank{rank}.json").write_bytes(made.encode())
+
+
+def test_a_rank_without_numbered_steps_is_left_out_of_every_step_time(tmp_path: Path) -> None:
+    _mixed_ranks(tmp_path / "mixed")
+    run = chopper.attribute(tmp_path / "mixed")
+    numbered = run.windows["number"].to_pylist()
+    assert numbered == [0, 1, 2, 3] * 2
+    step_ns = round(run.observed_ns / 8)
+    # The first step begins with the host, 2 µs before its kernel.
+    assert step_ns == 40_000
+    time = run.step_time()
+    assert time.traced_mean_ns == step_ns
+    assert time.kind == "training"
+    assert chopper.whatif(run).observed_step_ns == pytest.approx(step_ns, abs=1)
+    replay = Replay(run)
+    scenario = replay.scenario()
+    scenario.uncoupled = True
+    # The quicker of two: a rank without counted windows is no measure of the others.
+    assert replay.reference(scenario.solve()) in (0, 1)
+    assert any("ranks without numbered steps" in note for note in replay.notes)
+    for all_steps in (False, True):
+        beside = compare(run, run, all_steps=all_steps)
+        assert beside.step.a_ns == step_ns
+        assert beside.a.windows == 8
+    assert sum(run.step_time_ns()) == 4 * step_ns
+    rows = [r for r in view(run, "utilization").to_pylist() if r["ceiling"] == "theoretical"]
+    assert {r["rank"] for r in rows} == {None, 0, 1}
+    assert all(r["mfu_ratio"] for r in rows)
+    path = view(run, "critical_path").to_pylist()
+    assert sum(row["time_ns"] for row in path) == pytest.approx(4 * step_ns, rel=0.01)
+    # It is named, and its nanoseconds are closed.
+    left_out = [f for f in run.findings if f.code == "steps.unnumbered"]
+    assert [f.rank for f in left_out] == [2]
+    whole = run.whole
+    window = {w["rank"]: w for w in whole.windows.to_pylist()}[2]
+    assert window["number"] is None
+    alone = {rank.rank: rank for rank in whole.ranks}[2]
+    assert alone.observed_ns == window["end_ns"] - window["start_ns"]
+    assert sum(row.time_ns for row in whole.leaves()) == run.observed_ns + alone.observed_ns
+    assert sum(row.time_ns for row in run.leaves()) == run.observed_ns
+    text = _text(run_report.page(run, "txt"))
+    assert "left out of the step time" in text
+    assert "rank 2 0 ns" not in text
+    assert _text(run_report.page(run, "html"))

@@ -102,8 +102,14 @@ def step_time(
         recorded = _by_window(ints(windows, "number"), window_ns, recorded)
     names = np.array(_kinds_of(recorded), object)
     kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
+    # A whole trace beside numbered steps is of no kind: it holds any number of them.
+    unnumbered = "" if windows["number"].null_count < windows.num_rows else TRAINING
     window_kind = np.array(
-        [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()], object
+        [
+            unnumbered if n is None else kind_of.get(n, TRAINING)
+            for n in windows["number"].to_pylist()
+        ],
+        object,
     )
     kinds = _kinds(windows, causes_by_step, recorded, names, window_kind, window_ns)
     kind = _headline_kind(kinds)

@@ -29,7 +29,7 @@ from chopper.statistics import (
     inflation,
     welch,
 )
-from chopper.wording import duration, plural, ranges, some
+from chopper.wording import duration, plural, ranges
 
 _SLOW_STEP = 2.0
 """A step this many times the median is mentioned."""
@@ -47,7 +47,7 @@ def compare(
         all_steps: compare all traced steps, not only those that the step time is of. Two runs
             seldom trace as many evaluations, and a mean over both kinds tells how many.
     """
-    a, b = (run.whole if all_steps else run.of_kind() for run in (a.detailed, b.detailed))
+    a, b = (run.of_numbered() if all_steps else run.of_kind() for run in (a.detailed, b.detailed))
     sides = (cut(a), cut(b))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]
@@ -183,12 +183,6 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
                     f"{name}: {plural(len(kind.traced_steps), 'traced step')} ({kind.name}: "
                     f"{ranges(kind.traced_steps)}) excluded: the compared steps are of {of}"
                 )
-        if side.ranks_left_out:
-            ranks = "ranks" if len(side.ranks_left_out) > 1 else "rank"
-            notes.append(
-                f"{name}: {ranks} {some(side.ranks_left_out)} excluded: no step ran work of its "
-                "own there"
-            )
         if warm_up := _warm_up(run):
             steps = "steps" if len(warm_up) > 1 else "step"
             notes.append(

@@ -9,7 +9,7 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.result import Check
-from chopper.analyzers.compare.steps import Steps, ranks_without_steps
+from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
@@ -190,16 +190,11 @@ def _tokens_per_step(run: Attributed) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counts: dict[tuple[int, ...], int] = {}
     steps = 0
-    for rank in _ranks(run):
+    for rank in run.joined:
         steps += spans_in_steps(run, rank)[1]
         for table, count in lookups(run, rank).items():
             counts[table] = counts.get(table, 0) + count
     return round(counts[max(counts)] / max(steps, 1)) if counts else None
-
-
-def _ranks(run: Attributed) -> list[int]:
-    """Ranks whose steps are compared."""
-    return [r for r in run.joined if r not in ranks_without_steps(run)]
 
 
 def _operators(runs: Pair, flop: Check) -> Check:
@@ -228,7 +223,7 @@ def _operator_counts(run: Attributed) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
     calls: dict[str, float] = {}
     total_steps = 0
-    for rank in _ranks(run):
+    for rank in run.joined:
         host = run.joined[rank].host_span
         codes, names = strings(host, "name")
         kinds, categories = strings(host, "category")

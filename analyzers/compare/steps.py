@@ -24,7 +24,6 @@ class Steps:
         windows: (steps,) rank windows of each.
         causes: names of the columns.
         time_ns: (steps, causes) int64.
-        ranks_left_out: ranks without steps in a run whose other ranks have some.
         events: device events of the run.
         step_of_event: index of the compared step of each event, -1 for none.
     """
@@ -33,7 +32,6 @@ class Steps:
     windows: np.ndarray
     causes: list[str]
     time_ns: np.ndarray
-    ranks_left_out: tuple[int, ...]
     events: Events
     step_of_event: np.ndarray
 
@@ -59,28 +57,13 @@ def cut(run: Attributed) -> Steps:
     cell = step_of_window[window] * len(causes) + codes
     time_ns = sum_by(cell, ints(pieces, "time_ns"), len(numbers) * len(causes))
     time_ns = time_ns.reshape(len(numbers), len(causes))
-    without_steps = ranks_without_steps(run)
-    if without_steps:
-        # A rank whose whole trace is one window has nothing that compares to the others' steps.
-        numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
     events = events_of(run)
     step_of_event = step_of_window[rows_of(windows_by, [events.rank, events.step])]
-    step_of_event = np.maximum(step_of_event - bool(without_steps), -1)
     return Steps(
         numbers,
         counts,
         causes,
         time_ns,
-        without_steps,
         events,
         step_of_event,
     )
-
-
-def ranks_without_steps(run: Attributed) -> tuple[int, ...]:
-    """Return the ranks whose whole trace is one window while other ranks have steps."""
-    numbers = ints(run.windows, "number", null=_WHOLE)
-    whole = numbers == _WHOLE
-    if whole.all():
-        return ()
-    return tuple(np.unique(ints(run.windows, "rank")[whole]).tolist())

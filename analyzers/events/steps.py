@@ -101,10 +101,13 @@ def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:
 def spans_in_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
     """Return the mask of the host spans that begin in a rank's traced steps, and their number.
 
-    Of the steps that the run is about; without any, the whole trace is one.
+    Of the steps that the run is about; without any, the whole trace is one. None of a rank that
+    has no window in them.
     """
     host, steps = run.joined[rank].host_span, run.joined[rank].step
     steps = steps.filter(steps["traced"]) if steps.num_rows else steps
+    if not windows_of(run, rank).num_rows and windows_of(run.whole, rank).num_rows:
+        return np.zeros(host.num_rows, dtype=bool), 0
     if steps.num_rows and run.whole is not run:
         steps = steps.filter(pc.is_in(steps["number"], value_set=run.windows["number"]))
     if not steps.num_rows:

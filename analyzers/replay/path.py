@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,14 +76,14 @@ class Path:
         return Path(self.place[row], start[order], end[order], *others)
 
 
-def path_of(outcome: Outcome, alike: int | None = None) -> Path:
-    """Critical path to the end of the last window: of all ranks, or of the one in that place."""
+def path_of(outcome: Outcome, places: Collection[int]) -> Path:
+    """Critical path to the end of the last window of the ranks in these places."""
     scenario = outcome.scenario
     graph = scenario.base.graph
     ends = []
     for place, node in enumerate(scenario.ranks):
         bounds = outcome.windows(place)
-        if not len(bounds) or (alike is not None and place != alike):
+        if not len(bounds) or place not in places:
             continue
         at = np.flatnonzero(outcome.time_ns[node.end] == bounds[-1])
         if len(at):

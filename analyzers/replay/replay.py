@@ -105,14 +105,16 @@ class Replay:
         notes = []
         if self.run.whole is not self.run:
             step = self.run.step_time()
-            others = ", ".join(
+            others = [
                 f"{len(k.traced_steps)} of {k.name}"
                 for k in step.kinds
                 if k.traced_steps and k.name != step.kind
-            )
+            ]
+            if self.run.whole.windows["number"].null_count:
+                others.append("ranks without numbered steps")
             notes.append(
                 f"the times are of {fmt.plural(step.traced_count, 'traced step')} of "
-                f"{step.kind}; the others ({others}) are replayed too, but not counted"
+                f"{step.kind}; the others ({', '.join(others)}) are replayed too, but not counted"
             )
         events = self.base.events_count
         if graph.free > _FREE_RATIO * events:
@@ -164,7 +166,8 @@ class Replay:
         if not outcome.scenario.uncoupled:
             return None
         totals = self.totals(outcome)
-        order = sorted(range(len(totals)), key=totals.__getitem__)
+        # Ranks without a counted window are no measure of the others.
+        order = sorted(np.flatnonzero(totals).tolist(), key=totals.__getitem__)
         return order[(len(order) - 1) // 2]
 
     def _windows(self, outcome: Outcome) -> dict[int, tuple[int, int]]:
@@ -237,7 +240,9 @@ class Replay:
     def critical_path(self, outcome: Outcome | None = None) -> CriticalPath:
         """The critical path of the counted windows: of the run as it was, or of an outcome."""
         outcome = outcome or self.unmodified
-        path = path_of(outcome, self.reference(outcome))
+        alike = self.reference(outcome)
+        counted = [place for place, windows in enumerate(self.counted) if windows.any()]
+        path = path_of(outcome, counted if alike is None else [alike])
         if all(counted.all() for counted in self.counted):
             return path
         windows = []

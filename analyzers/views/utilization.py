@@ -80,12 +80,15 @@ class _Math:
 def utilization(run: Attributed) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
     scale = run.step_time().scale
-    math = {r.rank: _math(run, r.rank) for r in run.ranks}
+    # A rank whose windows are all left out of the step time says nothing of its FLOP.
+    traced = {r.rank for r in run.whole.ranks if r.steps}
+    ranks = [r for r in run.ranks if r.steps or r.rank not in traced]
+    math = {r.rank: _math(run, r.rank) for r in ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}
     rows: list[Row] = []
     for name in ("theoretical", "achievable"):
         per_rank = []
-        for summary in run.ranks:
+        for summary in ranks:
             rank, time_ns = summary.rank, round(summary.observed_ns * scale)
             row: Row = {"rank": rank, "ceiling": name, "time_ns": time_ns}
             row["observed_ns"] = summary.observed_ns
