@@ -241,8 +241,8 @@ class Replay:
         """The critical path of the counted windows: of the run as it was, or of an outcome."""
         outcome = outcome or self.unmodified
         alike = self.reference(outcome)
-        counted = [place for place, windows in enumerate(self.counted) if windows.any()]
-        path = path_of(outcome, counted if alike is None else [alike])
+        ends_on = [place for place, windows in enumerate(self.counted) if windows.any()]
+        path = path_of(outcome, ends_on if alike is None else [alike])
         if all(counted.all() for counted in self.counted):
             return path
         windows = []
