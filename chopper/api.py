@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Attribution
-from chopper.engines.choice import engine_of
+from chopper.engines.choice import engine_of, trace_bytes
 from chopper.errors import UsageError
 from chopper.ingest import files_of
 from chopper.notebook import as_cell
@@ -69,8 +69,15 @@ def load(source: Source, *, engine: Engine | None = None) -> Run:
     """
     if engine is not None:
         return pipeline.read(source, engine)
-    with engine_of(files_of([source] if isinstance(source, str | Path) else source)) as chosen:
+    with engine_of(_sizes(source)) as chosen:
         return pipeline.read(source, chosen)
+
+
+def _sizes(run: Run | Source) -> list[int]:
+    """Return the bytes of trace of each file, or of each rank whose tables are held elsewhere."""
+    if isinstance(run, Run):
+        return [pipeline.trace_bytes(run, rank) for rank in run.ranks if run.tables.is_held(rank)]
+    return trace_bytes(files_of([run] if isinstance(run, str | Path) else run))
 
 
 def attribute(
@@ -85,7 +92,8 @@ def attribute(
     Args:
         run: a run, or anything that :func:`load` takes.
         engine: what runs the stages of each rank: one of :mod:`chopper.engines`; by default this
-            process where the run is small, else one for each core. The result is the same.
+            process where the run is small or in its memory, else one for each core. The result is
+            the same.
         ranks: those to look at closely: views, replay and timeline are of them. By default all,
             or of a run with more than two million host spans and device events those that matter.
 
@@ -93,8 +101,8 @@ def attribute(
         InputError: there is nothing there, or not what it should be.
         UsageError: a rank that is not in the run.
     """
-    if not isinstance(run, Run) and engine is None:
-        with engine_of(files_of([run] if isinstance(run, str | Path) else run)) as chosen:
+    if engine is None:
+        with engine_of(_sizes(run)) as chosen:
             return attribute(run, engine=chosen, ranks=ranks)
     recording = run if isinstance(run, Run) else load(run, engine=engine)
     return _for_users(pipeline.attribute(recording, engine, ranks))

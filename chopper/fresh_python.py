@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
 
 PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 """Directory that chopper is imported from."""
@@ -21,6 +22,21 @@ _PR_SET_PDEATHSIG = 1
 def own_python(module: str, *arguments: str) -> list[str]:
     """Command line that runs a module of chopper as ``python -m`` would, without ``-m``'s path."""
     return [sys.executable, "-P", os.path.abspath(__file__), module, *arguments]  # noqa: PTH100
+
+
+@contextlib.contextmanager
+def environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which processes inherit, for the length of the block."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def open_standard_streams() -> None:

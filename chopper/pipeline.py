@@ -68,6 +68,15 @@ def read(source: Source, engine: Engine | None = None) -> Run:
     return ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
 
 
+_ROW_BYTES = 250
+
+
+def trace_bytes(recording: Run, rank: int) -> int:
+    """Return about how many bytes of trace a rank's host spans and device events would take."""
+    rows_count = sum(recording.rows_count(rank, name) for name in ("host_span", "device_event"))
+    return rows_count * _ROW_BYTES
+
+
 def rank_facts(recording: Run, rank: int) -> RankInput:
     """Gather what is known of a rank's device and its job, without its tables."""
     manifest, part = recording.manifest, recording.part(rank)
@@ -119,7 +128,7 @@ def rank_steps(recording: Run, rank: int) -> RankSteps:
 
 @dataclass(frozen=True)
 class RankJoint:
-    """What the other ranks must know of a joined rank: its collectives, and how large it is."""
+    """The part of a joined rank that other ranks need: its collectives, and how large it is."""
 
     part: Part
     rows_count: int
@@ -127,7 +136,7 @@ class RankJoint:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank adds to the attribution of a run: small, however many events it has.
+    """The share of a rank in the attribution of a run: small, however many events it has.
 
     Attributes:
         core_findings: of waiting for a core, which come after all others.

@@ -62,7 +62,7 @@ def schemas() -> dict[str, pa.Schema]:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What SQL can name: its columns, and whether it is a view of the attribution."""
+    """A name of SQL: its columns, and whether it is a view of the attribution."""
 
     schema: pa.Schema
     view: bool

@@ -20,7 +20,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views.ranks import cube
+from chopper.analyzers.views.outlier_ranks import cube
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin

@@ -83,7 +83,7 @@ def test_causes_of_a_large_run_are_those_of_all_ranks(
     assert some.step == every.step
     assert some.ranks == every.ranks
     assert some.by("kernel") == every.by("kernel")
-    assert view(some, "ranks").equals(view(every, "ranks"))
+    assert view(some, "outlier_ranks").equals(view(every, "outlier_ranks"))
     assert [*some.joined] == [1, 3] == [rank.rank for rank in some.detailed.ranks]
     [said] = [f for f in some.findings if f.code == "run.some_closely"]
     assert "2 of 5 ranks (1,3)" in said.message
@@ -105,7 +105,7 @@ def test_everything_can_be_asked_of_a_large_run(traces: Path, tmp_path: Path) ->
     other = chopper.attribute(str(traces), ranks=[0, 2])
     assert chopper.compare(run, other).to_dict()["schema"]
     paths = {path for path, _ in export.tables(run)}
-    assert {"rank-00000/event_link", "rank-00001/host_span", "views/ranks"} <= paths
+    assert {"rank-00000/event_link", "rank-00001/host_span", "views/outlier_ranks"} <= paths
     assert "rank-00001/event_link" not in paths
     with pytest.raises(UsageError, match="no rank 9: it has 0-4"):
         chopper.attribute(str(traces), ranks=[9])

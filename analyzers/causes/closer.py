@@ -1,4 +1,4 @@
-"""Which ranks of a large run to look at closely."""
+"""Choice of the ranks of a large run to look at closely."""
 
 from __future__ import annotations
 

@@ -189,6 +189,12 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
                 f"{name}: {steps} {', '.join(map(str, warm_up))} excluded as warm-up: much "
                 "longer than all later ones"
             )
+        traced = {rank.rank for rank in run.whole.ranks if rank.steps}
+        if left_out := sorted(traced - {rank.rank for rank in run.ranks if rank.steps}):
+            notes.append(
+                f"{name}: {'ranks' if len(left_out) > 1 else 'rank'} {ranges(left_out)} excluded: "
+                "none of the compared steps was traced there"
+            )
         each = side.step_ns
         median_ns = float(np.median(each)) if len(each) >= MIN_STEPS else 0.0
         slow = np.flatnonzero(each > _SLOW_STEP * median_ns)

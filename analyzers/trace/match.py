@@ -84,7 +84,7 @@ class Matched:
 
     @property
     def ready_ns(self) -> np.ndarray:
-        """When the last rank entered each device event's collective, -1 where not matched."""
+        """Time when the last rank entered each event's collective, -1 where not matched."""
         return self._by_event(self.event_ready_ns)
 
     @property
@@ -639,7 +639,7 @@ def _shifted(events: _Clocked, ranks: int) -> bool:
 
 
 class _Clocks:
-    """How far each clock of a part is ahead, by when ranks leave the collectives matched so far.
+    """Leads of the clocks of a part, by when ranks leave the collectives matched so far.
 
     Of the lowest clock that collectives tie it to: by the median difference of ends over the
     collectives that two clocks share; those who share none are tied through others, and by

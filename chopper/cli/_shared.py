@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ import click
 
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import OutputError, printable
+from chopper.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from chopper.api import AttributedRun
+    from chopper.engines import Engine
     from chopper.reports.page import Page
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -242,22 +245,29 @@ def say(message: str, *more: str) -> None:
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.api import attribute, load
-    from chopper.engines.choice import EngineOptions, engine_of
+    from chopper.engines.choice import EngineOptions, engine_of, trace_bytes
     from chopper.ingest import files_of
     from chopper.quantities import integers, size_bytes
 
     meta = click.get_current_context().meta
+    counted: deque[str] = deque([""], maxlen=1)
     memory, ranks = meta.get("chopper.memory"), meta.get("chopper.ranks")
     options = EngineOptions(
         workers=meta.get("chopper.workers"),
         memory_bytes=None if memory is None else size_bytes(memory, "--memory"),
         ray=meta.get("chopper.ray"),
+        progress=lambda label, count: counted.append(f" ({label}: {plural(count, 'task')} done)"),
     )
-    # To the command's end: what the run's tables are read from.
-    engine = click.get_current_context().with_resource(engine_of(files_of(sources), options))
-    with progress(f"reading {name or 'the run'}"):
+    # To the command's end: what the run's tables are read from. A cluster is joined once.
+    engine: Engine | None = meta.get("chopper.engine")
+    if engine is None:
+        chosen = engine_of(trace_bytes(files_of(sources)), options)
+        engine = click.get_current_context().with_resource(chosen)
+        if options.ray is not None:
+            meta["chopper.engine"] = engine
+    with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine)
-    with progress(f"attributing {name}".rstrip()):
+    with progress(f"attributing {name}".rstrip(), counted):
         return attribute(
             run, engine=engine, ranks=None if ranks is None else integers(ranks, "--ranks")
         )

@@ -15,6 +15,7 @@ from chopper.errors import UsageError, printable
 @click.command("compare")
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
+@shared.engines
 @shared.report_output("File to write instead of text")
 @shared.as_json
 @click.option(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from chopper.reports.page import Page
 
@@ -90,14 +90,16 @@ def print_json(document: Any) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
+def progress(what: str, counted: Sequence[str] = ("",)) -> Iterator[None]:
     """Say what is going on once it has taken a second.
 
-    On a terminal the line shows the seconds so far and is wiped at the end; elsewhere it is
-    printed once.
+    On a terminal the line shows the seconds so far, and how much is done by the last text of
+    ``counted``, and is wiped at the end; elsewhere it is printed once.
     """
     done = threading.Event()
-    thread = threading.Thread(target=_show, args=(what, done), name="progress", daemon=True)
+    thread = threading.Thread(
+        target=_show, args=(what, counted, done), name="progress", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -106,7 +108,7 @@ def progress(what: str) -> Iterator[None]:
         thread.join()
 
 
-def _show(what: str, done: threading.Event) -> None:
+def _show(what: str, counted: Sequence[str], done: threading.Event) -> None:
     start = time.monotonic()
     if done.wait(_QUIET_S):
         return
@@ -117,7 +119,9 @@ def _show(what: str, done: threading.Event) -> None:
     frame = 0
     while True:
         seconds = time.monotonic() - start
-        sys.stderr.write(f"\r{_FRAMES[frame % len(_FRAMES)]} {what} … {seconds:.0f} s\x1b[K")
+        sys.stderr.write(
+            f"\r{_FRAMES[frame % len(_FRAMES)]} {what}{counted[-1]} … {seconds:.0f} s\x1b[K"
+        )
         sys.stderr.flush()
         frame += 1
         if done.wait(_FRAME_S):

@@ -1,4 +1,4 @@
-"""What runs the stages of each rank: this process, several of them, or a Ray cluster.
+"""Engines, which run the stages of each rank: this process, several of them, or a Ray cluster.
 
 A task is a function of a module and its arguments. What it returns travels back; a big value that
 only later tasks need is held where it was made (:class:`Kept`), and resolved where they run.
@@ -22,7 +22,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a task returns to have a part of its result held.
+    """A task's result of which a part is held.
 
     Attributes:
         value: small, travels back.
@@ -55,7 +55,7 @@ class Lost:
 
 
 class Engine(Protocol):
-    """Where tasks run.
+    """A place where tasks run.
 
     Attributes:
         name: ``serial``, ``processes`` or ``ray``.

@@ -1,9 +1,9 @@
-"""Which engine runs the stages of a run's ranks."""
+"""Choice of the engine that runs the stages of a run's ranks."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _PACKED = {".gz": 12, ".zst": 12}
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the user says of engines.
+    """The user's wishes for an engine.
 
     Attributes:
         workers: processes; None for all cores where that pays.
@@ -35,8 +35,12 @@ class EngineOptions:
     progress: Callable[[str, int], None] | None = None
 
 
-def engine_of(files: Iterable[Path], options: EngineOptions | None = None) -> Engine:
-    """Choose the engine for a run that is read from these files.
+def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Engine:
+    """Choose the engine for a run.
+
+    Args:
+        sizes: bytes of uncompressed trace, about, of each file or rank.
+        options: what the user wishes.
 
     Raises:
         UsageError: options that contradict each other, or Ray is asked for and not installed.
@@ -46,8 +50,7 @@ def engine_of(files: Iterable[Path], options: EngineOptions | None = None) -> En
     options = options or EngineOptions()
     if options.ray is not None:
         return _on_ray(options)
-    sizes = [trace_bytes(file) for file in files]
-    said = f"{plural(len(sizes), 'file')}, about {bytes_(sum(sizes))} of trace"
+    said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
     if multiprocessing.current_process().daemon:
         return Serial("inside a daemonic process, which may start no others")
     workers, reason = min(usable_cores(), max(len(sizes), 1)), said
@@ -83,9 +86,12 @@ def _on_ray(options: EngineOptions) -> Engine:
     return OnRay(options.ray, f"--ray {options.ray}", progress=options.progress)
 
 
-def trace_bytes(file: Path) -> int:
-    """Return about how many bytes of uncompressed trace a file holds; 0 where it is not there."""
-    try:
-        return file.stat().st_size * _PACKED.get(file.suffix, 1)
-    except OSError:
-        return 0
+def trace_bytes(files: Iterable[Path]) -> list[int]:
+    """Return about how many bytes of uncompressed trace each file holds; 0 for one not there."""
+    sizes = []
+    for file in files:
+        try:
+            sizes.append(file.stat().st_size * _PACKED.get(file.suffix, 1))
+        except OSError:
+            sizes.append(0)
+    return sizes

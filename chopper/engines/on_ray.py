@@ -140,7 +140,9 @@ class OnRay:
                     number, arguments = call
                     pickler = _Pickler(packed := io.BytesIO())
                     pickler.dump([*arguments])
-                    value, big = self._task.remote(function, packed.getvalue(), *pickler.references)
+                    value, big = self._task.remote(
+                        function, str(Path.cwd()), packed.getvalue(), *pickler.references
+                    )
                     running[value] = number, big
                 if not running:
                     return [results[number] for number in sorted(results)]
@@ -182,7 +184,7 @@ def _done(reference: Any, big: Any) -> Done | Lost:
 
 
 def _call(
-    function: Callable[..., Any], packed: bytes, *fetched: Any
+    function: Callable[..., Any], directory: str, packed: bytes, *fetched: Any
 ) -> tuple[tuple[Any, bool], Any]:
     """Run a task in a worker; what is to be held is the second value."""
     import numpy as np
@@ -191,6 +193,8 @@ def _call(
     pa.set_cpu_count(1)
     try:
         arguments = _Unpickler(packed, fetched).load()
+        with contextlib.suppress(OSError):  # paths are relative to where the user is
+            os.chdir(directory)
         result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
         if not isinstance(result, Kept):
             return (result, False), None

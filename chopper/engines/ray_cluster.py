@@ -22,11 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.errors import ChopperError
-from chopper.fresh_python import PACKAGE_PARENT, own_python
+from chopper.fresh_python import PACKAGE_PARENT, environment, own_python
 from chopper.quantities import digits
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ def _amdsmi_is_broken() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _quiet_environment(directory: Path | None) -> Iterator[None]:
+def _quiet_environment(directory: Path | None) -> AbstractContextManager[None]:
+    """Set what Ray and its processes inherit."""
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A process more than there are actors would wait for tasks that never come.
@@ -243,16 +244,7 @@ def _quiet_environment(directory: Path | None) -> Iterator[None]:
         wanted["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(guard), os.environ.get("PYTHONPATH")))
         )
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return environment(wanted)
 
 
 def _new_directory() -> Path:

@@ -16,7 +16,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing import (
     connection,
     context,
@@ -31,7 +32,7 @@ from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import Any
 
-from chopper.fresh_python import PACKAGE_PARENT
+from chopper.fresh_python import PACKAGE_PARENT, environment
 
 _PRELOADED = ["chopper.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 _ENVIRONMENT = {
@@ -92,7 +93,19 @@ class _WorkerPopen(Popen):
 
     def __init__(self, worker: Worker) -> None:
         self._server = worker.server
+        self._reading = threading.Lock()
         super().__init__(worker)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Return the exit code, None while it runs; the pool's thread asks as well.
+
+        The code can be read once: who read it second took the process's end for exit code 255.
+        """
+        patience_s = 0 if flag == os.WNOHANG else None
+        if self.returncode is None and connection.wait([self.sentinel], patience_s):
+            with self._reading:
+                super().poll()
+        return self.returncode
 
     def _launch(self, process_obj: Any) -> None:
         known = {
@@ -156,7 +169,7 @@ class Worker(context.ForkServerProcess):
 
 
 class Workers(context.ForkServerContext):
-    """What :class:`~concurrent.futures.ProcessPoolExecutor` starts its processes with."""
+    """The context from which :class:`~concurrent.futures.ProcessPoolExecutor` starts processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,18 +230,7 @@ def _end_with(sentinel: int, folder: Path, socket: Path) -> None:
     os._exit(1)
 
 
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
+def _environment() -> AbstractContextManager[None]:
     """Set what the server and its processes inherit."""
     path = os.pathsep.join(filter(None, (PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
-    wanted = {**_ENVIRONMENT, "PYTHONPATH": path}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return environment({**_ENVIRONMENT, "PYTHONPATH": path})

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from chopper.errors import RunFormatError
+from chopper.errors import RunFormatError, printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest
@@ -28,7 +28,10 @@ def ranks_of(manifest: RunManifest) -> pa.Table:
     for part in sorted(manifest.ranks, key=lambda part: part.rank):
         device = next((d.name for d in part.devices if d.device_id == part.device_id), None)
         bounds = {"recording_start_ns": part.start_ns, "recording_end_ns": part.end_ns}
-        rows.append({name: getattr(part, name) for name in names} | {"device": device} | bounds)
+        said = {name: getattr(part, name) for name in names} | {"device": device}
+        # Names of files and hosts may be no UTF-8, which tables are.
+        texts = {n: printable(v) for n, v in said.items() if isinstance(v, str)}
+        rows.append(said | texts | bounds)
     return TABLES["ranks"].of_rows(rows)
 
 

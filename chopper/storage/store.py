@@ -73,6 +73,10 @@ class Store(Mapping[tuple[int, str], pa.Table]):
             return int(self._tables[key].num_rows)
         return self._held_rows.get(key, 0)
 
+    def is_held(self, rank: int) -> bool:
+        """Return whether tables of a rank are elsewhere."""
+        return rank in self._held
+
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Store:
         """Return the store with tables added or replaced."""
         return Store({**self._tables, **tables}, self._held, self._held_rows)
@@ -86,7 +90,3 @@ class Store(Mapping[tuple[int, str], pa.Table]):
             {rank: self._held[rank] for rank in {rank for rank, _ in rows}},
             rows,
         )
-
-    def loaded(self) -> Store:
-        """Return the store with all its tables in memory."""
-        return Store({key: self[key] for key in sorted(self)})

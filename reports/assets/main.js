@@ -52,7 +52,7 @@ function stepsFigure() {
     reveal("timeline");
   });
 }
-/** Swaps what the heat map of ranks shows; a rank with a timeline opens in it. */
+/** Lets the reader choose what the heat map of ranks shows. */
 function ranksFigure() {
   const host = $("fig-ranks"), figure = data.figures.ranks, select = $("ranks-measure");
   select.append(...Object.keys(figure.views).map((name) => el("option", { value: name }, name)));

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chopper.engines import Done, Engine, Lost
-from chopper.engines.choice import EngineOptions, engine_of
+from chopper.engines.choice import EngineOptions, engine_of, trace_bytes
 from chopper.engines.processes import Processes
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
@@ -98,13 +98,13 @@ def test_what_is_wrong_with_the_data_is_the_result_of_its_task_alone(kind: Any) 
 @pytest.mark.parametrize(
     ("sizes", "options", "name", "workers", "reason"),
     [
-        ([10], {}, "serial", 1, "1 file, about 10 B of trace"),
-        ([10, 10], {}, "serial", 1, "2 files, about 20 B of trace"),
+        ([10], {}, "serial", 1, "1 trace, about 10 B of trace"),
+        ([10, 10], {}, "serial", 1, "2 traces, about 20 B of trace"),
         ([10, 10], {"workers": 2}, "processes", 2, "--workers 2"),
         ([10, 10], {"workers": 1}, "serial", 1, "--workers 1"),
         ([10], {"memory_bytes": 1 << 30}, "processes", 1, "--memory 1.00 GiB"),
         ([200 << 20, 200 << 20], {"workers": 1}, "processes", 1, "--workers 1"),
-        ([400 << 20], {}, "serial", 1, "1 file, about 400 MiB of trace"),
+        ([400 << 20], {}, "serial", 1, "1 trace, about 400 MiB of trace"),
     ],
 )
 def test_the_engine_is_chosen_by_what_there_is_to_do(
@@ -115,7 +115,7 @@ def test_the_engine_is_chosen_by_what_there_is_to_do(
         files.append(tmp_path / f"{number}.json")
         with files[-1].open("wb") as file:
             file.truncate(size)
-    with engine_of(files, EngineOptions(**options)) as engine:  # type: ignore[arg-type]
+    with engine_of(trace_bytes(files), EngineOptions(**options)) as engine:  # type: ignore[arg-type]
         assert (engine.name, engine.workers, engine.reason) == (name, workers, reason)
 
 
@@ -126,7 +126,7 @@ def test_all_cores_are_used_where_it_pays(tmp_path: Path, monkeypatch: pytest.Mo
         with path.open("wb") as file:
             file.truncate(6 << 20)
     for count, workers in ((4, 3), (2, 1)):
-        with engine_of(files[:count]) as engine:
+        with engine_of(trace_bytes(files[:count])) as engine:
             assert engine.workers == workers
 
 

@@ -17,9 +17,10 @@ from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import compact, dictionary, ints, strings
 from chopper.analyzers.views import View, column, optional
 from chopper.statistics import discoveries, t_test
+from chopper.storage.run import ranks_of
 
 VIEW = View(
-    "ranks",
+    "outlier_ranks",
     __doc__,
     (
         column("rank", "Global rank.", "int32"),
@@ -37,7 +38,7 @@ VIEW = View(
         column("alike", "Number of its group of ranks that behave alike.", "int32"),
         column("alike_count", "Ranks of that group."),
     ),
-    title="Ranks",
+    title="Outlier ranks",
     section="Steps and host",
     needs="no step was attributed",
     of_all_ranks=True,
@@ -46,8 +47,8 @@ _LEAST_RATIO = 0.001
 _ALIKE_RATIO = 0.05
 
 
-def ranks(run: Attributed) -> pa.Table:
-    """WINDOW, totals of causes -> RANKS, those furthest from the median first."""
+def outlier_ranks(run: Attributed) -> pa.Table:
+    """WINDOW, totals of causes -> OUTLIER_RANKS, those furthest from the median first."""
     time_ns, numbers, causes = cube(run)
     if not time_ns.size:
         return VIEW.empty()
@@ -72,7 +73,7 @@ def ranks(run: Attributed) -> pa.Table:
     rows = np.arange(len(mean))
     group = _alike(per_step, float(observed[recorded].mean()))
     order = np.lexsort((numbers, -np.abs(mean)))
-    hosts = {part.rank: part.hostname for part in run.recording.manifest.ranks}
+    hosts = {row["rank"]: row["hostname"] for row in ranks_of(run.recording.manifest).to_pylist()}
     columns = {
         "rank": numbers,
         "host": pa.array([hosts.get(rank) for rank in numbers.tolist()]).dictionary_encode(),
