@@ -127,11 +127,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
 
 
 PROGRAM = """
-import sys
+import signal, sys
 from pathlib import Path
 from chopper.engines.processes import Processes
 from tests.engines import tasks
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for what it starts too
 folder = Path(sys.argv[1])
 with Processes(2, folder=folder) as engine:
     (folder / "loaded").touch()

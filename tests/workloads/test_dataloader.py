@@ -362,7 +362,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
         (["--fault", "killed-loader"], "loader actors only"),
         (["--documents", "9" * 14], "a million millions"),
         (["--longest", "2"], "a document has at least 8 tokens"),
-        (["--width", "97"], "--width 97: a head has 32"),
+        (["--width", "97"], "--width 97: heads have 32 elements"),
         (["--latency", "100000"], "would exceed their timeout"),
         (["--prefetch", "1000000"], "at most 1024 steps"),
         (["--first", "1000000000"], "planning all steps before it"),

@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
 def test_a_device_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="no device is called 'h1000'"):
         prepare("offload", options=["--fits", "h1000"])
-    with pytest.raises(UsageError, match="--fits: found nothing"):
+    with pytest.raises(UsageError, match="--fits: is empty, expected a device"):
         prepare("offload", options=["--fits", ""])
     for option in ("--fits", "--host"):
         with pytest.raises(UsageError, match="expected a size such as"):

@@ -26,6 +26,7 @@ from chopper.cli.estimates.project import page
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.devices import Reach, named, reach_of
 from chopper.reports import to_text
+from chopper.wording import percent
 from tests.kineto_writer import TODAY, Trace
 
 H100, MI300X = named("h100-sxm"), named("mi300x")
@@ -321,8 +322,8 @@ def test_real_pairs_within_25_percent_and_half_the_rooflines_error(
     text = page.read_text(encoding="utf-8")
     assert [field for field in document if f"`{field}`" not in text] == []
     shown = run(files[0], "--device", device, "--check", files[1], "--details")
-    assert f"{document['error_ratio']:+.1%}" in shown
-    assert f"{document['operators_error_ratio']:+.1%}" in shown
+    assert percent(document["error_ratio"], "+.1f") in shown
+    assert percent(document["operators_error_ratio"], "+.1f") in shown
     times = document["roofline_error_ratio"] / document["error_ratio"]
     assert f"{abs(times):.1f} times as far off" in " ".join(shown.split())
 
