@@ -41,8 +41,12 @@ class Nodes:
         # AMD's package without its library ends each of Ray's processes.
         (guard / "amdsmi.py").write_text('raise ImportError("not here")\n')
         self.guard = guard
-        self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
-        self.address = (folder / "ray_current_cluster").read_text().strip()
+        try:
+            self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
+            self.address = (folder / "ray_current_cluster").read_text().strip()
+        except BaseException:
+            self.end()
+            raise
 
     def start(self, *options: str, path: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a node; ``path`` comes first where it imports from."""
