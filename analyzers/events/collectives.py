@@ -25,6 +25,9 @@ CAUSES = (
 class Members:
     """The matched rows of the `communication` table, collective by collective.
 
+    A collective of which a member has no row (it lies outside that rank's steps) is left out: the
+    rank that came last may be the one that is missing.
+
     Attributes:
         table: those rows, sorted by collective (dense numbers in ``of``), then rank.
         first: first row of each collective.
@@ -35,6 +38,10 @@ class Members:
 
     def __init__(self, table: pa.Table) -> None:
         matched = table.filter(table["instance_id"].is_valid())
+        _, instance, counts = np.unique(
+            ints(matched, "instance_id"), return_inverse=True, return_counts=True
+        )
+        matched = matched.filter(pa.array(counts[instance] == ints(matched, "rank_count")))
         order = np.lexsort((ints(matched, "rank"), ints(matched, "instance_id")))
         self.table = matched.take(pa.array(order)).combine_chunks()
         instance = ints(self.table, "instance_id")

@@ -58,9 +58,9 @@ def stragglers(run: Attributed, members: Members) -> pa.Table:
     wait_ns = wait_ns[late]
     exposed_ns = members.total(time_in(run.pieces, members.rank, members.row, WAIT))[late]
     spent, causes = _spent(run, members)
-    own = spent[members.straggler]
-    others = np.add.reduceat(spent, members.first, axis=0) - own
-    excess = np.maximum(own - others / (members.rank_count - 1)[:, None], 0)[late]
+    own = spent[members.straggler][late]
+    others = np.add.reduceat(spent, members.first, axis=0)[late] - own
+    excess = np.maximum(own - others / (members.rank_count[late] - 1)[:, None], 0)
     total = excess.sum(axis=1)
     parts = np.zeros(excess.shape)
     parts[total > 0] = excess[total > 0] / total[total > 0, None]
