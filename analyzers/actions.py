@@ -72,10 +72,15 @@ class Action:
     events_count: int
     longest: tuple[int, int] | None = None
 
+    @property
+    def sure_ns(self) -> int:
+        """Return the lower end of the recoverable time, or its estimate without an interval."""
+        return self.saved_ns if self.ci95_ns is None else self.ci95_ns[0]
+
 
 @dataclass(frozen=True)
 class Actions:
-    """Actions that are worth trying, the most recoverable time first.
+    """Actions that are worth trying, the most recoverable time at the lower end first.
 
     Attributes:
         ranked: all actions.
@@ -149,7 +154,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
             failed[name] = str(exc)
         except _DEFECTS as exc:
             failed[name] = f"{type(exc).__name__}: {exc}"
-    found.sort(key=lambda action: -action.saved_ns)
+    found.sort(key=lambda action: -action.sure_ns)
     numbers = run.windows["number"].to_pylist()
     is_warm = bool(numbers) and all(number is not None and number >= _WARM for number in numbers)
     ranked: list[Action] = []

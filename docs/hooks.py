@@ -311,7 +311,8 @@ def detector_pages() -> dict[str, str]:
         [
             "# What to try first",
             "`chopper analyze`, `report` and the JSON form begin with up to three actions, ranked "
-            "by recoverable time: how much shorter a step would be without the pattern, by a "
+            "by recoverable time (the lower end of its interval, where there is one): how much "
+            "shorter a step would be without the pattern, by a "
             "[replay](../concepts/replay.md) of the run. Each names its place, its evidence and "
             "the table with its rows. A pattern that costs nothing is not an action: a loop of "
             "`.item()` calls that the device hides, for example.",

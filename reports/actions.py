@@ -17,7 +17,8 @@ from chopper.reports.page import Items, Paragraph, Section
 SHOWN = 3
 """Actions at the top of a page."""
 RANKED = (
-    "Ranked by recoverable time, as a replay of the run without each pattern predicts it. "
+    "Ranked by recoverable time (the lower end of its interval), as a replay of the run without "
+    "each pattern predicts it. "
     "Savings overlap, so they do not add up."
 )
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
@@ -47,6 +48,8 @@ class Told:
         place: phase, layer, operator and line; empty where none holds most of the time.
         command: what shows the rows.
         links: the same in a browser, as words and address: the longest event, the table.
+        condition: when the pattern is said to be seen.
+        without: what a run without it is taken to be.
     """
 
     title: str
@@ -57,6 +60,8 @@ class Told:
     place: str
     command: str
     links: tuple[tuple[str, str], ...]
+    condition: str
+    without: str
 
 
 def tell(
@@ -86,6 +91,8 @@ def tell(
                 place=_place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
                 links=_links(action, declared.view),
+                condition=declared.condition,
+                without=declared.without,
             )
         )
     reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
@@ -174,7 +181,7 @@ def _place(where: Where) -> str:
 
 
 def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[str, Any]]:
-    """Return the JSON form of all actions, the most recoverable time first.
+    """Return the JSON form of all actions, in their order.
 
     Args:
         base: of a run to compare with, A: what the same pattern costs there, null where it was not

@@ -75,6 +75,11 @@ def method(report: str, **values: str) -> Cards:
     )
 
 
+def meaning(cause: str) -> str:
+    """Return the address on a run's page that explains a cause."""
+    return f"cause-{cause}"
+
+
 def merged(findings: Sequence[Finding]) -> list[tuple[Finding, list[int]]]:
     """Return findings that differ in rank and figures only as one: the gravest, and its ranks.
 

@@ -46,6 +46,8 @@ class Cell:
     """Severity or outcome that the text names."""
     link: str = ""
     """Where a browser's page shows it: an address on the page."""
+    anchor: str = ""
+    """The address on the page that links lead to."""
     code: bool = False
 
 

@@ -20,6 +20,7 @@ from chopper.reports.labels import (
     color,
     finding_table,
     full_label,
+    meaning,
     merged,
     method,
     of_ranks,
@@ -304,7 +305,7 @@ def _cause_cells(
         ),
         Cell(text=fmt.duration(saving.step_ns), hint=saving.reason or _saving_hint(saving)),
         Cell(text=fmt.interval(low_high_ns), dim=True),
-        *([Cell(text=doc, hint=doc)] if format == "html" else []),
+        *([Cell(text=doc, link=f"#{meaning(cause.id)}")] if format == "html" else []),
         *([Cell(text=kind, hint=cause.basis)] if format != "txt" else []),
     ]
 
@@ -592,16 +593,16 @@ def _method(story: Story) -> Section:
     )
     table = Table(
         columns=(
-            *("Cause", Column("Meaning", kind="prose"), Column("Rests on", kind="prose")),
-            Column("Kind", kind="id"),
+            *("Cause", Column("Meaning", kind="prose"), Column("What helps", kind="prose")),
+            *(Column("Rests on", kind="prose"), Column("Kind", kind="id")),
         ),
         rows=[
             (
-                Cell(text=r.label, below=f"`{r.id}`", color=color(r.id)),
-                *(CAUSES[r.id].doc, r.basis, _kind(r)),
+                Cell(text=r.label, below=f"`{r.id}`", color=color(r.id), anchor=meaning(r.id)),
+                *(CAUSES[r.id].doc, advice(r.id), r.basis, _kind(r)),
             )
             for r in story.run.causes()
-            if r.time_ns > 0 and r.id in LEAVES
+            if r.time_ns > 0
         ],
     )
     return Section(

@@ -21,7 +21,7 @@ from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports import plotly_script
-from chopper.reports.labels import advice, color, full_label, ink
+from chopper.reports.labels import advice, color, full_label, ink, meaning
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _environment() -> jinja2.Environment:
         "path": lambda cause: " › ".join(CAUSES[p].label for p in reversed(parents(cause))),
         "ink": ink,
         "label": full_label,
+        "meaning": meaning,
         "duration": fmt.duration,
         "ratio": fmt.ratio,
     }

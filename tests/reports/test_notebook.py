@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ from tests.reports.test_browser import browser
 __all__ = ["browser"]
 
 _MOST_BYTES = 200_000
+_SHOWN = ("Where the time went", "replayed without changes")
 
 
 class _Frames(HTMLParser):
@@ -137,11 +143,26 @@ def test_names_of_a_trace_stay_text(results: Any) -> None:
     assert not [tag for tag, _ in _Frames(_within(html)).elements if tag in ("img", "a", "script")]
 
 
-def test_a_notebook_makes_the_same_of_it(results: Any) -> None:
-    formatters = pytest.importorskip("IPython.core.formatters", reason="IPython is not installed")
-    result, _ = results["memory"]
-    data, _ = formatters.DisplayFormatter().format(result)
-    assert data["text/html"] == result._repr_html_()
+@pytest.mark.slow
+def test_a_notebook_records_and_shows_a_run(tmp_path: Path) -> None:
+    # It runs where it lies.
+    examples = Path(__file__).parents[2] / "examples"
+    notebook = shutil.copy(examples / "notebook.ipynb", tmp_path / "notebook.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter", "execute", notebook, "--output", tmp_path / "done"],
+        cwd=tmp_path,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    executed = json.loads((tmp_path / "done.ipynb").read_text(encoding="utf-8"))
+    outputs = [one for cell in executed["cells"] for one in cell.get("outputs", [])]
+    cells = [one["data"]["text/html"] for one in outputs if "text/html" in one.get("data", {})]
+    shown = ["".join(lines) for lines in cells]
+    assert [word in _said(html) for html, word in zip(shown, _SHOWN, strict=True)] == [True, True]
+    assert "Timeline" in Path(tmp_path, "runs", "notebook.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.browser
