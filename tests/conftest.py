@@ -26,6 +26,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # compiled files.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A shell's background jobs ignore Ctrl-C, under nohup all ignore a hang-up, and both are passed on:
+# signals end the programs that tests start, whoever started the tests.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(
+            _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        )
+
 # How long an example takes says how busy the machine is.
 settings.register_profile(
     "chopper", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -62,16 +70,6 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "raise SystemExit(f'{__file__}: the current directory is imported from')\n"
         )
     return directory
-
-
-def take_signals() -> None:
-    """In a program that a test starts, before it begins: signals end it, whoever started the tests.
-
-    A shell's background jobs ignore Ctrl-C, under nohup all ignore a hang-up, and both are passed
-    on.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ function themed(figure) {
 
 const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true, doubleClick: "reset" };
 
+/** Width of a printed page within its margins, A4 or Letter. */
+const PAPER_PX = 700;
+
 class Plots {
   constructor(figures) {
     this.figures = figures;
@@ -96,11 +99,13 @@ class Plots {
     }
   }
 
-  /** Drawn figures again, in the colours of now; at once, so that it can precede printing. */
+  /** Drawn figures again, in the colours and width of now; at once, so that it can precede printing. */
   redraw() {
+    const screen = document.querySelector("main").clientWidth;
     for (const name of this.done) {
-      const { data, layout } = themed(this.figures[name]);
-      window.Plotly.react(document.querySelector(`[data-figure="${name}"]`), data, layout, CONFIG);
+      const { data, layout } = themed(this.figures[name]), host = document.querySelector(`[data-figure="${name}"]`);
+      if (css.printing) layout.width = Math.round(PAPER_PX * host.clientWidth / screen);
+      window.Plotly.react(host, data, layout, CONFIG);
     }
   }
 }

@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import chopper
 from chopper.collectors.sampler import COMM
 from chopper.storage.streams import read_stream
-from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S, until
 
 FLUSH_S = 1.0
@@ -83,7 +82,6 @@ def trial(victim: str, after_s: float, *, flushed: bool = False) -> Trial:
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=take_signals,
     )
     assert program.stdout is not None
     try:

@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 
 from tests.command import run
-from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 
 EVERY = 250
@@ -60,7 +59,6 @@ def judge(kill: Kill, folder: Path) -> str | None:
         [sys.executable, "-P", "-c", textwrap.dedent(_PROGRAM), str(place), str(os.getpid())],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=take_signals,
     )
     assert program.stdout is not None
     try:

@@ -19,7 +19,6 @@ import chopper
 from chopper.recording import session as _session
 from chopper.storage.layout import MANIFEST
 from chopper.storage.run import Run
-from tests.conftest import take_signals
 from tests.recording.make import TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S, until
 
@@ -204,7 +203,6 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
-        preexec_fn=take_signals,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -22,7 +22,6 @@ from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from tests import command
 from tests.command import Outcome
-from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +80,7 @@ class Recorder:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            **{"preexec_fn": take_signals, **more},
+            **more,
         )
 
     def __call__(self, *command, options=("-o", "run")):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 _SCALE = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
+_PAPER_PX = 718
+"""An A4 page within its margins."""
 
 
 @pytest.fixture
@@ -202,5 +204,25 @@ def test_printed_it_is_a_document(show, report) -> None:  # noqa: F811
     for control in (".bar", "#tl .tools", ".picker", ".top [data-copy]"):
         assert not page.locator(control).first.is_visible(), control
     assert page.locator("#tl-detail .sums").first.is_visible()
-    assert page.locator("#gap tbody td.prose").first.is_visible()
+    # What causes mean stands once, and leaves room for their names.
+    assert not page.locator("#gap tbody td.prose").first.is_visible()
+    assert page.locator("#method tbody td.prose").first.is_visible()
+    page.set_viewport_size({"width": _PAPER_PX, "height": 900})
+    names = page.locator("#gap tbody td:first-child").all()
+    assert min(name.bounding_box()["width"] for name in names) >= 150
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#fig-waterfall svg").first.bounding_box()["width"] <= _PAPER_PX
     assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_a_cause_leads_to_its_meaning(show, report) -> None:  # noqa: F811
+    page = show(report).page
+    link = page.locator("#gap td.prose a").first
+    target = link.get_attribute("href")
+    link.click()
+    page.wait_for_function("location.hash.startsWith('#cause-')")
+    row = page.locator(f"#method tr:has([id='{target[1:]}'])")
+    assert link.inner_text() in row.inner_text()
+    assert row.bounding_box()["y"] < page.viewport_size["height"]
+    addresses = page.eval_on_selector_all("#gap td.prose a", "all => all.map((a) => a.hash)")
+    assert all(page.locator(f"[id='{address[1:]}']").count() == 1 for address in addresses)

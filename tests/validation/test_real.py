@@ -33,7 +33,6 @@ from chopper.validation.injections.plan import (
 from chopper.validation.real import Expected, Injection
 from chopper.validation.results import Case
 from chopper.workloads import link
-from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S, until
 
 MS = 1_000_000
@@ -399,7 +398,6 @@ def test_nothing_is_left_after_a_signal(
         [sys.executable, "-c", _RUNS, job],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        preexec_fn=take_signals,
     )
     parents.append(running.pid)
 

@@ -24,7 +24,6 @@ from chopper.workloads import disaggregated as d
 from chopper.workloads.loading_measures import memory_bytes
 from chopper.workloads.mixture import SourceError, bare, make_sources
 from chopper.workloads.planning import Cost, Draw, Limits, Planner
-from tests.conftest import take_signals
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
 
@@ -364,7 +363,6 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, n
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=take_signals,
         cwd=hostile_directory,
     ) as process:
         assert process.stdout is not None

@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 
 from chopper.workloads import processes
 from chopper.workloads.processes import run_ranks
-from tests.conftest import take_signals
 from tests.waiting import until
 
 RANK = """
@@ -131,7 +130,6 @@ def test_a_rank_that_does_not_end_is_killed_however_often_its_starter_is_told_to
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=take_signals,
     )
     try:
         assert starter.stderr is not None

@@ -11,8 +11,6 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import take_signals
-
 SLOW = """
 import os, pathlib, time
 here = pathlib.Path(__file__).parent
@@ -45,7 +43,6 @@ def test_interrupted_ranks_end_without_a_word(tmp_path, body):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=take_signals,
         start_new_session=True,
     )
     try:

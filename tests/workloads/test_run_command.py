@@ -16,7 +16,6 @@ from chopper.experiments import prepare as preparing
 from chopper.experiments.catalogue import find, options_of, workloads
 from chopper.experiments.prepare import WorkloadUnavailable, prepare
 from chopper.fresh_python import own_python
-from tests.conftest import take_signals
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
 
@@ -263,7 +262,6 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
         chopper_run(output, "--steps", "100000", *SHORT),
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=take_signals,
     )
     try:
         until(lambda: all(has_trace(output / f"rank-0000{rank}") for rank in (0, 1)), "traces")
