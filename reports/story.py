@@ -231,9 +231,16 @@ def verdict(story: Story) -> tuple[str, str]:
             f"That part would take {fmt.duration(ideal)} at peak; the whole ideal time is "
             "longer, and no ratio to it is shown.",
         )
+    share = fmt.ratio(ideal / observed)
+    if ideal < _MATH_RATIO * observed:
+        return (
+            f"{takes} at peak, its math would take {fmt.duration(ideal)}.",
+            f"Model math at the device's peak is only {share} of the time: other causes determine "
+            f"the {story.unit}, and no ratio to the ideal is shown.",
+        )
     detail = (
-        f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "
-        f"time is model math at the device's peak, the gap is {fmt.duration(observed - ideal)}."
+        f"That is {fmt.factor(observed / ideal)} the ideal: {share} of the time is model math at "
+        f"the device's peak, the gap is {fmt.duration(observed - ideal)}."
     )
     missing = sum(r.time_ns for r in run.causes() if r.id in _NO_MODEL)
     if missing > 0.01 * run.observed_ns:
@@ -310,3 +317,5 @@ def _straggler(story: Story) -> list[Evidence]:
         per_step = fmt.duration(last.excess_ns / max(story.run.steps, 1))
         value += f"; {per_step} more per {story.unit} in {fmt.inside(full_label(last.cause))}"
     return [Evidence("straggler rank", str(last.rank), value)]
+_MATH_RATIO = 0.01
+"""Less model math than this share of a step is no measure of it."""

@@ -27,6 +27,17 @@ def test_a_ratio_to_the_ideal_needs_most_of_the_math(
     assert "at peak" in (headline if told else detail)
 
 
+@pytest.mark.parametrize(("share", "told"), [(0.011, True), (0.009, False)])
+def test_a_step_of_hardly_any_math_has_no_ratio(tmp_path: Path, share: float, told: bool) -> None:
+    write(simulate(Plan()), tmp_path / "run")
+    story = Story(chopper.attribute(tmp_path / "run"))
+    story.ideal_per_window_ns = round(share * story.observed_per_window_ns)
+    headline, detail = verdict(story)
+    assert "at peak, its math would take" in headline
+    assert ("× the ideal" in detail) == told
+    assert ("no ratio to the ideal is shown" in detail) == (not told)
+
+
 def test_a_trace_whose_math_is_mostly_unknown_has_no_ratio(traces_dir: Path) -> None:
     run = chopper.attribute(
         traces_dir / "tracelens/mi300x-xdit-flux1-inference-python-stacks-large.json.gz"
