@@ -211,7 +211,9 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
             fewer = {n: value for n, value in besides.items() if n != name}
             if _peak_bytes(training, fewer | chosen) <= capacity_bytes:
                 besides = fewer
-        return besides | chosen
+        slices = (besides | one for one in sliced if one.keys() <= besides.keys())
+        fits = (b | chosen for b in slices if _peak_bytes(training, b | chosen) <= capacity_bytes)
+        return next(fits, besides | chosen)
 
     recomputed, in_parts, ranks, offloaded, sliced = kinds = _kinds(training)
     found = [fitting(kind, {}) for kind in kinds]

@@ -431,6 +431,8 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
         ("gpt2", {"batch_count": 64, "sequence_count": 1024}, 6, None),
         ("deepseek-v3", {}, 76, None),
         ("gpt3-175b", {"strategy": "zero3", "ranks_count": 16}, 40, None),
+        # Four tensor-parallel ranks do; two do not.
+        ("llama3-8b", {"strategy": "fsdp2", "ranks_count": 8, "sequence_count": 65536}, 24, None),
     ],
 )
 def test_what_does_not_fit_comes_with_what_does(
@@ -449,6 +451,10 @@ def test_what_does_not_fit_comes_with_what_does(
             fewer = {n: value for n, value in way.changes.items() if n != name}
             with contextlib.suppress(UsageError):
                 assert memory(msgspec.structs.replace(training, **fewer)).peak_bytes > room
+        slices = way.changes.get("tensor_parallel_count", 2) // 2
+        if slices > training.tensor_parallel_count:
+            fewer = way.changes | {"tensor_parallel_count": slices}
+            assert memory(msgspec.structs.replace(training, **fewer)).peak_bytes > room
     if kinds is not None:
         assert [set(way.changes) for way in ways][: len(kinds)] == kinds
 
