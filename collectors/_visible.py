@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chopper.collectors.device_sources import Device
 from chopper.errors import CollectorUnavailable
-from chopper.hardware.environment import environment_count
+from chopper.hardware.launchers import environment_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,8 @@ from chopper.version import __version__
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",
     "record": "Record any training command, without changing its code.",
-    "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs.",
+    "gather": "Make one run of those that the nodes of a job recorded.",
+    "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
     "query": "Run SQL over a run's tables and views, with DuckDB.",
@@ -39,7 +40,7 @@ _COMMANDS = {
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 _LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate"))
-_READING = frozenset(("analyze", "compare", "report", "import", "query", "whatif"))
+_READING = frozenset(("analyze", "compare", "report", "import", "gather", "query", "whatif"))
 """Commands that start no program of the user."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
+import shutil
 import sys
 from collections import deque
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from chopper.api import AttributedRun
     from chopper.engines import Engine
     from chopper.reports.page import Page
+    from chopper.storage.manifest import RunManifest
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
     _Choice = click.Choice[str]
@@ -276,6 +279,48 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
 def quoted(*sources: str | Path) -> str:
     """Return names as they are typed into a shell."""
     return printable(" ".join(shlex.quote(str(s)) for s in sources))
+
+
+def write_run(
+    make: Callable[[Path], RunManifest], target: Path, *, force: bool, as_json: bool
+) -> None:
+    """Write a run beside its place, move it there when it is whole, and say what was found.
+
+    The run that is there may be what the new one is made of.
+
+    Raises:
+        InputError: what it is made of cannot be read.
+        OutputError: another command writes a run there, or it cannot be written; nothing of it is
+            left.
+    """
+    from chopper.storage import manifest
+    from chopper.storage.destination import check_output, new_output, prepare_output, working_dir
+    from chopper.storage.files import write_atomic
+    from chopper.storage.layout import MANIFEST
+
+    check_output(target, force=force)
+    place = Path(os.path.realpath(target))
+    fresh = working_dir(place, "new")
+    try:
+        made = make(prepare_output(fresh))
+        made.name = place.name
+        write_atomic(fresh / MANIFEST, manifest.encode(made))
+        with new_output(target, force=force, say=say) as run_dir:
+            for entry in fresh.iterdir():
+                entry.replace(run_dir / entry.name)
+    except OutputError as exc:
+        raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    if as_json:
+        click.echo(manifest.encode(made), nl=False)
+    else:
+        click.echo(str(target))
+    for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
+        click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
+    named = quoted(target)
+    click.echo(f"next: chopper analyze {named}", err=True)
+    click.echo(f"      chopper report {named} -o report.html", err=True)
 
 
 def run_name(trace: Path) -> str:

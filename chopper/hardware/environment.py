@@ -11,11 +11,10 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chopper.quantities import digits
+from chopper.hardware.launchers import process_group
 from chopper.storage.manifest import ClockAnchor, Device, RankManifest
 from chopper.wording import ranges
 
@@ -32,86 +31,6 @@ _ENVIRONMENT_NAMES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """Place of this process among the ranks."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    known: bool = True
-    """False when this process may yet become another rank (no RANK, no process group so far)."""
-    ignored: str | None = None
-    """The launcher's variables with their values, where they name no rank."""
-
-
-def _distributed() -> Any:
-    """torch.distributed when the program has loaded it and joined a group, else None."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return dist
-    return None
-
-
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-
-
-def environment_count(name: str) -> int | None:
-    """The number, 0 or more, that a variable of the environment holds; None for anything else."""
-    return digits(os.environ.get(name, "").strip())
-
-
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    # SLURM_NTASKS counts the tasks of the job; within a step of it, this counts the step's.
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-)
-"""Rank, number of ranks and local rank, as Open MPI, MVAPICH, MPICH and Intel MPI, and srun say."""
-
-
-def _launched_rank() -> tuple[int | None, int | None, int | None]:
-    """Rank, number of ranks and local rank, as the launcher's environment says."""
-    # torchrun and what starts by its rules: accelerate, deepspeed, Ray Train.
-    rank, world_size, local_rank = map(environment_count, _TORCHRUN)
-    if rank is not None:
-        return rank, world_size, local_rank
-    # Lightning and Fabric count within a node; on further nodes the process group will tell.
-    if None not in (local_rank, world_size) and environment_count("NODE_RANK") == 0:
-        return local_rank, world_size, local_rank
-    for names in _LAUNCHERS:
-        rank, world_size, local_rank = map(environment_count, names)
-        if rank is not None and world_size is not None and world_size > 1:
-            return rank, world_size, local_rank
-    return None, None, None
-
-
-def _nonsense(rank: int | None, world_size: int | None) -> str | None:
-    """The variables of torchrun's kind as they are set, where they contradict themselves."""
-    named = {name: value for name in _TORCHRUN if (value := os.environ.get(name))}
-    unreadable = "RANK" in named and any(environment_count(name) is None for name in named)
-    if unreadable or (rank is not None and world_size is not None and rank >= world_size):
-        return " ".join(f"{name}={value!r}" for name, value in named.items())
-    return None
-
-
-def rank_info() -> RankInfo:
-    """Read the rank from torch.distributed when initialized, else from the launcher's variables."""
-    rank, world_size, local_rank = _launched_rank()
-    dist = _distributed()
-    if dist is not None:
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-    elif ignored := _nonsense(rank, world_size):
-        return RankInfo(known=False, ignored=ignored)
-    if rank is None:
-        return RankInfo(known=False)
-    if local_rank is None:
-        # Without torchrun: right on one host, which is where ranks are started by hand.
-        local_rank = rank
-    return RankInfo(rank, local_rank, world_size or max(1, rank + 1))
 
 
 def clock_anchor() -> ClockAnchor:
@@ -270,7 +189,7 @@ def describe(manifest: RankManifest) -> None:
     if device is not None:
         manifest.devices = [_device(device)]
         manifest.device_id = manifest.devices[0].device_id
-    dist = _distributed()
+    dist = process_group()
     if dist is not None:
         manifest.world_size = dist.get_world_size()
         with contextlib.suppress(RuntimeError, ValueError):

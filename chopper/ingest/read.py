@@ -47,8 +47,8 @@ def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     for item in named:
         if is_run(Path(item)):
             raise InputError(
-                f"{item}: is a run directory; name it alone, not with other files (`chopper import "
-                "A B -o DIR` joins run directories of one run)"
+                f"{item}: is a run directory; name it alone, not with other files (`chopper gather "
+                "A B -o DIR` makes one run of those of several nodes)"
             )
     sources = find(named)
     traces = list(sources.traces)

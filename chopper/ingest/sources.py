@@ -104,7 +104,7 @@ def find(named: Sequence[str | Path]) -> Sources:
             if is_run(path):
                 raise InputError(
                     f"{path}: is a run directory already; expected trace files, or a directory or "
-                    "pattern of them (`chopper import` joins run directories of one run)"
+                    "pattern of them (`chopper gather` makes one run of those of several nodes)"
                 )
             if path.is_dir():
                 for file in _in_directory(path):

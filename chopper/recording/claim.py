@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import OutputError
+from chopper.hardware.launchers import job_name
 from chopper.quantities import digits
 from chopper.storage import manifest as m
 from chopper.storage import process_identity as identity
@@ -26,7 +27,7 @@ from chopper.storage.parts import restart_count
 from chopper.version import __version__
 
 if TYPE_CHECKING:
-    from chopper.hardware.environment import RankInfo
+    from chopper.hardware.launchers import RankInfo
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
@@ -156,12 +157,12 @@ def _part(info: RankInfo) -> m.RankManifest:
     me = identity.identity_of(os.getpid())
     job = None
     if info.known:
-        port = os.environ.get("MASTER_PORT")
-        job = f"port {port}" if port else f"parent {identity.parent_identity()}"
+        job = job_name() or f"parent {identity.parent_identity()}"
     return m.RankManifest(
         rank=info.rank,
         world_size=info.world_size,
         local_rank=info.local_rank,
+        node=info.node,
         chopper_version=__version__,
         start_ns=time.time_ns(),
         hostname=socket.gethostname(),
@@ -250,10 +251,9 @@ def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
         return False
     if part.world_size != other.world_size:
         return False
-    # A parent is the same only on one machine; a port is known to all, where it is set.
-    comparable = (
-        part.machine == other.machine or part.job.split()[0] == other.job.split()[0] == "port"
-    )
+    # A parent is the same only on one machine; a port or a job's name is, where it is set, on all.
+    by_parent = any(job.startswith("parent ") for job in (part.job, other.job))
+    comparable = part.machine == other.machine or not by_parent
     return part.job == other.job or not comparable
 
 

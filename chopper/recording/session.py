@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
 from chopper.errors import UsageError
-from chopper.hardware import environment
+from chopper.hardware import environment, launchers
 from chopper.recording import claim, forking, messages
 from chopper.recording.collecting import Collecting
 from chopper.recording.finish import finalize
@@ -58,7 +58,7 @@ class Session:
     """A recording from ``start`` to ``close``."""
 
     def __init__(
-        self, options: Options, path: Path, info: environment.RankInfo, *, infers: bool = False
+        self, options: Options, path: Path, info: launchers.RankInfo, *, infers: bool = False
     ) -> None:
         self.options = options
         self._infers = infers
@@ -379,7 +379,7 @@ class Session:
         self._steps.phases.close()
         environment.describe(manifest)
         manifest.calibration = environment.calibration(manifest)
-        now = environment.rank_info()
+        now = launchers.rank_info()
         if now.known and (now.rank, now.world_size) != (self.info.rank, self.info.world_size):
             self._part.note(
                 "run.rank_changed",
@@ -470,7 +470,7 @@ def open_session(options: Options, *, infers: bool = False) -> Session:
             f"chopper.profile: this process is recording to {_active.path} already; leave that "
             "profile before entering another"
         )
-    info = environment.rank_info()
+    info = launchers.rank_info()
     path = claim.choose_output(options.output, options.name, info)
     with contextlib.suppress(OSError):  # what cannot be read is found out, harmlessly, by start()
         claim.check_rank_output(path, info.rank, force=options.force)

@@ -144,6 +144,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     world_size: int | None = None
     local_rank: int | None = None
     hostname: str | None = None
+    node: int | None = None
+    """Number of the rank's node in the job, as the launcher says; None where it says none."""
     pid: int | None = None
     process_started: int | None = None
     """Start of the process, in units of its machine; with ``pid`` and ``machine`` unique."""

@@ -112,7 +112,7 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
         command.make_context(name, [*rest])
     else:
         shutil.copytree(inputs, here)
-        if name == "import" and "-o" in rest:  # others read what is there
+        if name in ("gather", "import") and "-o" in rest:  # others read what is there
             shutil.rmtree(here / rest[rest.index("-o") + 1], ignore_errors=True)
         outcome = run(*words, cwd=here)
         refused = re.search(r"^chopper: .*", shown.printed or "", re.MULTILINE)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from chopper.recording import session
@@ -18,3 +20,17 @@ def clean_environment(monkeypatch, tmp_path):
 @pytest.fixture
 def task():
     return Task()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here ({mounted.stderr.strip()})")
+    yield disk
+    subprocess.run(["umount", disk], check=True)

@@ -13,7 +13,7 @@ import pytest
 
 from chopper.api import attribute
 from chopper.errors import OutputError
-from chopper.hardware.environment import RankInfo
+from chopper.hardware.launchers import RankInfo
 from chopper.recording import claim
 from chopper.recording.finish import finalize
 from chopper.storage import processes as _processes

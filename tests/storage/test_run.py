@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from chopper.errors import OutputError, RunFormatError, SchemaError
-from chopper.hardware.environment import RankInfo
+from chopper.hardware.launchers import RankInfo
 from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
 from chopper.storage import process_identity as _process_identity

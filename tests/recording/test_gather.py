@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from chopper.storage.destination import new_output
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST
 from chopper.storage.parts import RunWriter
+from chopper.storage.process_identity import identity_of
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter
 from tests.waiting import PATIENCE_S
@@ -23,13 +25,13 @@ from tests.waiting import PATIENCE_S
 HOUR_NS = 3600 * 10**9
 
 
-def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0):
+def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0, job="port 29500"):
     """What `chopper record` leaves on one node: its ranks' parts, and a manifest of them."""
     for rank in ranks:
         writer = RunWriter(path, rank)
         part = writer.manifest
         part.world_size = world
-        part.hostname = path.name
+        part.hostname, part.job = path.name, job
         part.start_ns, part.end_ns = start_ns, start_ns + 60 * 10**9
         part.status = "complete"
         part.environment = {"TORCHELASTIC_RUN_ID": run_id}
@@ -52,9 +54,9 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0):
     return path
 
 
-def joined(*args):
+def gathered(*args):
     """The command in a process of its own, as a user runs it."""
-    command = [sys.executable, "-m", "chopper", "import", *map(str, args)]
+    command = [sys.executable, "-m", "chopper", "gather", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert "Traceback" not in done.stderr
     return done
@@ -69,7 +71,7 @@ def test_directories_of_nodes_become_one_run(tmp_path):
     first = node(tmp_path / "a", [0, 1])
     second = node(tmp_path / "b", [2, 3], exit_code=3)
     assert [f.code for f in Run.open(first).manifest.findings] == ["run.ranks_missing"]
-    done = joined(second, first, "-o", "run")
+    done = gathered(second, first, "-o", "run")
     assert done.returncode == 0, done.stderr
     assert "chopper analyze run" in done.stderr
     run = Run.open(Path("run"))
@@ -86,20 +88,20 @@ def test_directories_of_nodes_become_one_run(tmp_path):
 
 
 def test_ranks_that_are_in_none_are_missing(tmp_path):
-    done = joined(node(tmp_path / "a", [0]), node(tmp_path / "b", [2, 3]))
+    done = gathered(node(tmp_path / "a", [0]), node(tmp_path / "b", [2, 3]))
     assert done.returncode == 0, done.stderr
-    run = Run.open(Path("runs/a-joined"))
+    run = Run.open(Path("runs/a-gathered"))
     assert run.ranks == [0, 2, 3]
     (finding,) = run.manifest.findings
     assert finding.code == "run.ranks_missing"
     assert finding.count == 1
 
 
-def test_a_node_that_was_killed_is_joined_from_its_parts(tmp_path):
+def test_a_node_that_was_killed_is_gathered_from_its_parts(tmp_path):
     first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
     (second / MANIFEST).unlink()
     (second / "rank-00003" / MANIFEST).unlink()
-    done = joined(first, second, "-o", "run")
+    done = gathered(first, second, "-o", "run")
     assert done.returncode == 0, done.stderr
     run = Run.open(Path("run"))
     assert run.ranks == [0, 1, 2, 3]
@@ -110,28 +112,29 @@ def test_a_node_that_was_killed_is_joined_from_its_parts(tmp_path):
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        ({"ranks": [1, 2]}, "two of the runs hold rank 1: "),
+        ({"ranks": [1, 2]}, "two recordings of rank 1: "),
         ({"ranks": [2, 3], "world": 8}, "the job's size differs ("),
+        ({"ranks": [2, 3], "job": "port 1"}, "the job differs ("),
         ({"ranks": [2, 3], "run_id": "other"}, "the launcher's run id differs ("),
         ({"ranks": [2, 3], "start_ns": 10**18 + 2 * HOUR_NS}, "b began 2.0 h after "),
     ],
 )
 def test_what_is_not_of_one_run_is_refused(tmp_path, second, why):
     first = node(tmp_path / "a", [0, 1])
-    done = joined(first, node(tmp_path / "b", **second), "-o", "run")
+    done = gathered(first, node(tmp_path / "b", **second), "-o", "run")
     assert done.returncode == 1
     assert why in done.stderr
     assert not Path("run").exists()
 
 
-def test_runs_are_joined_with_runs_only(tmp_path):
+def test_runs_are_gathered_with_runs_only(tmp_path):
     first = node(tmp_path / "a", [0, 1])
     trace = tmp_path / "trace.json"
     trace.write_text("{}")
-    done = joined(first, trace, "-o", "run")
+    done = gathered(first, trace, "-o", "run")
     assert (done.returncode, "is not a run directory" in done.stderr) == (1, True)
-    done = joined(first, first, "-o", "run")
-    assert (done.returncode, "is a run directory already" in done.stderr) == (1, True)
+    done = gathered(first, first, "-o", "run")
+    assert (done.returncode, "is one run directory" in done.stderr) == (1, True)
     assert not Path("run").exists()
 
 
@@ -139,25 +142,25 @@ def test_a_damaged_run_is_named(tmp_path):
     first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
     newer = m.RunManifest(kind="recorded", name="b", schema_version=m.SCHEMA_VERSION + 1)
     write_atomic(second / MANIFEST, m.encode(newer))
-    done = joined(first, second, "-o", "run")
+    done = gathered(first, second, "-o", "run")
     assert done.returncode == 1
     assert "written by a newer chopper" in done.stderr
 
 
 def test_an_existing_run_is_replaced_only_when_told(tmp_path):
     nodes = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
-    assert joined(*nodes, "-o", "run").returncode == 0
-    assert joined(*nodes, "-o", "run").returncode == 1
-    assert joined(*nodes, "-o", "run", "--force").returncode == 0
+    assert gathered(*nodes, "-o", "run").returncode == 0
+    assert gathered(*nodes, "-o", "run").returncode == 1
+    assert gathered(*nodes, "-o", "run", "--force").returncode == 0
     table = Run.open(Path("run")).table(2, "step")
     assert isinstance(table, pyarrow.Table)
     assert table.num_rows == 2
 
 
-def test_an_import_does_not_write_where_another_command_does(tmp_path):
+def test_it_does_not_write_where_another_command_does(tmp_path):
     node(tmp_path / "a", [0, 1])
     node(tmp_path / "b", [2, 3])
-    arguments = ["import", str(tmp_path / "a"), str(tmp_path / "b"), "-o", "run"]
+    arguments = ["gather", str(tmp_path / "a"), str(tmp_path / "b"), "-o", "run"]
     with new_output(Path("run")):
         refused = CliRunner().invoke(cli, arguments)
         forced = CliRunner().invoke(cli, [*arguments, "--force"])
@@ -166,3 +169,82 @@ def test_an_import_does_not_write_where_another_command_does(tmp_path):
         assert done.exit_code == 1
         assert f"run: process {os.getpid()} is writing a run into it" in str(done.exception)
     assert CliRunner().invoke(cli, arguments).exit_code == 0
+
+
+def copied(source, target):
+    """What rsync brings."""
+    shutil.copytree(source, target)
+    return target
+
+
+def test_a_folder_of_the_nodes_is_enough(tmp_path):
+    (tmp_path / "nodes").mkdir()
+    node(tmp_path / "nodes/a", [0, 1])
+    node(tmp_path / "nodes/b", [2, 3])
+    (tmp_path / "nodes/notes.txt").touch()
+    done = gathered(tmp_path / "nodes", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    assert Run.open(Path("run")).ranks == [0, 1, 2, 3]
+
+
+def test_the_same_recording_twice_is_taken_once_and_whole(tmp_path):
+    first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
+    early = copied(second, tmp_path / "early")
+    (early / MANIFEST).unlink()
+    part = m.decode_rank((early / "rank-00003" / MANIFEST).read_bytes(), "")
+    part.status, part.machine = "running", "elsewhere"
+    later = m.decode_rank((second / "rank-00003" / MANIFEST).read_bytes(), "")
+    later.machine = "elsewhere"
+    write_atomic(second / "rank-00003" / MANIFEST, m.encode(later))
+    (second / MANIFEST).unlink()
+    write_atomic(early / "rank-00003" / MANIFEST, m.encode(part))
+    done = gathered(early, first, second, "-o", "run")
+    assert done.returncode == 0, done.stderr
+    run = Run.open(Path("run"))
+    assert [p.status for p in run.manifest.ranks] == ["complete"] * 4
+    twice = [f.message for f in run.manifest.findings if f.code == "run.gathered_twice"]
+    assert twice == [
+        f"rank {rank} is in {early} and in {second}: the same recording, taken once"
+        for rank in (2, 3)
+    ]
+
+
+def test_two_recordings_of_a_rank_are_refused_with_their_hosts(tmp_path):
+    first, second = node(tmp_path / "a", [0], world=1), node(tmp_path / "b", [0], world=1)
+    done = gathered(first, second, "-o", "run")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"chopper: two recordings of rank 0: {first} (host a) and {second} (host b); name one "
+        "directory for each node of one job, whose launcher counts the ranks of all nodes\n"
+    )
+    assert not Path("run").exists()
+
+
+def test_a_run_that_is_being_recorded_is_refused(tmp_path):
+    first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
+    me = identity_of(os.getpid())
+    part = m.decode_rank((second / "rank-00002" / MANIFEST).read_bytes(), "")
+    part.status, part.pid = "running", me.pid
+    part.process_started, part.machine = me.started, me.machine
+    write_atomic(second / "rank-00002" / MANIFEST, m.encode(part))
+    (second / MANIFEST).unlink()
+    done = gathered(first, second, "-o", "run")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"chopper: {second}: process {os.getpid()} is recording into it (rank-00002); gather when "
+        "it has ended\n"
+    )
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, small_disk):
+    first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
+    (second / "rank-00003" / "trace.json.gz").write_bytes(bytes(2 << 20))
+    for force in ((), ("--force",)):
+        done = gathered(first, second, "-o", small_disk / "run", *force)
+        assert done.returncode == 1
+        trace = "rank-00003/trace.json.gz"
+        assert done.stderr == (
+            f"chopper: {second}/{trace}: cannot be copied to {small_disk}/run/{trace} (No space "
+            "left on device)\n"
+        )
+        assert [*small_disk.iterdir()] == []

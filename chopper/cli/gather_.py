@@ -1,0 +1,37 @@
+"""``chopper gather``: one run of those that the nodes of a job recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chopper.cli import _shared as shared
+from chopper.cli.output import progress
+
+
+@click.command(no_args_is_help=True)
+@click.argument(
+    "nodes", nargs=-1, required=True, metavar="NODE_DIR...", shell_complete=shared.paths
+)
+@shared.output("Run directory to create. [default: runs/NAME-gathered]")
+@shared.force("Replace an existing run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
+def command(nodes: tuple[str, ...], output: Path | None, force: bool, as_json: bool) -> None:
+    """Make one run of those that the nodes of a job recorded.
+
+    NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), or a
+    folder of several. What is there stays as it is. Two recordings of one rank, and runs of
+    different jobs, are refused; a recording that is there twice is taken once; ranks that are in
+    none are named.
+
+    \b
+    Examples:
+      chopper gather node0/run node1/run -o runs/gathered
+    """
+    from chopper.recording.gather import gather, node_runs
+
+    paths = node_runs([Path(node) for node in nodes])
+    target = output or Path("runs") / f"{paths[0].resolve().name}-gathered"
+    with progress(f"gathering {len(paths)} runs"):
+        shared.write_run(lambda place: gather(paths, place), target, force=force, as_json=as_json)
