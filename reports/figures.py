@@ -18,9 +18,7 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views.outlier_ranks import cube
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
@@ -293,78 +291,6 @@ def steps(story: Story) -> Figure:
         "binned": len(step) if len(labels) < len(step) else None,
         "layout": stacked_steps(story.unit, len(labels), right=8),
     }
-
-
-_MOST_MEASURES = 8
-_LEAST_SHARE_RATIO = 0.002
-
-
-def ranks(story: Story) -> Figure:
-    """Return a heat map of ranks by steps: of steps without waiting, of waiting, of causes, in ms.
-
-    Returns:
-        A figure with one heat map, and ``views``: measure → its values, to be swapped in.
-    """
-    run = story.run
-    time_ns, numbers, causes = cube(run)
-    hosts = {part.rank: part.hostname or "" for part in run.recording.manifest.ranks}
-    order = sorted(range(len(numbers)), key=lambda i: (hosts.get(int(numbers[i]), ""), numbers[i]))
-    time_ns = time_ns[order]
-    observed = time_ns.sum(axis=2)
-    wait = time_ns[:, :, causes.index(WAIT)] if WAIT in causes else np.zeros_like(observed)
-    measures = {
-        "Step without straggler wait": observed - wait,
-        "Step": observed,
-        "Straggler wait": wait,
-    }
-    shares = time_ns.sum(axis=(0, 1)) / max(observed.sum(), 1)
-    for i in np.argsort(-shares, kind="stable")[:_MOST_MEASURES].tolist():
-        if shares[i] >= _LEAST_SHARE_RATIO and causes[i] != WAIT:
-            measures[full_label(causes[i])] = time_ns[:, :, i]
-    edges = bins(time_ns.shape[1])
-    words = sorted({*run.windows["number"].to_pylist()}, key=lambda n: (n is not None, n))
-    steps = bin_labels(["whole trace" if n is None else str(n) for n in words], edges)
-    several = len({*hosts.values()}) > 1
-    labels = [
-        f"{hosts[rank]} · {rank}" if several else f"rank {rank}" for rank in numbers[order].tolist()
-    ]
-    views = {name: _heat(values, observed > 0, edges) for name, values in measures.items()}
-    first = next(iter(views.values()))
-    heat = {
-        "type": "heatmap",
-        "x": steps,
-        "y": labels,
-        "colorscale": "Viridis",
-        "colorbar": {"title": {"text": "ms"}, "thickness": 12},
-        "hoverongaps": False,
-        "hovertemplate": f"%{{y}}, {story.unit} %{{x}}: %{{z:.4~g}} ms<extra></extra>",
-        **first,
-    }
-    height = int(min(160 + 14 * len(labels), 560))
-    return {
-        "data": [heat],
-        "views": views,
-        "layout": layout(
-            height,
-            110,
-            8,
-            xaxis={"title": {"text": story.unit}, "type": "category", "nticks": 24},
-            yaxis={"type": "category", "autorange": "reversed", "nticks": 24},
-        ),
-    }
-
-
-def _heat(values_ns: np.ndarray, recorded: np.ndarray, edges: np.ndarray) -> Figure:
-    """Return the cells of a heat map, (ranks, bins of steps) in ms, and the range of its colours.
-
-    Colours span all but the hundredth at each end, so that one hiccup does not hide the rest.
-    """
-    count = np.add.reduceat(recorded, edges[:-1], axis=1, dtype=np.int64)
-    sums = np.add.reduceat(values_ns, edges[:-1], axis=1) / 1e6
-    cells = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
-    low, high = np.nanquantile(cells, (0.01, 0.99)).tolist()
-    rows = [[None if np.isnan(v) else float(f"{v:.4g}") for v in row] for row in cells.tolist()]
-    return {"z": rows, "zmin": low, "zmax": high if high > low else low + 1e-6}
 
 
 def stacked_steps(unit: str, count: int, *, right: int) -> Figure:

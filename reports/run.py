@@ -536,7 +536,7 @@ def _steps(story: Story) -> Section:
 
 
 def _ranks(story: Story) -> Section:
-    from chopper.reports import figures
+    from chopper.reports import rank_map
 
     detail = story.run.detail
     told = ""
@@ -552,7 +552,7 @@ def _ranks(story: Story) -> Section:
         f"one that makes the others wait has the longest {story.unit} without waiting.{told}",
         blocks=(
             Widget("ranks.html.j2"),
-            Figure(name="ranks", title="", figure=figures.ranks(story), label=label),
+            Figure(name="ranks", title="", figure=rank_map.figure(story), label=label),
         ),
     )
 

@@ -317,5 +317,7 @@ def _straggler(story: Story) -> list[Evidence]:
         per_step = fmt.duration(last.excess_ns / max(story.run.steps, 1))
         value += f"; {per_step} more per {story.unit} in {fmt.inside(full_label(last.cause))}"
     return [Evidence("straggler rank", str(last.rank), value)]
+
+
 _MATH_RATIO = 0.01
 """Less model math than this share of a step is no measure of it."""

@@ -54,14 +54,27 @@ function stepsFigure() {
 }
 /** Lets the reader choose what the heat map of ranks shows. */
 function ranksFigure() {
-  const host = $("fig-ranks"), figure = data.figures.ranks, select = $("ranks-measure");
-  select.append(...Object.keys(figure.views).map((name) => el("option", { value: name }, name)));
-  select.addEventListener("change", async () => {
-    Object.assign(figure.data[0], figure.views[select.value]);
-    await plots.draw(host);
-    const { data: traces, layout } = themed(figure);
-    window.Plotly.react(host, traces, layout, CONFIG);
-  });
+  const host = $("fig-ranks"), figure = data.figures.ranks, measure = $("ranks-measure"), rows = $("ranks-rows");
+  for (const [select, names] of [[measure, figure.views], [rows, figure.rows]]) {
+    select.append(...Object.keys(names).map((name) => el("option", { value: name }, name)));
+    select.addEventListener("change", async () => {
+      const view = figure.views[measure.value];
+      Object.assign(figure.data[0], view, averaged(view.z, figure.rows[rows.value]));
+      await plots.draw(host);
+      const { data: traces, layout } = themed(figure);
+      window.Plotly.react(host, traces, layout, CONFIG);
+    });
+  }
+  $("ranks-rows-l").hidden = Object.keys(figure.rows).length < 2;
+}
+/** Rows of one label as their mean over the cells that are known. */
+function averaged(z, labels) {
+  const y = [...new Set(labels)], at = new Map(y.map((label, i) => [label, i]));
+  const sums = y.map(() => z[0].map(() => [0, 0]));
+  z.forEach((row, i) => row.forEach((value, step) => {
+    if (value !== null) { const cell = sums[at.get(labels[i])][step]; cell[0] += value; cell[1] += 1; }
+  }));
+  return { y, z: sums.map((row) => row.map(([sum, count]) => (count ? sum / count : null))) };
 }
 if ($("fig-ranks")) ranksFigure();
 if ($("fig-steps")) stepsFigure();
