@@ -39,6 +39,9 @@ READ_ONLY = {
 OF_ONE_RUN = {"chopper import trace.json.gz results.json -o runs/with-counters"}
 """Commands that want recordings of two tools that watched one run: tests/ingest makes them."""
 
+ON_A_CLUSTER = "--ray"
+"""Starts a cluster: tests/engines does, with several nodes."""
+
 RECORDED = "chopper record -- python train.py"
 """The one recording that is made. Others start eight ranks, or end with their options."""
 
@@ -108,7 +111,11 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
         read_record(command, rest)
     elif name == "run" and "--help" not in rest:
         read_run(command, rest)
-    elif (name in READ_ONLY and "--help" not in rest) or shown.text in OF_ONE_RUN:
+    elif (
+        (name in READ_ONLY and "--help" not in rest)
+        or shown.text in OF_ONE_RUN
+        or ON_A_CLUSTER in rest
+    ):
         command.make_context(name, [*rest])
     else:
         shutil.copytree(inputs, here)

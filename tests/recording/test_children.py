@@ -81,7 +81,7 @@ def test_ranks_that_a_profile_starts_are_its_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["spawn", "fork"])
+@pytest.mark.parametrize("how", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
 def test_workers_that_train_have_runs_of_their_own(tmp_path, how):
     recorded(tmp_path, how)
     run = Run.open(tmp_path / "run")

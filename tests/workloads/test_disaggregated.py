@@ -148,7 +148,10 @@ def test_a_restart_goes_on_where_it_was_left(started):
             assert (one.tokens == other.tokens).all()
 
 
-@pytest.mark.parametrize("role", ["loader", "planner", "constructor"])
+@pytest.mark.parametrize(
+    "role",
+    ["loader", *(pytest.param(r, marks=pytest.mark.long) for r in ("planner", "constructor"))],
+)
 def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role, capfd):
     made = setup(f"killed {role}")
     planner_actor, constructor = started(made)
@@ -181,6 +184,7 @@ def test_a_source_is_open_in_one_loader_only(ray, started):
     assert sorted(s for here in opened for s in here) == list(range(6))
 
 
+@pytest.mark.long
 def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, started):
     limits = Limits(threads=2, memory_bytes=1 << 30, most=3)
     pair = started(setup("scaled", loaders=1, limits=limits))
@@ -243,6 +247,7 @@ def test_what_a_source_fails_of_comes_in_one_line(started, fault, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_an_endless_source_ends_nothing(started):
     made = setup("endless", fault="endless")
     assert samples(read(started(made)[1])) == planned(made, range(STEPS))
