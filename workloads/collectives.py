@@ -203,7 +203,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             system="Collectives",
             claim=f"bus bandwidth of all-reduce, {mib(size)}, over its fit's",
             configuration=f"{where}; well below 1 where messages outgrow a cache or a buffer, "
-            "which α + β·size knows nothing of",
+            "which α + β·size does not model",
         )
 
 

@@ -64,9 +64,9 @@ _TRAINING = {
 
 WORKLOAD = Workload(
     name="offload",
-    summary="one training with its memory in fourteen places: ZeRO's stages, optimizer, weights "
-    "and activations in host memory, checkpointing, unified memory; predicted and measured, what "
-    "each costs, and the largest model that fits",
+    summary="one training job with its memory placed in fourteen ways: ZeRO's stages, optimizer, "
+    "weights and activations in host memory, checkpointing, unified memory; predicted and "
+    "measured, what each costs, and the largest model that fits",
     options=(
         *(option for name, option in _TRAINING.items() if name != "dtype"),
         Option(

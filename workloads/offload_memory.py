@@ -155,7 +155,7 @@ def keep_memory(
     measured: Counter[tuple[str, str]] = Counter()
     for category, sizes in live_bytes.items():
         for kind, size in sizes.items():
-            # On a CPU both are the same memory: there it is where the variant means it to be.
+            # On a CPU both are the same memory: the place is the one that the variant intends.
             real = "host" if kind == "cpu" else "device"
             where = placement.of(category) if device.type == "cpu" else real
             if category == "staging":

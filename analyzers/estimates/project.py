@@ -1,10 +1,10 @@
 """A recorded run on another device, and what that makes of more ranks.
 
-Each operator's time is cut in two: what any kernel takes however little it does, which stays, and
-work, which goes with the rate that bounds it. Work is carried over by the ratio of the two
-devices' rates, each as far as well-shaped work reaches it (`Reach`). What the recorded run lost to
-shapes and libraries beyond that is assumed to be lost again: that is the calibration, per operator
-and so per class. Idle time is the host's and stays.
+Each operator's time has two parts: a fixed time that any kernel takes, which stays the same, and
+work, which scales with the ratio of the two devices' rates, each as far as well-shaped work reaches
+it (`Reach`). Whatever else the recorded run lost to shapes and libraries is assumed to be lost on
+the target too: that is the calibration, per operator and so per class. Idle time depends on the
+host and stays.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Waiting for the slowest rank: what of it is always the same rank's, and what is chance.
 
-At one place of a step (say the third all-reduce of a group) a rank waits for the last one to come:
-w(r, s) = max over ranks of l − l(r, s), of lateness l in step s. So mean over r of w, less w(r, s),
-is by how much r came later than the mean. Its mean over steps is the rank's own, the rest is
-chance:
+At one place of a step (say the third all-reduce of a group) every rank waits for the last one:
+w(r, s) = max over ranks of l − l(r, s), where l is the lateness in step s. The mean of w over the
+ranks, minus w(r, s), is how much later than the mean r came. Its mean over steps is the rank's own
+delay, the rest is chance:
 
     l(r, s) = p(r) + e(r, s),   p̂(r) = mean over s,   σ² = Σ (l − p̂)² ÷ ((n − 1)(S − 1))
 
-p̂ has an error, v: what means of contiguous stretches of steps differ by, so that hiccups that last
-for a few steps do not look like a slow rank. It is drawn to zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n
-− 1) − v, the positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes
-Inference*, JASA 78, 1983); by no less than all places of the step together: of many, some differ by
-chance.
+The error v of p̂ is estimated from means of contiguous stretches of steps, so that a hiccup of a few
+steps does not look like a slow rank. p̂ is shrunk toward zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n − 1)
+− v, the positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes
+Inference*, JASA 78, 1983), and at least as much as for all places of the step together, since among
+many places some differ by chance.
 
-On N ranks, recorded ranks stay as they are, so the slowest stays one, and all others are like the
-middle one of them (of two the quicker). The last of N comes E[max] later than the mean of the
-recorded, with e normal: E[max] = b − ∫ Π Φ((x − p(r)) ÷ σ) dx up to b.
+On N ranks, the recorded ranks keep their delays, and all others are like the median one (of two,
+the faster). The last of N comes E[max] later than the mean of the recorded ones, with e normal:
+E[max] = b − ∫ Π Φ((x − p(r)) ÷ σ) dx up to b.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Ranks that stand out: how long each one's own steps take, tested against chance, and with what.
+"""Ranks whose own step time differs from the median rank's by more than chance, and why.
 
-A rank that makes the others wait does not take longer steps: all of them end together. Its own
-time, a step without waiting for other ranks, is longer. It is compared with the median rank in each
-step; a rank stands out where its deviations differ from zero over steps (t test, with Benjamini and
-Hochberg's correction over ranks, at 5 %) by more than a thousandth of a step. Ranks are alike where
-the times of their causes differ by at most a twentieth of a step, added up.
+All ranks end a step with the slowest one, so their step times are equal; what differs is a rank's
+own time, a step without waiting for other ranks. It is compared with the median rank in each step.
+A rank stands out if its deviations differ from zero over steps (t test, with Benjamini and
+Hochberg's correction over ranks, at 5 %) by more than a thousandth of a step. Ranks are alike if
+the times of their causes differ by at most a twentieth of a step in total.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ VIEW = View(
         optional("host", "Host that it ran on.", "string"),
         column("step_ns", "Mean observed time of its steps."),
         column("own_ns", "Mean of its steps without waiting for other ranks."),
-        column("deviation_ns", "Its own time less the median rank's, mean over steps."),
-        optional("p_value", "Of no deviation; null with fewer than three steps.", "float64"),
+        column("deviation_ns", "Own time minus the median rank's, mean over steps."),
+        optional("p_value", "Of the t test; null with fewer than three steps.", "float64"),
         optional("stands_out", "late or early; null where it may be chance.", "string"),
         optional(
-            "cause", "Leaf cause in which it spends most more (late) or less (early).", "string"
+            "cause", "Leaf cause with the largest excess (late) or deficit (early).", "string"
         ),
         optional("cause_ns", "Mean time per step in that cause beyond the median rank's."),
         column("waiting_ns", "Mean time per step that it waits for other ranks."),
-        column("alike", "Number of its group of ranks that behave alike.", "int32"),
+        column("alike", "Number of its group of ranks that are alike.", "int32"),
         column("alike_count", "Ranks of that group."),
     ),
     title="Outlier ranks",

@@ -76,9 +76,9 @@ def _command(name: str, summary: str) -> click.Command:
 def command() -> None:
     """Estimate what another model, device, network or scale would give, from sourced formulas.
 
-    Each answers in five lines: the number, what limits it, what it assumes, and what to try.
-    --details shows tables and all assumptions, --json has every field, and -o writes a page with
-    figures.
+    Each estimate answers in five lines: the number, what limits it, what it assumes, and what to
+    try. --details shows tables and all assumptions, --json has every field, and -o writes a page
+    with figures.
 
     \b
     Examples:

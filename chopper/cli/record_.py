@@ -253,9 +253,9 @@ def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
     launcher = Path(command_line[0]).name
     if launcher in _LAUNCHERS_ELSEWHERE:
         elsewhere = (
-            f"; what {launcher} starts on other hosts, or in a cluster that ran before, has not "
-            "the environment of this command: have it pass on PYTHONPATH and the variables that "
-            "begin with CHOPPER_"
+            f"; processes that {launcher} starts on other hosts, or in a cluster that was already "
+            "running, do not inherit this command's environment: pass on PYTHONPATH and all "
+            "variables that begin with CHOPPER_"
         )
     if "torch" in seen:
         return (

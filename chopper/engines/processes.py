@@ -162,10 +162,7 @@ class Processes:
         remedy = "use fewer --workers"
         if self._memory_bytes is not None:
             remedy = f"raise --memory, which is {bytes_(self._memory_bytes)}"
-        return (
-            f"its process died {_MOST_ATTEMPTS} times{how}, as it does without enough memory: "
-            f"{remedy}"
-        )
+        return f"its process died {_MOST_ATTEMPTS} times{how}, often for lack of memory: {remedy}"
 
     def _end_workers(self) -> list[int]:
         """End all workers at once; return the exit codes of those that had died."""

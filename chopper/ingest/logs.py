@@ -120,9 +120,9 @@ def _check_once(
                 for first, last, other in spans:
                     if first <= span["max"] and span["min"] <= last:
                         raise InputError(
-                            f"{file}: tells {column} of device {device} at the same time as "
-                            f"{other.name}: of one host leave one of them out; of two import each "
-                            "with the traces of its own host"
+                            f"{file}: reports {column} of device {device} at the same time as "
+                            f"{other.name}: if both are of one host, leave one out; if of two, "
+                            "import each with the traces of its own host"
                         )
                 spans.append((span["min"], span["max"], file))
 

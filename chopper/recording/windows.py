@@ -181,7 +181,7 @@ class TraceWindows:
             "run.window_follows",
             f"every {period} steps one took much longer than the others, as steps "
             f"{number - period} and {number}: {_steps_text(planned.start, planned.stop)} are "
-            "traced, if the program gets there, so that the next of them is",
+            "traced, if the program gets there, so that the next one is included",
             severity="info",
         )
 
@@ -329,7 +329,7 @@ class TraceWindows:
         whole = (
             f"whole in it: {_steps_text(window.start, number)}"
             if number > window.start
-            else "it holds no whole step, and what it says of the step is of its beginning"
+            else "it holds no whole step, only the beginning of one"
         )
         self._note_limit(f"the trace ended within step {number} at {excess}: {whole}{again}")
 

@@ -47,7 +47,7 @@ def test_a_task_that_kills_each_worker_is_lost_alone() -> None:
     (lost,) = [r for r in results if isinstance(r, Lost)]
     assert lost is results[5]
     assert lost.reason == (
-        "its process died 3 times (SIGKILL), as it does without enough memory: use fewer --workers"
+        "its process died 3 times (SIGKILL), often for lack of memory: use fewer --workers"
     )
 
 

@@ -267,7 +267,7 @@ def _carried(
     raise UsageError(
         f"--device {priced.label}: {source} was measured on {measured_on}, whose tokens per second "
         f"are not those of {priced.label}; give --tokens-per-s of that device or project them "
-        "with --model, or leave --device away and give --price of what it ran on"
+        "with --model, or omit --device and give --price of what it ran on"
     )
 
 

@@ -284,7 +284,7 @@ def _categories(result: Memory) -> Section:
         },
         totals=1,
         note="communication: gathers, reductions and buckets; temporary: gradients of "
-        "activations and operators' workspaces; pools: freed, but not for all to use",
+        "activations and operators' workspaces; pools: freed, but reserved for one stream",
     )
 
 
