@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from chopper.errors import (
     RunFormatError,
     UsageError,
 )
+from chopper.hardware.launchers import recorders_job
 from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import NOTES_VARIABLE
@@ -68,6 +71,12 @@ from chopper.storage.destination import NOTES
     help=f"Let a trace hold FACTOR times {DEFAULT_LIMIT_TEXT}.  [default: 1]",
 )
 @click.option(
+    "--gather",
+    is_flag=True,
+    help="When the job ends, bring the ranks of all nodes into rank 0's directory, through the "
+    "job's own store: where the nodes share no disk. Same option on each node.",
+)
+@click.option(
     "--live",
     is_flag=True,
     help="Show ranks, clocks, power, memory and the latest attribution while it runs.",
@@ -89,6 +98,7 @@ def command(
     stacks: bool,
     from_import: bool,
     trace_limit: float,
+    gather: bool,
     live: bool,
     prometheus: str | None,
     force: bool,
@@ -109,6 +119,7 @@ def command(
     Examples:
       chopper record -- python train.py
       chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py
+      chopper record -o runs/mine --gather -- torchrun --nnodes 2 --master-addr node0 train.py
       chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
       chopper record --no-trace --prometheus 9400 -- python train.py
       chopper record --stacks -- python train.py
@@ -124,7 +135,7 @@ def command(
     # What is wrong with the options is said here and now, not by each rank.
     options: dict[str, Any] = {"collect": collect, "steps": steps, "trace_limit": trace_limit}
     options |= {"trace": not no_trace, "shapes": not no_shapes, "memory": memory}
-    options |= {"stacks": stacks, "from_import": from_import}
+    options |= {"stacks": stacks, "from_import": from_import, "gather": gather}
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     _check_combination(memory=memory, no_trace=no_trace, live=live)
@@ -134,9 +145,11 @@ def command(
     find_command(command_line[0], os.environ)
     code: int | None = None
     try:
-        with new_output(target, force=force, say=shared.say) as path:
+        job = recorders_job(command_line)
+        with new_output(target, force=force, say=shared.say, job=job) as path:
             shared.say(f"recording to {shown}")
-            notes = path / NOTES  # in the run: whoever is killed leaves nothing elsewhere
+            # In the run: whoever is killed leaves nothing elsewhere.
+            notes = path / f"{NOTES}.{socket.gethostname()}-{os.getpid()}"
             notes.touch()
             try:
                 environment = os.environ | arming.hooked(str(path), "record", options)
@@ -193,10 +206,16 @@ def _close(
     path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Messages
 ) -> int:
     """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
-    from chopper.recording.finish import finalize
+    from chopper.recording.finish import OF_WHOLE_RUN, finalize
+    from chopper.recording.handover import HANDED_OVER
+    from chopper.storage import processes
     from chopper.storage.parts import read_manifest
+    from chopper.wording import some
 
     failed = False
+    for left in path.glob(f".rank-*.{HANDED_OVER}"):  # its rank was killed while it received
+        shutil.rmtree(left, ignore_errors=True)
+    others = sorted({owner for _, owner in processes.recorders(path)})
     try:
         run = finalize(path, command=command_line, exit_code=code)
     except RunFormatError:
@@ -213,12 +232,18 @@ def _close(
         run = read_manifest(path)
         failed = True
     try:
+        if others:
+            shared.say(f"{some(others)} still record: the last to end completes the run")
+            run.findings = [f for f in run.findings if f.code not in OF_WHOLE_RUN]
         _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
         shared.say(f"warning: the recording cannot be read back: {exc}")
         failed = True
     named = shared.quoted(shown)
-    shared.say("next:", f"  chopper analyze {named}", f"  chopper report {named} -o report.html")
+    steps = [f"chopper analyze {named}", f"chopper report {named} -o report.html"]
+    if any(f.code == "run.ranks_missing" for f in run.findings):
+        steps.append(f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes")
+    shared.say("next:", *(f"  {step}" for step in steps))
     return code or int(failed)
 
 

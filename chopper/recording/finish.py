@@ -13,6 +13,10 @@ from chopper.storage import processes
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, sub_runs
 from chopper.storage.parts import missing_ranks, read_parts, run_of_parts
+from chopper.storage.process_identity import HeldElsewhere, locked
+
+OF_WHOLE_RUN = frozenset(("run.ranks_missing", "run.part_missing", "run.rank_died"))
+"""Findings that change with the ranks that are there, and whether they have ended."""
 
 
 def finalize(
@@ -35,17 +39,21 @@ def finalize(
         if not processes.recorders(inner):
             with contextlib.suppress(RunFormatError, OutputError):
                 finalize(inner)
-    parts, findings = read_parts(path, exit_code)
-    if not parts:
-        raise RunFormatError(
-            f"{path}: no rank recorded anything; did the command import torch and run a step?"
-        )
-    embed_calibration(parts)
-    run = run_of_parts(path, parts, [*findings, *missing_ranks(parts)])
-    run.workload, run.exit_code = workload, exit_code
-    if command is not None:
-        run.command = tuple(command)
-    write_atomic(path / MANIFEST, m.encode(run))
+    with contextlib.ExitStack() as held:
+        # Of several recorders of one job, each with its own ranks, the last says what there is.
+        with contextlib.suppress(HeldElsewhere):
+            held.enter_context(locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S))
+        parts, findings = read_parts(path, exit_code)
+        if not parts:
+            raise RunFormatError(
+                f"{path}: no rank recorded anything; did the command import torch and run a step?"
+            )
+        embed_calibration(parts)
+        run = run_of_parts(path, parts, [*findings, *missing_ranks(parts)])
+        run.workload, run.exit_code = workload, exit_code
+        if command is not None:
+            run.command = tuple(command)
+        write_atomic(path / MANIFEST, m.encode(run))
     return run
 
 

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, OutputError, reason_of
-from chopper.recording.finish import finalize
+from chopper.recording.finish import OF_WHOLE_RUN, finalize
 from chopper.storage import manifest as m
 from chopper.storage.files import check_links, inside, write_atomic
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _APART_NS = 3600 * 10**9
 """Nodes of one run record at the same time; an hour between them is two runs."""
-_OF_WHOLE_RUN = frozenset(("run.ranks_missing", "run.part_missing", "run.rank_died"))
-"""Findings that are made anew of the gathered run."""
 
 
 def node_runs(paths: Sequence[Path]) -> list[Path]:
@@ -89,7 +87,7 @@ def gather(paths: Sequence[Path], directory: Path) -> m.RunManifest:
         "imported" if {run.kind for run in runs.values()} == {"imported"} else "recorded"
     )
     known = [(f.code, f.message) for f in gathered.findings]
-    findings += [f for run in runs.values() for f in run.findings if f.code not in _OF_WHOLE_RUN]
+    findings += [f for run in runs.values() for f in run.findings if f.code not in OF_WHOLE_RUN]
     gathered.findings += [f for f in findings if (f.code, f.message) not in known]
     write_atomic(directory / MANIFEST, m.encode(gathered))
     return gathered

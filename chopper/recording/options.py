@@ -33,6 +33,8 @@ class Options:
     force: bool = False
     from_import: bool = False
     """Record from the import of torch on, without a sign of training."""
+    gather: bool = False
+    """At the end, hand the files of ranks on other nodes to rank 0."""
     automatic: bool = False
     """Started by ``chopper record``'s hook: a profile in the program's own code takes part in it
     instead of being a second one."""

@@ -25,7 +25,7 @@ from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
 from chopper.errors import UsageError
 from chopper.hardware import environment, launchers
-from chopper.recording import claim, forking, messages
+from chopper.recording import claim, forking, handover, messages
 from chopper.recording.collecting import Collecting
 from chopper.recording.finish import finalize
 from chopper.recording.hook import arming
@@ -87,6 +87,8 @@ class Session:
         """Set from the claim of the rank's folder on, before ``recording`` is."""
         self._guard = TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
+        self._store: Any = None
+        """Connection to the store of the job, where ranks are to be gathered."""
         self._over = threading.Event()
 
     @property
@@ -161,6 +163,8 @@ class Session:
         manifest.command = tuple(sys.orig_argv)
         manifest.clock_anchors.append(environment.clock_anchor())
         environment.describe(manifest)
+        if self.options.gather:
+            self._store = handover.job_store()
         if moved is not None:
             manifest.findings.append(moved)
         if self.info.ignored is not None:
@@ -329,6 +333,8 @@ class Session:
             self._collecting.stop()
             self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
             self._safely(self._close_files, closing_ns)
+            if self.options.gather and self._store is None:
+                self._store = self._safely(handover.job_store)
             self._closed = self._manifest.end_ns is not None and _active is self
             _active = None
             atexit.unregister(self.close)
@@ -337,6 +343,10 @@ class Session:
             self._closing = False
         if self._signal_at_close is not None and signal_before is None:  # it came meanwhile
             os.kill(os.getpid(), self._signal_at_close)
+        if self.options.gather and self.info.world_size > 1 and self._manifest.status == "complete":
+            line = handover.hand_over(self._store, self._part.directory, self._manifest)
+            if line is not None and self.info.local_rank == 0:
+                say(line)
 
     def end_with(self, exc: BaseException | None) -> None:
         """Close, at the end of the program's block; nothing that fails in here leaves."""

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -25,10 +26,14 @@ from chopper.storage.processes import recorders
 from chopper.wording import some
 
 NOTES = ".hook-notes"
-"""A file in the run while ``chopper record`` lasts: how the processes below it fared."""
+"""Begin of the name of a file in the run while ``chopper record`` lasts: how the processes below it
+fared."""
+_PROVIDED_S = 5.0
+"""The first recorder of a job provides its directory in milliseconds; the others wait for it."""
+_POLL_S = 0.02
 _OWN_ENTRY = re.compile(
     r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
-    r"|\.hook-notes|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
+    r"|\.hook-notes(\..+)?|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
     re.DOTALL,
 )
 _OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
@@ -61,7 +66,7 @@ def check_output(path: Path, *, force: bool = False) -> bool:
         if not path.is_dir():
             return False
         # A recorder that was killed before any rank began leaves its notes.
-        entries = sorted(p for p in path.iterdir() if p.name != NOTES)
+        entries = sorted(p for p in path.iterdir() if not p.name.startswith(NOTES))
         if not entries:
             return False
         if not is_run(path) and not is_experiment(path):
@@ -129,13 +134,18 @@ def prepare_output(path: Path) -> Path:
 
 @contextlib.contextmanager
 def new_output(
-    path: Path, *, force: bool = False, say: Callable[[str], None] | None = None
+    path: Path,
+    *,
+    force: bool = False,
+    say: Callable[[str], None] | None = None,
+    job: str | None = None,
 ) -> Iterator[Path]:
     """Provide an empty directory for a new run; one that ``force`` replaces goes in the end.
 
     The old run waits beside its place. When no rank has recorded by the end, it is back there, and
     a directory that was made for the new run is gone. What an earlier command left there when it
-    was killed is put back first, and said in one line each.
+    was killed is put back first, and said in one line each. Recorders of one ``job`` share a
+    directory, which the first of them provides.
 
     Yields:
         The directory, absolute and with links followed.
@@ -145,7 +155,10 @@ def new_output(
             cannot be written; or, at the end, the old run cannot be put back (it is kept where
             the message says).
     """
-    with claimed(path):
+    with claimed(path, job) as shared:
+        if shared:
+            yield _real(path)
+            return
         for line in recover(path):
             if say is not None:
                 say(line)
@@ -161,7 +174,11 @@ def new_output(
                     f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
                 ) from exc
         try:
-            yield prepare_output(run_dir)
+            prepare_output(run_dir)
+            if job is not None:
+                with contextlib.suppress(OSError):
+                    claim_file(run_dir).write_text(f"{os.getpid()} {job}", encoding="utf-8")
+            yield run_dir
         finally:
             if holds_recording(run_dir):
                 shutil.rmtree(old, ignore_errors=True)
@@ -175,8 +192,11 @@ def claim_file(run_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claimed(path: Path, job: str | None = None) -> Iterator[bool]:
     """Keep other commands from writing a run to the same run_dir, until this one ends.
+
+    Yields:
+        Whether another recorder of the same ``job`` has provided it.
 
     Raises:
         OutputError: another command writes one there.
@@ -184,14 +204,23 @@ def claimed(path: Path) -> Iterator[None]:
     run_dir = _real(path)
     with contextlib.suppress(OSError):
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(claim_file(run_dir)):
-            yield
-    except HeldElsewhere as exc:
-        raise OutputError(
-            f"{path}: process {exc} is writing a run into it; wait for its end, or choose another "
-            "-o"
-        ) from None
+    until_s = time.monotonic() + (_PROVIDED_S if job is not None else 0.0)
+    with contextlib.ExitStack() as held:
+        shared = False
+        while not shared:
+            try:
+                held.enter_context(locked(claim_file(run_dir)))
+                break
+            except HeldElsewhere as exc:
+                pid, _, of_job = str(exc).partition(" ")
+                shared = job is not None and of_job == job
+                if not shared and time.monotonic() > until_s:
+                    raise OutputError(
+                        f"{path}: process {pid} is writing a run into it; wait for its end, or "
+                        "choose another -o"
+                    ) from None
+            time.sleep(_POLL_S)
+        yield shared
 
 
 def recover(path: Path) -> list[str]:

@@ -148,7 +148,7 @@ def _acquire(file: Path, deadline_s: float) -> int | None:
         except FileNotFoundError:
             pass
         except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace")
+            holder = os.pread(descriptor, 1 << 12, 0).decode(errors="replace")
             if time.monotonic() > deadline_s:
                 os.close(descriptor)
                 raise HeldElsewhere(holder) from None

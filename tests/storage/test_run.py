@@ -19,6 +19,7 @@ from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.hardware.launchers import RankInfo
 from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
+from chopper.storage import destination
 from chopper.storage import process_identity as _process_identity
 from chopper.storage.destination import check_output, new_output, prepare_output, scratch
 from chopper.storage.files import write_atomic
@@ -447,3 +448,24 @@ def test_a_run_without_a_manifest_names_the_ranks_that_are_not_there(tmp_path: P
     assert "2 of 4 ranks are missing (1, 3)" in found["run.ranks_missing"].message
     finalize(tmp_path)
     assert [f.code for f in Run.open(tmp_path).manifest.findings] == ["run.ranks_missing"]
+
+
+def test_recorders_of_one_job_share_a_directory_and_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destination, "_PROVIDED_S", 0.0)
+    run = tmp_path / "run"
+    with new_output(run, job="port 1 a") as first:
+        with new_output(run, job="port 1 a") as second:
+            assert second == first
+        for job in (None, "port 1 b"):
+            with (
+                pytest.raises(OutputError, match=f"process {os.getpid()} is writing a run"),
+                new_output(run, job=job),
+            ):
+                pass
+        (run / "rank-00000").mkdir()
+        (run / "rank-00000/manifest.json").write_text("{}")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(OutputError, match="holds a run already"), new_output(run):
+        pass
