@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     _Choice = click.Choice  # generic to type checkers only in some versions of click
 
-_SUFFIXES = (".gz", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
+_SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
 
 
 class NamedPath(click.Path):

@@ -10,6 +10,7 @@ from datetime import tzinfo
 from pathlib import Path
 
 from chopper.collectors.formats import readers
+from chopper.collectors.formats.unpack import PACKED
 from chopper.errors import OutputError
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
@@ -72,6 +73,7 @@ def _copy_name(file: Path, i: int) -> str:
     """Return the name of the i-th raw trace of a rank: Kineto's as those that chopper records."""
     if readers.reader_of(file) is readers.KINETO:
         with file.open("rb") as opened:
-            packed = opened.read(2) == b"\x1f\x8b"
-        return f"trace{f'-{i}' if i else ''}.json{'.gz' if packed else ''}"
+            head = opened.read(4)
+        suffix = next((s for magic, s in PACKED.items() if head.startswith(magic)), "")
+        return f"trace{f'-{i}' if i else ''}.json{suffix}"
     return f"trace-{file.name}"

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
-from chopper.collectors.formats.unpack import DAMAGE, salvaged
-from chopper.collectors.formats.unpack import MAGIC as GZIP
+from chopper.collectors.formats.unpack import DAMAGE, PACKED, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.destination import scratch
@@ -152,7 +151,7 @@ def opened(path: Path) -> Iterator[Database]:
         findings: list[Finding] = []
         try:
             with path.open("rb") as file:
-                packed = file.read(2) == GZIP
+                packed = file.read(4).startswith(tuple(PACKED))
             plain = path
             if packed:
                 folder = stack.enter_context(scratch("database"))
@@ -187,12 +186,13 @@ def _unpack(path: Path, target: Path, findings: list[Finding]) -> None:
             problem = str(exc)
         size = out.tell()
     if not size:
-        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
+        raise InputError(f"{path}: the compressed stream is damaged from its start ({problem})")
     if problem is not None:
         add_finding(
             findings,
             "trace.truncated_gzip",
-            f"{path.name}: gzip stream damaged ({problem}); {size} bytes before that are used",
+            f"{path.name}: compressed stream damaged ({problem}); {size} bytes before that are "
+            "used",
         )
 
 

@@ -14,7 +14,6 @@ _HELD_RATIO = 3
 """Memory for each byte of text: the text, a piece of it decoded, and the columns."""
 
 _NOT_JSON = (
-    (b"\x28\xb5\x2f\xfd", "is zstd-compressed; decompress it first (zstd -d)"),
     (b"PK\x03\x04", "is a zip archive; unpack it and pass the trace inside"),
     (b"\xfd7zXZ\x00", "is xz-compressed; decompress it first (xz -d)"),
     (b"BZh", "is bzip2-compressed; decompress it first (bzip2 -d)"),
@@ -60,7 +59,7 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
     data = b"".join(parts)
     if not data and problem is not None:
-        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
+        raise InputError(f"{path}: the compressed stream is damaged from its start ({problem})")
     if not data:
         raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
     findings: list[Finding] = []
@@ -68,7 +67,7 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         add_finding(
             findings,
             "trace.truncated_gzip",
-            f"{path.name}: gzip stream damaged ({problem}); {len(data)} bytes of text "
+            f"{path.name}: compressed stream damaged ({problem}); {len(data)} bytes of text "
             "before that are used",
         )
     for magic, what in _NOT_JSON:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
 
-_CSV = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
+_CSV = re.compile(r"\.csv(\.gz|\.zst)?$", re.IGNORECASE)
 _TRACE = re.compile(
-    r"\.(json|sqlite3?|rpd|db|pickle|pkl)(\.gz)?$",
+    r"\.(json|sqlite3?|rpd|db|pickle|pkl)(\.gz|\.zst)?$",
     re.IGNORECASE,
 )
 Kind = Literal["trace", "counters", "log", "memory"]
@@ -102,7 +102,7 @@ _DATABASES = (".sqlite", ".sqlite3", ".rpd", ".db")
 
 def _refuse(path: Path, head: bytes) -> None:
     """Say what is wrong with files that only their tool can read."""
-    name = path.name.lower().removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     for suffix, command in _EXPORT.items():
         if name.endswith(suffix):
             raise InputError(

@@ -37,7 +37,7 @@ from chopper.storage.manifest import add_finding
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
 _PART = re.compile(
     r"[_.-]?(?:kernel|memory_copy|(?:hip|hsa|marker|rccl|roctx)[a-z_]{0,40}|agent_info|results|timestamps"
-    r"|counter_collection|pmc_perf)(?:_trace|_info)?(?:\.csv)?(?:\.gz)?$",
+    r"|counter_collection|pmc_perf)(?:_trace|_info)?(?:\.csv)?(?:\.gz|\.zst)?$",
     re.IGNORECASE,
 )
 

@@ -1,10 +1,11 @@
-"""Files as they come, packed by gzip or not: in pieces, as a stream, or line by line."""
+"""Files as they come, packed by gzip, zstd or not: in pieces, as a stream, or line by line."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,7 +27,14 @@ _HEAD_BYTES = 1 << 16
 _READ_BYTES = 1 << 13
 """Of a compressed file: some hundred kilobytes of text, which stay in the processor's cache."""
 _READ_TEXT_BYTES = 1 << 20
-MAGIC = b"\x1f\x8b"
+_ZSTD_BLOCK_BYTES = 1 << 17
+"""The largest that can be unpacked as a whole only (RFC 8878, 3.1.1.2)."""
+_PIECE_BYTES = 1 << 16
+"""Of what zstd unpacks: a damaged one is lost."""
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+PACKED = {_GZIP: ".gz", _ZSTD: ".zst"}
+"""What packed files begin with, and how their names end."""
 DAMAGE = (EOFError, zlib.error, _Damaged)
 """What a cut off and a damaged file raise, after the pieces that could be unpacked."""
 
@@ -39,7 +47,13 @@ def head_of(path: Path) -> bytes:
     """
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    if head[:2] != MAGIC:
+        if head.startswith(_ZSTD):
+            head += file.read(_ZSTD_BLOCK_BYTES)
+    if head.startswith(_ZSTD):
+        with contextlib.suppress(EOFError):
+            return next(_of_zstd(io.BytesIO(), head, lambda _: None), b"")[:_HEAD_BYTES]
+        return b""
+    if not head.startswith(_GZIP):
         return head
     try:
         return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
@@ -48,10 +62,10 @@ def head_of(path: Path) -> bytes:
 
 
 def pieces(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
-    """Yield the content of a file, plain or in gzip members.
+    """Yield the content of a file, plain, in gzip members or in frames of zstd.
 
     Raises:
-        EOFError: a member is cut off.
+        EOFError: a member is cut off, or a frame is cut off or damaged.
         OSError, error of zlib or isal: it cannot be read.
         InputError: it unpacks to more than the limits allow.
     """
@@ -78,14 +92,19 @@ def _pieces(
     packed = file.read(_READ_BYTES)
     read_bytes = len(packed)
     unpacked_bytes = 0
-    if packed[:2] != MAGIC:
+    if packed.startswith(_ZSTD):
+        yield from _of_zstd(
+            file, packed, lambda unpacked_bytes: intake.check(file.tell(), unpacked_bytes)
+        )
+        return
+    if not packed.startswith(_GZIP):
         while packed:
             intake.check(read_bytes, read_bytes)
             yield packed
             packed = file.read(_READ_TEXT_BYTES)
             read_bytes += len(packed)
         return
-    while packed[:2] == MAGIC:
+    while packed.startswith(_GZIP):
         inflate = start(wbits=31)
         while not inflate.eof:
             if not packed:
@@ -103,6 +122,24 @@ def _pieces(
         if len(packed) < 2:
             packed += (more := file.read(_READ_BYTES))
             read_bytes += len(more)
+
+
+def _of_zstd(file: BinaryIO, begun: bytes, check: Callable[[int], None]) -> Iterator[bytes]:
+    """Unpack what was read of a file and what follows; ``check`` is told how much it is so far."""
+    import pyarrow as pa
+
+    whole = _Stream(itertools.chain([begun], iter(lambda: file.read(_READ_TEXT_BYTES), b"")))
+    unpacked_bytes = 0
+    try:
+        with pa.CompressedInputStream(pa.PythonFile(whole, mode="r"), "zstd") as stream:
+            while text := stream.read(_PIECE_BYTES):
+                unpacked_bytes += len(text)
+                check(unpacked_bytes)
+                yield text
+    except OSError as exc:
+        if exc.errno is not None:
+            raise
+        raise EOFError(str(exc)) from exc
 
 
 def _up_to_damage(inflate: Any, packed: bytes) -> Iterator[bytes]:

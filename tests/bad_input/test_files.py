@@ -56,10 +56,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "gzip of a pickle": (gzip.compress(pickle.dumps([1])), r"no snapshot of torch's allocator"),
     "binary": (bytes(range(256)) * 20, r"not JSON"),
     "sqlite": (b"SQLite format 3\x00" + bytes(100), r"SQLite database"),
-    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(50), r"zstd-compressed; decompress it first"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(50), r"compressed stream is damaged from its start"),
     "xz": (b"\xfd7zXZ\x00" + bytes(50), r"xz-compressed"),
-    "gzip cut in its header": (gzip.compress(GOOD)[:8], r"gzip stream is damaged from its start"),
-    "gzip of nothing": (gzip.compress(b""), r"gzip stream|is empty"),
+    "gzip cut in its header": (
+        gzip.compress(GOOD)[:8],
+        r"compressed stream is damaged from its start",
+    ),
+    "gzip of nothing": (gzip.compress(b""), r"compressed stream|is empty"),
     "truncated before the events": (GOOD[: GOOD.index(b"traceEvents") - 5], r"not JSON"),
     "truncated in the first event": (GOOD[: GOOD.index(b'"ph"') + 9], r"without a single usable"),
 }

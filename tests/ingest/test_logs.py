@@ -97,7 +97,7 @@ def test_logs_of_two_hosts_are_not_mixed(tmp_path: Path) -> None:
     kernels = trace(tmp_path / "trace.json")
     here = log(tmp_path / "here.csv", BASE_NS - 20 * MS)
     there = log(tmp_path / "there.csv", BASE_NS - 20 * MS)
-    with pytest.raises(InputError, match=r"there.csv: tells sm_clock_hz of device 0 at the same"):
+    with pytest.raises(InputError, match=r"there.csv: reports sm_clock_hz of device 0 at the same"):
         chopper.load([kernels, here, there])
     # A log that goes on where another ended is one with it.
     later = log(tmp_path / "later.csv", BASE_NS + 3_600 * 10**9)
