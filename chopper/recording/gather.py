@@ -87,7 +87,8 @@ def gather(paths: Sequence[Path], directory: Path) -> m.RunManifest:
         "imported" if {run.kind for run in runs.values()} == {"imported"} else "recorded"
     )
     known = [(f.code, f.message) for f in gathered.findings]
-    findings += [f for run in runs.values() for f in run.findings if f.code not in OF_WHOLE_RUN]
+    remade = OF_WHOLE_RUN | {"run.manifest_missing"}
+    findings += [f for run in runs.values() for f in run.findings if f.code not in remade]
     gathered.findings += [f for f in findings if (f.code, f.message) not in known]
     write_atomic(directory / MANIFEST, m.encode(gathered))
     return gathered

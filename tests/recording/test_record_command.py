@@ -720,3 +720,40 @@ def test_steps_that_never_came_are_said_and_those_that_did_are_shown(tmp_path: P
     assert shown.code == 0
     assert "A step takes" in shown.out
     assert "No step was traced" in shown.out
+
+
+RANK_OF_TWO = """
+import os, select
+from pathlib import Path
+from chopper.hardware.launchers import rank_info
+from chopper.storage.layout import rank_dirs
+from chopper.storage.parts import RunWriter
+run, info = Path(os.environ["CHOPPER_OUTPUT"]), rank_info()
+rank = RunWriter(run, info.rank)
+rank.manifest.world_size, rank.manifest.status = info.world_size, "complete"
+rank.manifest.steps_source = "mark"
+rank.save()
+while len(rank_dirs(run)) < 2:  # both record at once
+    select.select([], [], [], 0.01)
+"""
+
+
+def test_recorders_that_mpirun_starts_share_a_run(record):
+    script = record.script("", begin=RANK_OF_TWO)
+    started = []
+    for rank in range(2):
+        record.env |= {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"}
+        record.env |= {"PMIX_NAMESPACE": "prterun-1@1"}
+        started.append(record.popen(sys.executable, script))
+    for process in started:
+        with process:
+            _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
+    run = record.run()
+    assert run.ranks == [0, 1]
+    assert run.manifest.findings == []
+    assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
+        "manifest.json",
+        "rank-00000",
+        "rank-00001",
+    ]
