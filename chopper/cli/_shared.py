@@ -49,7 +49,28 @@ class NamedPath(click.Path):
         """
         if value == "":
             self.fail("an empty name (an unset variable?)", param, ctx)
+        if isinstance(value, str) and "://" in value:
+            return self.address(value, param, ctx)
         return super().convert(value, param, ctx)
+
+    def address(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Refuse an address where a path is expected."""
+        self.fail(f"{value}: is an address, expected a path on this machine", param, ctx)
+
+
+class RunPlace(NamedPath):
+    """Where a run is written: a path, or an address that it is copied to when it is whole."""
+
+    def address(
+        self,
+        value: str,
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> Path | str:
+        """Return the address."""
+        return value.rstrip("/")
 
 
 def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -161,6 +182,11 @@ def output(help: str) -> Callable[[_Command], _Command]:
     return click.option("-o", "--output", type=NamedPath(), help=help)
 
 
+def run_output(help: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds ``-o`` for a run directory, here or at an address."""
+    return click.option("-o", "--output", type=RunPlace(), help=help)
+
+
 def force(help: str) -> Callable[[_Command], _Command]:
     """Return a decorator that adds ``--force``."""
     return click.option("--force", is_flag=True, help=help)
@@ -264,7 +290,9 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     # To the command's end: what the run's tables are read from. A cluster is joined once.
     engine: Engine | None = meta.get("chopper.engine")
     if engine is None:
-        chosen = engine_of(trace_bytes(files_of(sources)), options)
+        with progress(f"looking for {name or 'the run'}"):
+            files = files_of(sources)
+        chosen = engine_of(trace_bytes(files), options)
         engine = click.get_current_context().with_resource(chosen)
         if options.ray is not None:
             meta["chopper.engine"] = engine
@@ -282,9 +310,11 @@ def quoted(*sources: str | Path) -> str:
 
 
 def write_run(
-    make: Callable[[Path], RunManifest], target: Path, *, force: bool, as_json: bool
+    make: Callable[[Path], RunManifest], output: Path | str, *, force: bool, as_json: bool
 ) -> None:
     """Write a run beside its place, move it there when it is whole, and say what was found.
+
+    A run for an address is made among the temporary files and copied there, its manifest last.
 
     The run that is there may be what the new one is made of.
 
@@ -293,6 +323,30 @@ def write_run(
         OutputError: another command writes a run there, or it cannot be written; nothing of it is
             left.
     """
+    from chopper.ingest import remote
+    from chopper.storage import manifest
+    from chopper.storage.destination import scratch
+
+    if isinstance(output, Path):
+        made = _placed(make, output, force=force)
+    else:
+        remote.check_upload(output, force=force)
+        with scratch("upload") as folder:
+            made = _placed(make, folder / output.rpartition("/")[2], force=False)
+            remote.upload(folder / made.name, output)
+    if as_json:
+        click.echo(manifest.encode(made), nl=False)
+    else:
+        click.echo(str(output))
+    for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
+        click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
+    named = quoted(output)
+    click.echo(f"next: chopper analyze {named}", err=True)
+    click.echo(f"      chopper report {named} -o report.html", err=True)
+
+
+def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:
+    """Write a run beside its place and move it there when it is whole."""
     from chopper.storage import manifest
     from chopper.storage.destination import check_output, new_output, prepare_output, working_dir
     from chopper.storage.files import write_atomic
@@ -312,15 +366,7 @@ def write_run(
         raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    if as_json:
-        click.echo(manifest.encode(made), nl=False)
-    else:
-        click.echo(str(target))
-    for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
-    named = quoted(target)
-    click.echo(f"next: chopper analyze {named}", err=True)
-    click.echo(f"      chopper report {named} -o report.html", err=True)
+    return made
 
 
 def run_name(trace: Path) -> str:

@@ -14,10 +14,10 @@ from chopper.cli.output import progress
 @click.argument(
     "nodes", nargs=-1, required=True, metavar="NODE_DIR...", shell_complete=shared.paths
 )
-@shared.output("Run directory to create. [default: runs/NAME-gathered]")
+@shared.run_output("Run directory to create, here or at an address. [default: runs/NAME-gathered]")
 @shared.force("Replace an existing run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
-def command(nodes: tuple[str, ...], output: Path | None, force: bool, as_json: bool) -> None:
+def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_json: bool) -> None:
     """Make one run of those that the nodes of a job recorded.
 
     NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), or a

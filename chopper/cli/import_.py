@@ -12,7 +12,7 @@ from chopper.cli.output import progress
 
 @click.command(name="import", no_args_is_help=True)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=shared.paths)
-@shared.output("Run directory to create. [default: runs/NAME]")
+@shared.run_output("Run directory to create, here or at an address. [default: runs/NAME]")
 @shared.force("Replace an existing run.")
 @click.option(
     "--time-zone",
@@ -22,7 +22,7 @@ from chopper.cli.output import progress
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
     traces: tuple[str, ...],
-    output: Path | None,
+    output: Path | str | None,
     force: bool,
     time_zone: str | None,
     as_json: bool,
@@ -49,12 +49,14 @@ def command(
       chopper import report.sqlite -o runs/from-nsys
       chopper import out/run_*.csv -o runs/from-rocprofv3
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
+      chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
     """
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.logs import zone_of
 
     zone = None if time_zone is None else zone_of(time_zone)
-    files = find_sources(traces)
+    with progress("looking for the traces"):
+        files = find_sources(traces)
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )

@@ -34,7 +34,7 @@ from chopper.storage.destination import NOTES
 @click.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
-@shared.output("Directory of the run.  [default: runs/<time>]")
+@shared.run_output("Directory of the run, here or at an address. [default: runs/<time>]")
 @click.option(
     "--collect",
     metavar="A,B",
@@ -89,7 +89,7 @@ from chopper.storage.destination import NOTES
 @shared.force("Replace an earlier run in the output directory.")
 @click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
-    output: Path | None,
+    output: Path | str | None,
     collect: str | None,
     steps: str | None,
     no_trace: bool,
@@ -125,6 +125,7 @@ def command(
       chopper record --stacks -- python train.py
     """
     from chopper.experiments.launch import find_command, launch
+    from chopper.ingest import remote
     from chopper.recording.claim import choose_output
     from chopper.recording.options import make_options
     from chopper.recording.prometheus import parse_address
@@ -139,8 +140,11 @@ def command(
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     _check_combination(memory=memory, no_trace=no_trace, live=live)
-    target = output if output is not None else choose_output(None, None)
-    shown = output if output is not None else _relative(target)
+    place = Path("runs", output.rpartition("/")[2]) if isinstance(output, str) else output
+    if isinstance(output, str):
+        remote.check_upload(output, force=force)
+    target = place if place is not None else choose_output(None, None)
+    shown = place if place is not None else _relative(target)
     # Before anything is replaced.
     find_command(command_line[0], os.environ)
     code: int | None = None
@@ -159,7 +163,10 @@ def command(
                 seen = _messages(notes)
             finally:
                 notes.unlink(missing_ok=True)
-            return _close(path, shown, command_line, code, seen)
+            code = _close(path, shown, command_line, code, seen)
+        if isinstance(output, str):
+            _upload(target, output)
+        return code
     except (ChopperError, OSError) as exc:
         if code is None:
             if isinstance(exc, ChopperError):
@@ -168,6 +175,17 @@ def command(
         # The command has ended: whatever fails from here on, its exit code is the answer.
         shared.say(str(exc))
         return code or 1
+
+
+def _upload(run: Path, address: str) -> None:
+    """Copy a recorded run to its address; here it stays."""
+    from chopper.ingest import remote
+
+    try:
+        remote.upload(run, address)
+    except ChopperError as exc:
+        raise OutputError(f"{exc}; the run is in {run}") from exc
+    shared.say(f"copied to {address}")
 
 
 def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from chopper.ingest.attachments import Attachments, attach_counters, attach_snap
 from chopper.ingest.held import TraceTables, traces_of, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
 from chopper.ingest.recorded import rank_task, read_task, with_lost
+from chopper.ingest.remote import here, in_addresses
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
@@ -42,8 +43,16 @@ def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     if not named:
         raise InputError("nothing to load: name a run directory or trace files")
     check_names(named)
+    source = " ".join(map(str, named))
+    try:
+        return _read(here(named), engine or Serial(), source)
+    except InputError as exc:
+        raise InputError(in_addresses(str(exc))) from exc
+
+
+def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
     if len(named) == 1 and is_run(Path(named[0])):
-        return _read_directory(Path(named[0]), engine or Serial())
+        return replace(_read_directory(Path(named[0]), engine), source=source)
     for item in named:
         if is_run(Path(item)):
             raise InputError(
@@ -53,8 +62,8 @@ def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     sources = find(named)
     traces = list(sources.traces)
     if len(traces) == 1 and traces[0].name == MANIFEST and is_run(traces[0].parent):
-        return _read_directory(traces[0].parent, engine or Serial())
-    return read_sources(sources, source=" ".join(str(n) for n in named), engine=engine).run
+        return _read_directory(traces[0].parent, engine)
+    return read_sources(sources, source=source, engine=engine).run
 
 
 def _read_directory(path: Path, engine: Engine) -> Run:

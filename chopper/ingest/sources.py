@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chopper.collectors.formats import readers
 from chopper.errors import InputError, OutputError
+from chopper.ingest.remote import here
 from chopper.storage.destination import run_around
 from chopper.storage.layout import MANIFEST, is_experiment, is_run
 
@@ -98,7 +99,7 @@ def find(named: Sequence[str | Path]) -> Sources:
     """
     sources = Sources()
     check_names(named)
-    for item in named:
+    for item in here(named):
         path = Path(item)
         try:
             if is_run(path):
@@ -137,9 +138,12 @@ def files_of(named: Sequence[str | Path]) -> list[Path]:
     """Return the files that names may mean, without opening them; to know how much there is.
 
     What cannot be looked at is left out: who reads it says why.
+
+    Raises:
+        InputError: an address cannot be read.
     """
     files: list[Path] = []
-    for item in map(Path, named):
+    for item in map(Path, here(named)):
         with contextlib.suppress(OSError, ValueError):
             if item.is_dir():
                 files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]

@@ -115,6 +115,7 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
         (name in READ_ONLY and "--help" not in rest)
         or shown.text in OF_ONE_RUN
         or ON_A_CLUSTER in rest
+        or any("://" in word for word in rest)  # tests/ingest has a server
     ):
         command.make_context(name, [*rest])
     else:

@@ -17,7 +17,7 @@ TEXT = "".join(f"line {i}: {random.Random(i).random()}\n" for i in range(40_000)
 
 
 def zstd(text: bytes) -> bytes:
-    return pa.compress(text, codec="zstd", asbytes=True)
+    return bytes(pa.compress(text, codec="zstd"))
 
 
 PACKED = {
