@@ -128,17 +128,30 @@ def runs(command: _Command) -> _Command:
     return _sources(engines(command))
 
 
+def _remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep the value of an engine's option for :func:`attributed`."""
+    if value is not None:
+        context.meta[f"chopper.{parameter.name}"] = value
+
+
+_ranks = click.option(
+    "--ranks",
+    metavar="LIST",
+    callback=_remembered,
+    expose_value=False,
+    help="Ranks to look at closely: 3,17,100-107. [default: all, or of a large run those that "
+    "matter]",
+)
+
+
 def engines(command: _Command) -> _Command:
-    """Add the options of engines: who reads and attributes the ranks of a run."""
+    """Add the options of engines that attribute the ranks of a run, and of ranks to look at."""
+    return workers(_ranks(command))
+
+
+def workers(command: _Command) -> _Command:
+    """Add the options of engines: who reads the ranks of a run."""
     for option in (
-        click.option(
-            "--ranks",
-            metavar="LIST",
-            callback=_remembered,
-            expose_value=False,
-            help="Ranks to look at closely: 3,17,100-107. [default: all, or of a large run those "
-            "that matter]",
-        ),
         click.option(
             "--ray",
             is_flag=False,
@@ -166,12 +179,6 @@ def engines(command: _Command) -> _Command:
     ):
         command = option(command)
     return command
-
-
-def _remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep the value of an engine's option for :func:`attributed`."""
-    if value is not None:
-        context.meta[f"chopper.{parameter.name}"] = value
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
@@ -271,16 +278,18 @@ def say(message: str, *more: str) -> None:
         sys.stderr.flush()
 
 
-def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
-    """Load and attribute a run, by its name among several, while the terminal shows progress."""
-    from chopper.api import attribute, load
+def engine_for(files: Iterable[Path], counted: deque[str]) -> Engine:
+    """Return the engine for files, as the command's options say or what pays.
+
+    Args:
+        files: to be read, of any format.
+        counted: its last element is replaced by how many tasks are done.
+    """
     from chopper.engines.choice import EngineOptions, engine_of, trace_bytes
-    from chopper.ingest import files_of
-    from chopper.quantities import integers, size_bytes
+    from chopper.quantities import size_bytes
 
     meta = click.get_current_context().meta
-    counted: deque[str] = deque([""], maxlen=1)
-    memory, ranks = meta.get("chopper.memory"), meta.get("chopper.ranks")
+    memory = meta.get("chopper.memory")
     options = EngineOptions(
         workers=meta.get("chopper.workers"),
         memory_bytes=None if memory is None else size_bytes(memory, "--memory"),
@@ -290,12 +299,24 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     # To the command's end: what the run's tables are read from. A cluster is joined once.
     engine: Engine | None = meta.get("chopper.engine")
     if engine is None:
-        with progress(f"looking for {name or 'the run'}"):
-            files = files_of(sources)
         chosen = engine_of(trace_bytes(files), options)
         engine = click.get_current_context().with_resource(chosen)
         if options.ray is not None:
             meta["chopper.engine"] = engine
+    return engine
+
+
+def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
+    """Load and attribute a run, by its name among several, while the terminal shows progress."""
+    from chopper.api import attribute, load
+    from chopper.ingest import files_of
+    from chopper.quantities import integers
+
+    counted: deque[str] = deque([""], maxlen=1)
+    ranks = click.get_current_context().meta.get("chopper.ranks")
+    with progress(f"looking for {name or 'the run'}"):
+        files = files_of(sources)
+    engine = engine_for(files, counted)
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine)
     with progress(f"attributing {name}".rstrip(), counted):
@@ -348,7 +369,13 @@ def write_run(
 def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:
     """Write a run beside its place and move it there when it is whole."""
     from chopper.storage import manifest
-    from chopper.storage.destination import check_output, new_output, prepare_output, working_dir
+    from chopper.storage.destination import (
+        check_output,
+        finished_reads,
+        new_output,
+        prepare_output,
+        working_dir,
+    )
     from chopper.storage.files import write_atomic
     from chopper.storage.layout import MANIFEST
 
@@ -365,7 +392,8 @@ def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -
     except OutputError as exc:
         raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        for folder in (fresh, finished_reads(target)):
+            shutil.rmtree(folder, ignore_errors=True)
     return made
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chopper.cli import _shared as shared
 from chopper.cli.output import progress
+
+if TYPE_CHECKING:
+    from chopper.storage.manifest import RunManifest
 
 
 @click.command(name="import", no_args_is_help=True)
@@ -19,6 +25,7 @@ from chopper.cli.output import progress
     metavar="ZONE",
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
+@shared.workers
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
     traces: tuple[str, ...],
@@ -53,6 +60,7 @@ def command(
     """
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.logs import zone_of
+    from chopper.storage.destination import finished_reads
 
     zone = None if time_zone is None else zone_of(time_zone)
     with progress("looking for the traces"):
@@ -60,7 +68,16 @@ def command(
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )
-    with progress(f"importing {len(files)} trace(s)"):
-        shared.write_run(
-            lambda place: write_run(traces, place, zone=zone), target, force=force, as_json=as_json
-        )
+    counted: deque[str] = deque([""], maxlen=1)
+    engine = shared.engine_for(files, counted)
+
+    def write(directory: Path) -> RunManifest:
+        finished = None
+        if len(files) > 1 and isinstance(target, Path):
+            finished = finished_reads(target)
+            with contextlib.suppress(OSError):
+                finished.mkdir(exist_ok=True)
+        return write_run(traces, directory, zone=zone, engine=engine, finished=finished)
+
+    with progress(f"importing {len(files)} trace(s)", counted):
+        shared.write_run(write, target, force=force, as_json=as_json)

@@ -106,6 +106,7 @@ def read_sources(
     source: str | None = None,
     zone: tzinfo | None = None,
     engine: Engine | None = None,
+    finished: Path | None = None,
 ) -> Imported:
     """Read files as a run.
 
@@ -114,11 +115,12 @@ def read_sources(
         source: what messages call the run.
         zone: of logs whose times name none.
         engine: what reads the files, and holds their tables; by default this process.
+        finished: folder of what was read, for a next call where this one is killed.
 
     Raises:
         InputError: a file cannot be read, two are the same rank, or they are of two runs.
     """
-    numbered, findings, files = _numbered(sources, engine or Serial())
+    numbered, findings, files = _numbered(sources, engine or Serial(), finished)
     parts = [part_of(rank, file, trace) for rank, (file, trace) in sorted(numbered.items())]
     named = list(dict.fromkeys(file for file, _ in numbered.values()))
     if not parts:
@@ -181,7 +183,7 @@ def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
 
 
 def _numbered(
-    sources: Sources, engine: Engine
+    sources: Sources, engine: Engine, finished: Path | None
 ) -> tuple[dict[int, tuple[Path, ParsedTrace]], list[Finding], dict[Path, list[Path]]]:
     """Read the traces of files.
 
@@ -191,7 +193,7 @@ def _numbered(
     traces: list[tuple[Path, ParsedTrace]] = []
     findings: list[Finding] = []
     refused: ChopperError | None = None
-    calls = ((sources.files(file),) for file in sources.traces)
+    calls = ((sources.files(file), finished) for file in sources.traces)
     results = engine.map(read_task, calls, label="read")
     for (file, is_named), done in zip(sources.traces.items(), results, strict=True):
         if isinstance(done, Lost):

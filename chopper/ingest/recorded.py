@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,13 +13,15 @@ import pyarrow as pa
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Kept
-from chopper.errors import InputError
+from chopper.errors import InputError, OutputError
 from chopper.ingest.held import kept, rows_of, valid
 from chopper.ingest.windows import join
-from chopper.storage.files import inside
+from chopper.storage import values
+from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest
 from chopper.storage.run import recorded_tables
+from chopper.version import __version__
 
 
 def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
@@ -62,9 +66,33 @@ def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mappin
     return msgspec.structs.replace(part, device_id=device_id, devices=devices), trace.tables
 
 
-def read_task(files: Sequence[Path]) -> Kept:
-    """Read the traces of one recording; their tables are held."""
-    return kept(read_traces(files))
+def read_task(files: Sequence[Path], finished: Path | None = None) -> Kept:
+    """Read the traces of one recording; their tables are held.
+
+    Args:
+        files: of the recording.
+        finished: folder of what was read, for a next call where this one is killed; None for none.
+    """
+    if finished is None:
+        return kept(read_traces(files))
+    path = finished / _fingerprint(files)
+    with contextlib.suppress(OSError, InputError):
+        small, big = values.decode(path.read_bytes())
+        return Kept(small, big)
+    result = kept(read_traces(files))
+    with contextlib.suppress(OutputError):  # without room for it, the next call reads them again
+        write_atomic(path, values.encode((result.value, result.big), compressed=True))
+    return result
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    """Return a name that changes with the files' names, sizes and times, and with chopper."""
+    seen = [__version__]
+    for file in files:
+        with contextlib.suppress(OSError):
+            facts = file.stat()
+            seen.append(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def rank_task(path: Path, part: RankManifest) -> Kept:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.unpack import PACKED
+from chopper.engines import Engine
 from chopper.errors import OutputError
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
@@ -22,16 +23,32 @@ from chopper.storage.streams import write_table
 
 
 def write_run(
-    named: Sequence[str | Path], directory: Path, *, zone: tzinfo | None = None
+    named: Sequence[str | Path],
+    directory: Path,
+    *,
+    zone: tzinfo | None = None,
+    engine: Engine | None = None,
+    finished: Path | None = None,
 ) -> manifest.RunManifest:
     """Copy traces into an empty directory as a run, with its tables as Parquet files.
+
+    Args:
+        named: trace files, globs and directories of traces.
+        directory: where to.
+        zone: of logs whose times name none.
+        engine: what reads the files; by default this process.
+        finished: folder of what was read, for a next call where this one is killed.
 
     Raises:
         InputError: they cannot be read, or are not of one run.
         OutputError: it cannot be written; what was written is the caller's to remove.
     """
-    imported = read_sources(find(named), zone=zone)
+    imported = read_sources(find(named), zone=zone, engine=engine, finished=finished)
     run = imported.run.manifest
+    if engine is not None:
+        run.engine = manifest.EngineChoice(
+            name=engine.name, workers=engine.workers, reason=engine.reason
+        )
     run.name, run.created_ns = directory.resolve().name, time.time_ns()
     copies: dict[Path, Path] = {}
     try:
@@ -49,8 +66,10 @@ def write_run(
                 table = imported.run.table(rank, name)
                 if rank == part.rank and table.num_rows:
                     write_table(folder, name, table.to_pydict())
-            store = imported.run.store.items()
-            write_rank(folder, part.rank, {n: table for (r, n), table in store if r == part.rank})
+            store = imported.run.store
+            names_of_rank = [name for rank, name in store if rank == part.rank]
+            tables = {name: store[part.rank, name] for name in names_of_rank}
+            write_rank(folder, part.rank, tables)
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))

@@ -234,7 +234,7 @@ def recover(path: Path) -> list[str]:
     """
     run_dir = _real(path)
     lines: list[str] = []
-    for unfinished in _left_by_the_dead(run_dir, "new"):
+    for unfinished in (*_left_by_the_dead(run_dir, "new"), finished_reads(path)):
         shutil.rmtree(unfinished, ignore_errors=True)
     for old in _left_by_the_dead(run_dir, "old"):
         if run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
@@ -288,6 +288,12 @@ def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
 def working_dir(run_dir: Path, what: Literal["old", "new"]) -> Path:
     """Return where this process holds a run while it replaces the one in ``run_dir``."""
     return run_dir.with_name(f".{run_dir.name}.{socket.gethostname()}-{os.getpid()}.{what}")
+
+
+def finished_reads(path: Path) -> Path:
+    """Return the folder beside a run where an import keeps what it has read, until it ends."""
+    run_dir = _real(path)
+    return run_dir.with_name(f".{run_dir.name}.chopper-read")
 
 
 def holds_recording(run_dir: Path) -> bool:

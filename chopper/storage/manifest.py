@@ -182,6 +182,16 @@ class RankManifest(msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
 
 
+class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the files of an imported run were read."""
+
+    name: str
+    """``serial``, ``processes`` or ``ray``."""
+    workers: int
+    reason: str
+    """Why this engine was chosen."""
+
+
 class RunManifest(msgspec.Struct, kw_only=True):
     """The whole run."""
 
@@ -194,6 +204,8 @@ class RunManifest(msgspec.Struct, kw_only=True):
     created_ns: int | None = None
     exit_code: int | None = None
     """Exit code of the recorded command; None when it was not launched by chopper."""
+    engine: EngineChoice | None = None
+    """Of an import; None for a recorded run."""
     ranks: list[RankManifest] = []
     findings: list[Finding] = []
     """Findings about the run as a whole (missing ranks, mixed runs)."""

@@ -19,6 +19,7 @@ from chopper.errors import InputError
 
 _VERSION = 1
 _LONG = 16
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 _DAMAGE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 
 
@@ -74,6 +75,8 @@ def _tree(value: Any, buffers: _Buffers) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return [kind, [_tree(v, buffers) for v in value]]
+    if isinstance(value, frozenset):
+        return ["frozenset", [_tree(v, buffers) for v in sorted(value)]]
     if isinstance(value, dict):
         return ["dict", [[_tree(k, buffers), _tree(v, buffers)] for k, v in value.items()]]
     names = _fields(type(value))
@@ -130,9 +133,8 @@ def _value(tree: Any, buffers: list[Any]) -> Any:
         if isinstance(buffers[rest[0]], memoryview):
             buffers[rest[0]] = msgspec.msgpack.decode(buffers[rest[0]], type=tuple[int, ...])
         return buffers[rest[0]]
-    if kind in ("list", "tuple"):
-        values = [_value(v, buffers) for v in rest[0]]
-        return values if kind == "list" else tuple(values)
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_value(v, buffers) for v in rest[0])
     if kind == "dict":
         return {_value(k, buffers): _value(v, buffers) for k, v in rest[0]}
     module, _, name = rest[0].partition(":")
