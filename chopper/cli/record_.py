@@ -125,8 +125,6 @@ def command(
       chopper record --stacks -- python train.py
     """
     from chopper.experiments.launch import find_command, launch
-    from chopper.ingest import remote
-    from chopper.recording.claim import choose_output
     from chopper.recording.options import make_options
     from chopper.recording.prometheus import parse_address
     from chopper.storage.destination import new_output
@@ -140,11 +138,7 @@ def command(
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     _check_combination(memory=memory, no_trace=no_trace, live=live)
-    place = Path("runs", output.rpartition("/")[2]) if isinstance(output, str) else output
-    if isinstance(output, str):
-        remote.check_upload(output, force=force)
-    target = place if place is not None else choose_output(None, None)
-    shown = place if place is not None else _relative(target)
+    target, shown = _places(output, force=force)
     # Before anything is replaced.
     find_command(command_line[0], os.environ)
     code: int | None = None
@@ -164,8 +158,7 @@ def command(
             finally:
                 notes.unlink(missing_ok=True)
             code = _close(path, shown, command_line, code, seen)
-        if isinstance(output, str):
-            _upload(target, output)
+        _upload(target, output)
         return code
     except (ChopperError, OSError) as exc:
         if code is None:
@@ -177,15 +170,30 @@ def command(
         return code or 1
 
 
-def _upload(run: Path, address: str) -> None:
-    """Copy a recorded run to its address; here it stays."""
+def _places(output: Path | str | None, *, force: bool) -> tuple[Path, Path]:
+    """Return where to record, and what messages call it."""
+    from chopper.ingest import remote
+    from chopper.recording.claim import choose_output
+
+    if isinstance(output, str):
+        remote.check_upload(output, force=force)
+        output = Path("runs", output.rpartition("/")[2])
+    if output is not None:
+        return output, output
+    target = choose_output(None, None)
+    return target, _relative(target)
+
+
+def _upload(run: Path, output: Path | str | None) -> None:
+    """Copy a recorded run to its address, if it has one; here it stays."""
     from chopper.ingest import remote
 
-    try:
-        remote.upload(run, address)
-    except ChopperError as exc:
-        raise OutputError(f"{exc}; the run is in {run}") from exc
-    shared.say(f"copied to {address}")
+    if isinstance(output, str):
+        try:
+            remote.upload(run, output)
+        except ChopperError as exc:
+            raise OutputError(f"{exc}; the run is in {run}") from exc
+        shared.say(f"copied to {output}")
 
 
 def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:
