@@ -113,7 +113,7 @@ def _attributed(run: Run | Attribution | Source) -> Attributed:
     if isinstance(run, Attributed):
         return run
     if isinstance(run, Attribution):
-        raise UsageError(f"{run.source}: the attribution was read without the run that it is of")
+        raise UsageError(f"{run.source}: the attribution was loaded without its run")
     return attribute(run)
 
 

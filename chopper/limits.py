@@ -84,8 +84,8 @@ class Intake:
         if unpacked_bytes > MAX_RATIO * read_bytes:
             raise InputError(
                 f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, "
-                f"more than {MAX_RATIO} times as much, which no recording does; if it is "
-                "genuine, allow its size with `chopper --max-input 10GB` before the command"
+                f"more than {MAX_RATIO} times as much, implausible for a recording; if "
+                "it is genuine, allow its size with `chopper --max-input 10GB` before the command"
             )
         self.check_memory(unpacked_bytes)
 

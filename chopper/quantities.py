@@ -132,7 +132,7 @@ def number(text: str, name: str = "number") -> float:
 def whole(value: float, name: str) -> int:
     """A number that 64 bits can count, made whole."""
     if value > MAX_INT:
-        raise UsageError(f"{name}: {value:.3g} is more than 64 bits can count; give less")
+        raise UsageError(f"{name}: {value:.3g} exceeds 64 bits; specify less")
     return int(value)
 
 

@@ -71,8 +71,8 @@ def local_ranks() -> tuple[int, str | None]:
     if count is not None or not value:
         return count or 0, None
     return 0, (
-        f"LOCAL_WORLD_SIZE={value!r} is no number: not known how many ranks share this host's "
-        "devices"
+        f"LOCAL_WORLD_SIZE={value!r} is not a number: how many ranks share this host's "
+        "devices is unknown"
     )
 
 

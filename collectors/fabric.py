@@ -232,7 +232,7 @@ class EthtoolStatistics:
         self._call(self._buffer)
         (count,) = struct.unpack_from("I", self._buffer, 4)
         if count != len(self.names):
-            raise OSError(errno.ESTALE, f"it counts {count} things now, {len(self.names)} before")
+            raise OSError(errno.ESTALE, f"it counts {count} items now, {len(self.names)} before")
         return list(struct.unpack_from(f"{len(self.names)}Q", self._buffer, 8))
 
     def close(self) -> None:

@@ -386,8 +386,8 @@ def _write_down(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _NO_VALUES = (
-    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a captured "
-    "module computes nothing; keep the value on the device (torch.where), or leave the line out in "
+    "reads the value of a tensor (.item(), bool(), tolist()), but a captured module has shapes "
+    "only; keep the value on the device (torch.where), or leave the line out in "
     "the factory"
 )
 

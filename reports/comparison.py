@@ -364,7 +364,7 @@ def _quality(comparison: Comparison) -> Section:
         blocks=[
             finding_table(side.findings, ranks=side.ranks, title=name)
             if side.findings
-            else Paragraph(f"{name}: no finding weakens its figures.", "dim")
+            else Paragraph(f"{name}: no finding limits its figures.", "dim")
             for name, side in (("A", comparison.a), ("B", comparison.b))
         ],
         formats=BROWSER,

@@ -60,8 +60,8 @@ _MARKS = {"measured": "", "model": " ~", "not supported": " ?"}
 _MINOR_RATIO = 1e-3
 """Findings about a smaller part of a run are only counted."""
 _SCALED = (
-    "Time of a traced step over its length, times the untraced step: as if tracing slowed every "
-    "cause alike, though it slows the host most."
+    "Share of the traced step, times the untraced step time: as if tracing slowed every cause "
+    "alike, although it slows the host most."
 )
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = (
@@ -272,7 +272,7 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
             notes.append(
                 "It may exceed the cause's own time: launching work earlier removes other idle "
-                "time as well, and the time of one rank is also the wait of others."
+                "time as well, and a delay of one rank makes others wait."
             )
     else:
         reason = next((one.reason for one in saving.values() if one.reason), "")
@@ -448,8 +448,7 @@ def _details() -> Section:
         title="Detailed tables",
         short="Tables",
         id="details",
-        intro="The run from every side. Choose a table, sort it by any column, filter it by any "
-        "word.",
+        intro="All tables of the run. Choose one, sort it by any column, filter it by any word.",
         blocks=(Widget("details.html.j2"),),
     )
 
@@ -568,7 +567,7 @@ def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
 
 def _quality(run: Attributed) -> Section:
     blocks = _coverage(run)
-    intro = "No finding weakens the figures of this report."
+    intro = "No finding limits the figures of this report."
     if run.findings:
         intro = "Findings about the data, made before any figure was computed."
         blocks.insert(0, finding_table(run.findings, ranks=len(run.ranks)))

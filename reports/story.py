@@ -117,7 +117,7 @@ class Story:
         if not used:
             return lines, f"MFU and HFU: unknown: {reasons[0]}" if reasons else ""
         why = f" ({reasons[0]})" if reasons else ""
-        of = ", by the steps without a trace" if self.step.untraced is not None else ""
+        of = ", from untraced steps" if self.step.untraced is not None else ""
         return lines, "; ".join(used) + of + why
 
 

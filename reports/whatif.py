@@ -180,7 +180,7 @@ def _critical_path(prediction: WhatIf) -> list[Section]:
             )
             for cause, name, time in prediction.path[:_PATH_ROWS]
         ],
-        rest=f"… {rest} more: --json has all of them" if rest > 0 else "",
+        rest=f"… {rest} more: --json lists all of them" if rest > 0 else "",
     )
     of = " of the prediction" if prediction.changes else ""
     return [Section(title=f"Critical path{of}", blocks=(table,))]

@@ -80,7 +80,7 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
     read = again(alone)
     assert plain(read) == plain(answer.whole)
     assert [row.time_ns for row in read.leaves()] == [r.time_ns for r in answer.whole.leaves()]
-    with pytest.raises(UsageError, match="without the run"):
+    with pytest.raises(UsageError, match="without its run"):
         chopper.whatif(read)
 
 
@@ -128,7 +128,7 @@ def test_what_looks_at_an_attribution_joins_nothing_again(
 def test_bytes_that_are_no_value_are_refused(run: Run) -> None:
     with pytest.raises(InputError, match="not a value of the pipeline"):
         values.decode(b"\x00nonsense")
-    with pytest.raises(TypeError, match="is no value of the pipeline"):
+    with pytest.raises(TypeError, match="is not a value of the pipeline"):
         values.encode(run.source.encode())
     with pytest.raises(InputError, match="not a value of the pipeline"):
         values.decode(values.encode(["x"]).replace(b"list", b"evil"))

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload(
     name="dataloader",
-    summary="a mixture of many sources feeding data-parallel ranks: torch's DataLoader, as people "
-    "use it, tuned, and reading a batch at once, against loader, planner and constructor actors on "
+    summary="a mixture of many sources feeding data-parallel ranks: torch's DataLoader, as "
+    "commonly used, tuned, and reading a batch at once, against loader, planner and constructor "
+    "actors on "
     "Ray: throughput, memory, balance",
     options=(
         Option(
             "steps",
-            "measured steps of a DataLoader in each repetition, at least; actors take 6 times as "
-            "many, which take about as long; traced ones come on top",
+            "least measured steps of a DataLoader per repetition; actors run 6 times as many in "
+            "about the same time; traced steps are extra",
             18,
             positive,
         ),
@@ -64,21 +65,21 @@ WORKLOAD = Workload(
         Option("latency", "storage latency per read in ms, on average", 200, positive),
         Option("documents", "documents in each source, on average", 20_000, positive),
         Option("tokens", "median length of a document in tokens", 40, positive),
-        Option("longest", "most tokens of a document, and of a row", 256, positive),
+        Option("longest", "maximum tokens of a document, and of a row", 256, positive),
         Option("width", "width of the model", 32, positive),
         Option("workers", "DataLoader workers per rank", 8, positive),
         Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
-        Option("loaders", "loader actors at the start, and at least", 2, positive),
+        Option("loaders", "loader actors at the start, and at the least", 2, positive),
         Option(
             "most",
-            "loader actors that autoscaling may have; no fewer than --loaders",
+            "most loader actors that autoscaling may start; at least --loaders",
             2,
             positive,
         ),
         Option("threads", "reads in flight per loader actor", 256, positive),
         Option(
             "rows",
-            "what a DataLoader makes of documents: rows packed as the actors do it, or one padded "
+            "how a DataLoader batches documents: packed into rows as the actors do, or one padded "
             "row for each",
             "packed",
             choices=("packed", "padded"),
@@ -247,13 +248,13 @@ _MEMORY = "loader memory, "
 _OVER_RAY = " over balanced actors with all of Ray"
 _HELD_AGAINST = (
     ("tuned", "samples_per_s", f"{_THROUGHPUT}the tuned DataLoader", _PUBLISHED),
-    ("loader", "samples_per_s", f"{_THROUGHPUT}the DataLoader as people use it", _PUBLISHED),
+    ("loader", "samples_per_s", f"{_THROUGHPUT}the DataLoader as commonly used", _PUBLISHED),
     ("concurrent", "samples_per_s", f"{_THROUGHPUT}a DataLoader that reads a batch at once", None),
     ("tuned", "loader_memory_bytes", f"{_MEMORY}the tuned DataLoader{_OVER_RAY}", "13.5×"),
     (
         "loader",
         "loader_memory_bytes",
-        f"{_MEMORY}the DataLoader as people use it{_OVER_RAY}",
+        f"{_MEMORY}the DataLoader as commonly used{_OVER_RAY}",
         "13.5×",
     ),
 )
@@ -306,7 +307,7 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
     yield Headline.of(
         None if balanced is None else balanced.estimate,
         system="MegaScale-Data",
-        claim="balancing alone: what the slowest of 8 ranks computes, as drawn over Karmarkar–Karp",
+        claim="balancing alone: load of the slowest of 8 ranks, as drawn over Karmarkar–Karp",
         primary="≤4.54×, mean 1.77×",
         stated=1.77,
         why="balanced was not measured",
@@ -317,8 +318,8 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
     yield Headline.of(
         _ratio_of_pairs(*readers),
         system="MegaScale-Data",
-        claim="disaggregation alone: a batch's latency through actors over in the process, "
-        "storage 10 ms",
+        claim="disaggregation alone: a batch's latency through actors over that "
+        "in-process, storage 10 ms",
         primary="about 1.1×",
         stated=1.1,
         why="balanced was not measured",

@@ -21,8 +21,8 @@ _ALLOCATIONS = ("--allocations", "yes")
 
 WORKLOAD = Workload(
     name="fsdp",
-    summary="FSDP1 and FSDP2 beside each other: same model, seed and data, the same losses; what "
-    "differs in time, memory and its order, clocks and copies",
+    summary="FSDP1 and FSDP2 side by side, with the same model, seed, data and losses: how time, "
+    "memory, allocation order, clocks and copies differ",
     # Allocations are what two ways of sharding differ in.
     options=changed(training.OPTIONS, allocations="yes"),
     variants=(

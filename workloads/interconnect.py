@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload(
     name="interconnect",
-    summary="fsdp2 over a link of several rates between two network namespaces: the step as "
-    "T = T_c + V/B, and the exposed communication that makes it",
+    summary="fsdp2 over a link of several rates between two network namespaces: the step "
+    "time as T = T_c + V/B, and the exposed communication behind it",
     options=(
         *(
             option
@@ -62,7 +62,7 @@ TRACED = (1, 6)
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Memory of one rank; beside it a namespace for each, and a link between them."""
     if ranks != RANKS:
-        raise UsageError(f"--ranks {ranks}: the link has two ends, it takes {RANKS} ranks")
+        raise UsageError(f"--ranks {ranks}: a link has two ends: use {RANKS} ranks")
     if device != "cpu":
         raise UsageError("--device cuda: NCCL would not use the link; it takes --device cpu")
     reason = link.unavailable()

@@ -27,7 +27,7 @@ _ALLOWED = (
     ("latency", 1, 2000, "the slowest reads would exceed their timeout"),
     ("threads", 1, 4096, "a loader actor has at most 4096; increase --loaders"),
     ("prefetch", 1, 1024, "at most 1024 steps are loaded ahead"),
-    ("documents", 1, 10**12, "in each source; at most a million millions"),
+    ("documents", 1, 10**12, "in each source; at most 1e12"),
     ("first", 0, 1_000_000, "planning all steps before it would take minutes; at most a million"),
 )
 _WORKER_BYTES = 20_000_000
@@ -45,7 +45,9 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
-        raise UsageError("--fault killed-loader: loader actors only, --variants balanced has them")
+        raise UsageError(
+            "--fault killed-loader: applies to loader actors only: use --variants balanced"
+        )
     draw = draw_of(args, ranks)
     try:
         Planner(draw)

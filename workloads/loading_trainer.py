@@ -228,7 +228,7 @@ def kill_a_loader() -> None:
         return
     for child in psutil.Process().children(recursive=True):
         if role_of(child) == "SourceLoader":
-            print(f"dataloader: killing loader actor {child.pid}; Ray starts it again", flush=True)
+            print(f"dataloader: killing loader actor {child.pid}; Ray restarts it", flush=True)
             child.send_signal(signal.SIGKILL)
             return
 
@@ -277,5 +277,5 @@ class Checked:
             first = section * SECTION_STEPS
             print(f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}")
         print(
-            f"{self._args.variant}: {self._lost} samples lost, {self._twice} came twice", flush=True
+            f"{self._args.variant}: {self._lost} samples lost, {self._twice} duplicated", flush=True
         )

@@ -171,7 +171,7 @@ class Source:
             threading.Event().wait()
         time.sleep(spec.latency_of(index))
         if spec.fault == "raises":
-            raise OSError("connection reset by storage (this source was asked to fail)")
+            raise OSError("connection reset by storage (injected fault)")
         words = int(spec.lengths(np.array([index]))[0]) // 2
         # The row group repeats the same words.
         count = len(self._starts) - 1

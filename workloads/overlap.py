@@ -13,7 +13,7 @@ summed into the rank that owns the rows. Both exchange directly, rank to rank, i
     sequential   the same exchange as below, all of it before the product (or after it)
     chunked      each chunk's product while later chunks travel; each rank begins with the rows that
                  it has (or sends first what others wait for): the swizzle of Triton-distributed
-    unswizzled   the same in the order of the rows, which is the same order on every rank
+    unswizzled   the same, in row order, which is the same order on every rank
     symmetric    torch's fused operators on symmetric memory (several GPUs that reach each other)
     triton       one kernel whose tiles wait for the flag of the chunk they need (one GPU)
 
@@ -72,7 +72,7 @@ WORKLOAD = Workload(
         Variant("unswizzled", "chunk by chunk, in the order of the rows"),
         Variant("symmetric", "torch's fused operators on symmetric memory", needs_gpu=True),
         Variant("triton", "one kernel that waits for flags", needs_gpu=True),
-        Variant("triton-unswizzled", "the same in the order of the rows", needs_gpu=True),
+        Variant("triton-unswizzled", "the same, in row order", needs_gpu=True),
     ),
     baseline="sequential",
     measures=True,
@@ -125,11 +125,13 @@ def _absent(ranks: int) -> dict[str, str]:
             needed = "needs triton, which is not installed: pip install triton"
             absent |= {"triton": needed, "triton-unswizzled": needed}
         return absent
-    beside_nccl = "takes --ranks 1: beside NCCL's kernels, tiles that wait could fill the GPU"
+    beside_nccl = "needs --ranks 1: next to NCCL's kernels, waiting tiles could fill the GPU"
     absent = {"triton": beside_nccl, "triton-unswizzled": beside_nccl}
     for other in range(1, ranks):
         if not torch.cuda.can_device_access_peer(0, other):
-            absent["symmetric"] = f"needs GPUs that reach each other's memory; 0 and {other} do not"
+            absent["symmetric"] = (
+                f"needs GPUs with peer access to each other; 0 and {other} have none"
+            )
             break
     return absent
 

@@ -1,8 +1,8 @@
 """Flows through a fabric, from their first to their last byte: hashing, failures, admission.
 
-Each flow goes from a port of its own to a receiver's; each of its queue pairs is hashed onto one
-uplink in between. Rates are max-min fair over ports and uplinks (what lossless Ethernet with fair
-queues tends to), and change when something ends, fails or is admitted.
+Each flow runs from its own port to a receiver's; each of its queue pairs is hashed onto one
+uplink in between. Rates are max-min fair over ports and uplinks (the limit of lossless Ethernet
+with fair queueing), and change when a flow ends or is admitted, or an uplink fails.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def check_counts(failed_count: int, uplinks_count: int, **counts: int) -> None:
             raise UsageError(f"{name.replace('_', ' ')}: found {value}, expected 1 or more")
     if not 0 <= failed_count < uplinks_count:
         raise UsageError(
-            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
+            f"failed uplinks: found {failed_count} of {uplinks_count}; at least one must work"
         )
 
 
@@ -178,7 +178,7 @@ def simulate(
     )
     if receivers > flows_count:
         raise UsageError(
-            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
+            f"receivers: found {receivers} for {flows_count} flows, expected at most as many"
         )
     if too_many(flows_count, queue_pairs, uplinks_count):
         raise UsageError(

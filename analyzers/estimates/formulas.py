@@ -1,4 +1,4 @@
-"""Published formulas of memory, to print beside the estimate.
+"""Published formulas of memory, to print next to the estimate.
 
 Sources: ZeRO (arXiv 1910.02054), DeepSpeed's own estimators, and the rule of thumb of 40 bytes per
 parameter.

@@ -95,11 +95,11 @@ def _assumed(training: Training) -> tuple[str, ...]:
         names.append("experts")
         rows = f"tokens × {training.architecture.experts.chosen_count} rows"
         if training.expert_parallel_count == 1:
-            said = f"each rank has all experts, so {rows} are its own whichever it chooses"
+            said = f"each rank has all experts, so {rows} stay its own whatever the routing"
         elif training.imbalance_ratio == 1:
             said = (
                 f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
-                "those of the busiest rank, of an even share)"
+                "load of the busiest rank over an even share)"
             )
         else:
             ratio = training.imbalance_ratio
@@ -136,7 +136,7 @@ def memory(training: Training) -> Memory:
     categories["workspace"] = training.workspace_bytes
     peak = sum(categories.values())
     if peak > MAX_INT:
-        raise UsageError(f"memory: {peak:.3g} bytes are more than 64 bits can count; give less")
+        raise UsageError(f"memory: {peak:.3g} bytes exceed 64 bits; specify less")
     return Memory(
         assumptions=_assumed(training),
         training=training,

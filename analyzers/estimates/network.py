@@ -43,9 +43,9 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     network_latency_s: Annotated[float, Option("Of one step between nodes.")] = 9.6e-6
     base_latency_s: float = 8.4e-6
     """Of any collective."""
-    uplinks_count: Annotated[int, Option("Over which a switch spreads the flows of its hosts.")] = (
-        16
-    )
+    uplinks_count: Annotated[
+        int, Option("Uplinks of a switch, over which its hosts' flows are spread.")
+    ] = 16
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
 """A recorded run on another device, and what that makes of more ranks.
 
 Each operator's time has two parts: a fixed time that any kernel takes, which stays the same, and
-work, which scales with the ratio of the two devices' rates, each as far as well-shaped work reaches
-it (`Reach`). Whatever else the recorded run lost to shapes and libraries is assumed to be lost on
-the target too: that is the calibration, per operator and so per class. Idle time depends on the
-host and stays.
+work, which scales with the ratio of the two devices' rates, each at the share that well-shaped work
+reaches (`Reach`). What else the recorded run lost to shapes and libraries is assumed to be lost
+on the target too: this is the calibration, per operator and thus per class. Idle time depends on
+the host and stays the same.
 """
 
 from __future__ import annotations

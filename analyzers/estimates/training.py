@@ -134,7 +134,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         )
         yield (
             self.gathers_logits and tp == 1,
-            "logits are whole without tensor parallelism; nothing is to be gathered",
+            "logits are whole without tensor parallelism; there is nothing to gather",
         )
         yield (
             self.sequence_parallel and tp == 1,
@@ -196,7 +196,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         yield (
             ep == 1 and self.imbalance_ratio != 1,
             f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all "
-            "experts gets all rows, whichever are chosen",
+            "experts gets all rows, whatever the routing",
         )
         yield (
             not 1 <= self.imbalance_ratio <= ep,
@@ -206,7 +206,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         yield ep > 1 and not count, f"expert parallelism {ep}: {a.name} has no experts"
         yield (
             count % ep > 0 or self.ranks_count % ep > 0,
-            f"expert parallelism {ep} has to divide {a.name}'s {count} experts and the "
+            f"expert parallelism {ep} must divide {a.name}'s {count} experts and the "
             f"{self.ranks_count} data-parallel ranks, of which it takes its own",
         )
         yield (

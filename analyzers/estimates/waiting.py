@@ -1,4 +1,4 @@
-"""Waiting for the slowest rank: what of it is always the same rank's, and what is chance.
+"""Waiting for the slowest rank: due to ranks that are always late, and due to chance.
 
 At one place of a step (say the third all-reduce of a group) every rank waits for the last one:
 w(r, s) = max over ranks of l − l(r, s), where l is the lateness in step s. The mean of w over the

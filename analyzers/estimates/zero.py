@@ -1,7 +1,7 @@
 """DeepSpeed's gradients: from autograd through the bucket into a rank's part, and its update.
 
-What is held when, of DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py and, for
-stage 1 with float32 gradients, runtime/bf16_optimizer.py.
+Lifetimes of tensors as in DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py
+and, for stage 1 with float32 gradients, runtime/bf16_optimizer.py.
 """
 
 from __future__ import annotations

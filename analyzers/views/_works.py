@@ -17,7 +17,7 @@ from chopper.tables import Table, column, optional
 COLUMNS = (
     column("rank", "Rank that the kernel ran on.", "int32"),
     optional("op", "Operator that launched the kernel; null where none did."),
-    column("kernel", "Kernel. Same operator, shapes, kernel and grid are one row."),
+    column("kernel", "Kernel; one row per operator, shapes, kernel and grid."),
 )
 
 

@@ -1,7 +1,7 @@
 """Operators by shapes, types and phase: time, rates, roofline.
 
 Calls of operators with the same arguments in the same phase, over all ranks and steps. A call's
-time is that in which device events that it launched itself ran. Collectives are grouped by
+time is that of the device events that it launched itself. Collectives are grouped by
 phase alone: sequence number and group are among their arguments, so no two calls are equal;
 `collectives` has their sizes.
 """

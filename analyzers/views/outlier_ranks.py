@@ -28,14 +28,14 @@ VIEW = View(
         column("step_ns", "Mean observed time of its steps."),
         column("own_ns", "Mean of its steps without waiting for other ranks."),
         column("deviation_ns", "Own time minus the median rank's, mean over steps."),
-        optional("p_value", "Of the t test; null with fewer than three steps.", "float64"),
+        optional("p_value", "p-value of the t test; null with fewer than three steps.", "float64"),
         optional("stands_out", "late or early; null where it may be chance.", "string"),
         optional(
             "cause", "Leaf cause with the largest excess (late) or deficit (early).", "string"
         ),
         optional("cause_ns", "Mean time per step in that cause beyond the median rank's."),
         column("waiting_ns", "Mean time per step that it waits for other ranks."),
-        column("alike", "Number of its group of ranks that are alike.", "int32"),
+        column("alike", "Index of its group of similar ranks.", "int32"),
         column("alike_count", "Ranks of that group."),
     ),
     title="Outlier ranks",

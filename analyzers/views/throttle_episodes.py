@@ -1,6 +1,6 @@
 """Episodes of a reduced clock: reason, cost and kernels.
 
-A sample covers the time half-way to its neighbours, but no gap in the samples. Of several reasons
+A sample covers the time half-way to its neighbours, but not gaps in sampling. Of several reasons
 at once, the first of power, heat and a set clock counts. Episodes include untraced time.
 
 If a driver reports no reasons, its counters of throttled time mark the episodes, with the

@@ -77,8 +77,8 @@ def command(
     what has none), "time_ns", "causes" (leaf cause to nanoseconds), "own_ns" (how long its device
     events themselves ran, without the waiting before them) and "events_count"; both are null for
     causes, steps and ranks. All times are summed over ranks and steps; text shows them per step.
-    Where steps of several kinds were traced, all is of
-    those that the step time is of, and "all_kinds" in --json of all of them.
+    Where steps of several kinds were traced, all values
+    cover those that the step time is taken from, and "all_kinds" in --json covers all of them.
 
     \b
     Examples:

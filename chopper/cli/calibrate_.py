@@ -56,7 +56,7 @@ _BUSY_RATIO = 0.2
     metavar="DIR",
     help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
 )
-@shared.force("Measure again what was already measured.")
+@shared.force("Measure again even if results are stored.")
 @shared.output("File to store it in. [default: ~/.local/share/chopper/calibration.json]")
 @shared.as_json
 def command(
@@ -95,7 +95,9 @@ def command(
         given = click.get_current_context().get_parameter_source
         for name in ("device", "ranks", "threads", "quick", "force"):
             if given(name) == click.core.ParameterSource.COMMANDLINE:
-                raise UsageError(f"--{name}: not with --from, which takes what the experiments say")
+                raise UsageError(
+                    f"--{name}: cannot be combined with --from, which takes rates from experiments"
+                )
         _feed(experiments, path, as_json=as_json)
         return
     # What cannot end well is said before time is spent.
@@ -112,7 +114,7 @@ def command(
         calibration.save(found, path, replace_damaged=force)
         click.echo(f"stored in {path}", err=True)
     else:
-        click.echo(f"stored in {path} before; measure again with --force", err=True)
+        click.echo(f"already stored in {path}; measure again with --force", err=True)
     shared.present(lambda: page(found), lambda: calibration.to_manifest(found), as_json=as_json)
     _warn_if_busy(found, "measure again on an idle machine with --force")
 

@@ -53,7 +53,7 @@ def _command(name: str, summary: str) -> click.Command:
     @click.command(name, help=module.Options.__doc__, short_help=summary)
     @click.option("--details", is_flag=True, help="Show tables, and all assumptions.")
     @shared.as_json
-    @shared.report_output("File to write besides (.html with figures)")
+    @shared.report_output("Additional file to write (.html with figures)")
     def run(details: bool, as_json: bool, output: Path | None, force: bool, **values: Any) -> None:
         from chopper.reports.estimate import brief
 

@@ -21,9 +21,9 @@ def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_j
     """Make one run of those that the nodes of a job recorded.
 
     NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), or a
-    folder of several. What is there stays as it is. Two recordings of one rank, and runs of
-    different jobs, are refused; a recording that is there twice is taken once; ranks that are in
-    none are named.
+    folder of several. Its contents are not changed. Two recordings of one rank, and runs of
+    different jobs, are refused; a recording that occurs twice is taken once; missing ranks are
+    listed.
 
     \b
     Examples:

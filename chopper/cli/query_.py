@@ -91,10 +91,10 @@ def command(
     """Run SQL over the recorded tables and the views of a run; without SQL, list them.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces. SQL is one statement
-    that reads, in DuckDB's dialect; it can neither read nor write files. Only what it names is read
-    or computed. Tables of single ranks have the columns rank and row before their own (`chopper
-    schema NAME`); views and the tables of the attribution are of the steps that the step time is
-    of. Needs DuckDB: pip install 'chopper-profiler[query]'.
+    that reads, in DuckDB's dialect; it can neither read nor write files. Only the tables that it
+    names are read or computed. Tables of single ranks have the columns rank and row before their
+    own (`chopper schema NAME`); views and attribution tables cover the steps that the step time
+    is taken from. Needs DuckDB: pip install 'chopper-profiler[query]'.
 
     \b
     Examples:
@@ -112,8 +112,7 @@ def command(
         kind = kind or _SUFFIXES.get(output.suffix.lower())
         if kind is None:
             raise UsageError(
-                f"{output}: no result has this extension; name one of {', '.join(_SUFFIXES)}, or "
-                "pass --format"
+                f"{output}: unknown extension; use one of {', '.join(_SUFFIXES)}, or pass --format"
             )
     elif kind == "parquet":
         raise UsageError("--format parquet writes a file: name it with -o")
@@ -189,7 +188,7 @@ def _read(query: Query) -> None:
             shared.say(f"{finding.severity}: {finding.message}")
     empty = [name for name, count in rows.items() if count == 0]
     if empty:
-        shared.say(f"nothing is recorded of {', '.join(empty)} in this run")
+        shared.say(f"this run has no recording of {', '.join(empty)}")
 
 
 def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float | None) -> _Result:

@@ -68,13 +68,13 @@ from chopper.storage.destination import NOTES
     type=float,
     default=1.0,
     metavar="FACTOR",
-    help=f"Let a trace hold FACTOR times {DEFAULT_LIMIT_TEXT}.  [default: 1]",
+    help=f"Multiply the limit of a trace ({DEFAULT_LIMIT_TEXT}) by FACTOR.  [default: 1]",
 )
 @click.option(
     "--gather",
     is_flag=True,
-    help="When the job ends, bring the ranks of all nodes into rank 0's directory, through the "
-    "job's own store: where the nodes share no disk. Same option on each node.",
+    help="When the job ends, copy the ranks of all nodes into rank 0's directory through the "
+    "job's own store, for nodes without a shared disk. Pass it on every node.",
 )
 @click.option(
     "--live",
@@ -84,7 +84,7 @@ from chopper.storage.destination import NOTES
 @click.option(
     "--prometheus",
     metavar="[HOST:]PORT",
-    help="Serve the same numbers to Prometheus meanwhile, on the loopback unless HOST is given.",
+    help="Also serve these metrics to Prometheus, on the loopback interface unless HOST is given.",
 )
 @shared.force("Replace an earlier run in the output directory.")
 @click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -259,7 +259,7 @@ def _close(
         failed = True
     try:
         if others:
-            shared.say(f"{some(others)} still record: the last to end completes the run")
+            shared.say(f"{some(others)} still recording: the last to end completes the run")
             run.findings = [f for f in run.findings if f.code not in OF_WHOLE_RUN]
         _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
@@ -318,7 +318,7 @@ def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
         return f"Python was started, but torch was never imported{elsewhere}"
     return (
         f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, -I "
-        "and -E of Python and a cleared environment (env -i, sudo) keep chopper out: call "
+        "and -E of Python and a cleared environment (env -i, sudo) prevent this: call "
         "chopper.profile in the program instead"
     )
 

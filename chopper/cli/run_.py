@@ -112,7 +112,7 @@ def command(
 
     if compare and not find(workload).variants:
         raise UsageError(
-            f"--compare: {workload} runs in one way only; see chopper run {workload} --help"
+            f"--compare: {workload} has no variants; see chopper run {workload} --help"
         )
     # Nothing has begun. Libraries that are being loaded lose an exception, or fail of it.
     try:

@@ -42,8 +42,8 @@ class InCluster:
 
         if not ray.is_initialized():  # which would start a cluster
             raise InputError(
-                "--ray: a value of the cluster is gone with the engine, which is closed; use what "
-                "is held before"
+                "--ray: a value of the cluster was lost when its engine closed; fetch values "
+                "before closing it"
             )
         try:
             return values.decode(memoryview(ray.get(self.reference)))

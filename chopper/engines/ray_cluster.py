@@ -198,7 +198,7 @@ def answers(address: str) -> None:
         check=False,
     )
     if asked.returncode == -signal.SIGALRM:
-        raise _no_cluster(address, f"what listens there does not speak as Ray in {ANSWER_S} s")
+        raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S} s")
     if asked.returncode:
         said = asked.stdout.strip().splitlines() or [f"exit code {asked.returncode}"]
         raise _no_cluster(address, said[-1])

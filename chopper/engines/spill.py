@@ -43,7 +43,7 @@ class Folder:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError as exc:
             raise OutputError(
-                f"{parent}: no temporary folder can be made there ({reason_of(exc)}); set TMPDIR "
+                f"{parent}: cannot create a temporary folder there ({reason_of(exc)}); set TMPDIR "
                 "to another one"
             ) from exc
         lock = os.open(self.path, os.O_RDONLY)

@@ -26,7 +26,7 @@ def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
         if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         if value > most:
-            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}, the largest")
+            raise argparse.ArgumentTypeError(f"{text!r} exceeds {most}, the largest")
         return value
 
     return read
@@ -62,7 +62,7 @@ DTYPE = Option(
 SEED = Option("seed", "of weights, data and order", 0, seed)
 DEVICE = Option(
     "device",
-    "auto takes the GPUs when there is one for each rank, else the CPU",
+    "auto uses GPUs if there is one for each rank, else the CPU",
     "auto",
     choices=("auto", "cpu", "cuda"),
 )

@@ -184,7 +184,7 @@ def _asked_variants(
     """The variants to run, in the order of their declaration, the baseline first."""
     if not workload.variants:
         if asked is not None:
-            raise UsageError(f"--variants: {workload.name} runs in one way only")
+            raise UsageError(f"--variants: {workload.name} has no variants")
         return ()
     if any(word == "--variant" or word.startswith("--variant=") for word in words):
         raise UsageError("--variant: name those to run with --variants, before the --")

@@ -38,7 +38,7 @@ of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
 """Measured by chopper in every variant that has steps: mean length of a recorded step."""
 
-NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
+NO_LOSS = "{} has no loss at some steps: it was not a number, or the run ended earlier"
 """Why losses cannot be compared; of a variant."""
 
 Labels = tuple[tuple[str, str | int | float], ...]

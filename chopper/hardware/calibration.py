@@ -108,7 +108,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
         if not 0 <= self.created_ns < _LATEST_NS:
             raise ValueError(f"created_ns {self.created_ns} is not a time")
         if min(self.ranks, self.threads, self.cores) < 1:
-            raise ValueError("ranks, threads and cores are at least 1")
+            raise ValueError("ranks, threads and cores must be at least 1")
 
     def flop_per_s(self, dtype: str) -> float | None:
         """Best rate of a product of a type (``bf16``, ``torch.bfloat16``), None: not measured."""

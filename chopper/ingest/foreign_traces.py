@@ -56,7 +56,7 @@ def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding
             refused = InputError(
                 f"{file}: recorded by another profiler, next to a trace of torch's: only "
                 f"{fmt.ratio(ratio)} of the trace's kernels are in it at any clock offset, so it "
-                "is of another run; import them separately (chopper compare takes both)"
+                "belongs to another run; import them separately (chopper compare takes both)"
             )
             if named.get(file, True):
                 raise refused

@@ -84,9 +84,10 @@ def attach_logs(
         add_finding(
             findings,
             "telemetry.device_unknown",
-            f"ranks {ranges(alike)} call their devices alike (each sees its own, or they are on "
-            f"several hosts): which rows of {', '.join(f.name for f in files)} are whose is not "
-            "recorded, and none is joined to them; import a rank with the rows of its device alone",
+            f"ranks {ranges(alike)} use the same device number (each sees only its own, or they "
+            f"are on several hosts): the rows of {', '.join(f.name for f in files)} cannot be "
+            f"separated, and none is joined; import each rank with the rows of its own device "
+            f"only",
         )
     for part in parts:
         if part.rank in alike:
@@ -158,7 +159,7 @@ def _check_times(
         whose = "the log's" if first <= _SINCE_1970_NS else "the trace's"
         raise InputError(
             f"{file}: {whose} times count from the start of a host, the other's from 1970: they "
-            "cannot be joined; import them apart, or record both with Unix times"
+            "cannot be joined; import them separately, or record both with Unix times"
         )
     if first > end or start > last:
         apart_s = max(first - end, start - last) / 1e9

@@ -189,8 +189,8 @@ def check_ranks(numbered: Numbered) -> list[Finding]:
         add_finding(
             findings,
             "run.rank_unknown",
-            f"{some(unknown)} do not say which rank they are, beside files of a job "
-            f"of {world}: they may be of another run, and their numbers are guessed",
+            f"{some(unknown)} do not name their rank, unlike files of a job of "
+            f"{world} next to them: they may belong to another run, and their ranks are guessed",
             count=len(unknown),
         )
     beyond = [rank for rank in main if rank >= world]

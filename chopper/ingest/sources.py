@@ -122,7 +122,7 @@ def find(named: Sequence[str | Path]) -> Sources:
             else:
                 raise InputError(f"{path}: no such file or directory")
         except ValueError as exc:
-            raise InputError(f"{str(item)!r}: no file can have this name ({exc})") from exc
+            raise InputError(f"{str(item)!r}: invalid file name ({exc})") from exc
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
     sources.take_times()

@@ -76,7 +76,7 @@ def joined_windows(
                 findings,
                 "run.windows_by_pid",
                 f"{len(group)} traces are taken for windows of one process (pid {trace.host_pid}): "
-                "they name neither host nor rank; if they are of several, analyze them apart",
+                "they name neither host nor rank; if they are of several, analyze them separately",
                 severity="info",
             )
         files[first] = [file for file, _ in group]
@@ -109,7 +109,7 @@ def _why_not_one(group: Read, most_apart_ns: int) -> str:
         if apart_ns > most_apart_ns:
             return (
                 f"{what}, but {apart_ns / 8.64e13:.0f} days apart: their times count from "
-                "different bases (baseTimeNanoseconds); analyze them apart"
+                "different bases (baseTimeNanoseconds); analyze them separately"
             )
     return ""
 

@@ -179,9 +179,9 @@ class TraceWindows:
         self._upcoming = deque([planned])
         self._part.note(
             "run.window_follows",
-            f"every {period} steps one took much longer than the others, as steps "
+            f"one in every {period} steps took much longer than the others, such as steps "
             f"{number - period} and {number}: {_steps_text(planned.start, planned.stop)} are "
-            "traced, if the program gets there, so that the next one is included",
+            "traced, if the program gets there, to include the next one",
             severity="info",
         )
 

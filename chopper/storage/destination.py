@@ -76,9 +76,9 @@ def check_output(path: Path, *, force: bool = False) -> bool:
         others = [p.name for p in entries if not is_own(p)]
         if others:
             raise OutputError(
-                f"{path}: holds, beside a run, what chopper did not write "
-                f"({some([printable(name) for name in others])}): nothing is removed; move it "
-                "away, or choose another -o"
+                f"{path}: holds, besides a run, files that chopper did "
+                f"not write ({some([printable(name) for name in others])}): nothing is removed; "
+                f"move them away, or choose another -o"
             )
         for folder, owner in recorders(path):
             raise OutputError(
@@ -281,7 +281,7 @@ def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
                 entry.replace(run_dir / entry.name)
             old.rmdir()
     except OSError as exc:
-        remains = f"; the run that was there is kept as {old}" if replaced else ""
+        remains = f"; the previous run is kept as {old}" if replaced else ""
         raise OutputError(f"{run_dir}: cannot be put back ({reason_of(exc)}){remains}") from exc
 
 

@@ -159,7 +159,8 @@ def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
             code="run.processes",
             severity="warning" if trained else "info",
             count=len(subs) + 1,
-            message=f"{len(subs) + 1} processes recorded apart; this is one of them. Analyze the "
+            message=f"{len(subs) + 1} processes recorded separately; this is one of them. Analyze "
+            f"the "
             f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
         )
     ]

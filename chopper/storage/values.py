@@ -91,7 +91,7 @@ def _fields(kind: type) -> list[str]:
             return [field.name for field in dataclasses.fields(kind)]
         if issubclass(kind, msgspec.Struct):
             return [*kind.__struct_fields__]
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no value of the pipeline")
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a value of the pipeline")
 
 
 class _Buffers:

@@ -28,7 +28,7 @@ class AmdCollector(DeviceCollector[AmdDevice]):
 
     name: ClassVar[str] = NAME
     driver: ClassVar[str] = "AMD's driver"
-    silent_remedy: ClassVar[str] = "see whether amd-smi answers, and what dmesg says of the devices"
+    silent_remedy: ClassVar[str] = "check that amd-smi responds, and dmesg for device errors"
     absent_remedy: ClassVar[str] = (
         "none on a machine without AMD devices; else pip install 'chopper-profiler[amd]' in the "
         "version of the ROCm that is installed"

@@ -56,7 +56,7 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
-        raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
+        raise InputError(f"{str(path)!r}: invalid file name ({exc})") from exc
     data = b"".join(parts)
     if not data and problem is not None:
         raise InputError(f"{path}: the compressed stream is damaged from its start ({problem})")

@@ -111,8 +111,8 @@ def _refuse(path: Path, head: bytes) -> None:
             )
     if name.endswith(_DATABASES) and head:
         raise InputError(
-            f"{path}: called a database, but does not begin as an SQLite database: encrypted, cut "
-            f"off at its start, or something else (begins with {head[:8]!r})"
+            f"{path}: named as a database, but does not begin as SQLite's do: encrypted, cut off "
+            f"at its start, or another format (begins with {head[:8]!r})"
         )
 
 

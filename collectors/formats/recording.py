@@ -393,8 +393,8 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
         findings,
         "trace.not_recorded",
         f"{source}: {recording.tool}; it does not record "
-        f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: what rests on "
-        "these is unknown",
+        f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: results that "
+        "depend on these are unknown",
         severity="info",
     )
     if recording.boot_clock:

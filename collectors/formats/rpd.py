@@ -213,8 +213,8 @@ def _monitor(db: Database, recording: Recording) -> None:
             recording.findings,
             "telemetry.device_unknown",
             f"{recording.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
-            f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime "
-            "counts; which is which is not recorded: the clocks are kept as counters and not "
+            f"{monitored[-1]} in the driver's numbering), kernels on {listed} in the "
+            "runtime's; the mapping is not recorded: the clocks are kept as counters and not "
             "joined",
             count=len(monitored),
         )

@@ -315,7 +315,7 @@ class _Rows:
         self._devices.add(device)
         if len(self._devices) > _MOST_DEVICES:
             raise InputError(
-                f"{self._where}: rows of more than {_MOST_DEVICES} devices, as no host has"
+                f"{self._where}: rows of more than {_MOST_DEVICES} devices, more than any host has"
             )
         time_ns, named_zone = moment
         self.log.local_time |= not named_zone

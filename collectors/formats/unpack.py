@@ -212,8 +212,8 @@ def lines(path: Path, *, held_ratio: float) -> Iterator[str]:
             number += 1
             if len(line) == MAX_LINE_BYTES and not line.endswith(("\n", "\r")):
                 raise InputError(
-                    f"{path}: line {number} has more than {MAX_LINE_BYTES >> 20} MiB, as no line "
-                    "of a table has"
+                    f"{path}: line {number} has more than {MAX_LINE_BYTES >> 20} MiB, too long "
+                    "for a line of a table"
                 )
             # A number that is cut off is another number.
             if stream.damage is None or line.endswith(("\n", "\r")):

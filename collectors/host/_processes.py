@@ -125,9 +125,9 @@ class RankSource(RankWatcher):
         if not (self._proc / "self/stat").exists():
             raise CollectorUnavailable(f"{self._proc}/self/stat: not there")
         if not (self._proc / "self/schedstat").exists():
-            self.absent["process.run_delay_ns"] = f"{self._proc}/<pid>/schedstat: not there"
+            self.absent["process.run_delay_ns"] = f"{self._proc}/<pid>/schedstat: not found"
         if not (self._proc / "self/smaps_rollup").exists():
-            self._no_pss(f"{self._proc}/<pid>/smaps_rollup: not there")
+            self._no_pss(f"{self._proc}/<pid>/smaps_rollup: not found")
         self.look(time.monotonic_ns())
 
     def _no_pss(self, reason: str) -> None:

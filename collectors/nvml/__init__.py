@@ -30,7 +30,7 @@ class NvmlCollector(DeviceCollector[NvmlDevice]):
     name: ClassVar[str] = NAME
     driver: ClassVar[str] = "NVIDIA's driver"
     silent_remedy: ClassVar[str] = (
-        "see whether nvidia-smi answers, and what dmesg says of the devices (Xid)"
+        "check that nvidia-smi responds, and dmesg for device errors (Xid)"
     )
     absent_remedy: ClassVar[str] = (
         "none on a machine without NVIDIA devices; else install the driver, and in a container "

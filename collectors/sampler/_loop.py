@@ -143,7 +143,8 @@ def _does_not_answer(for_ns: int) -> str:
 def _note_blocked(status: SourceStatus, label: str, for_ns: int) -> None:
     status.notes.setdefault(
         f"blocked {label}",
-        f"{label} blocked for more than {for_ns / 1e9:.1f} s; a thread of its own reads it since",
+        f"{label} blocked for more than {for_ns / 1e9:.1f} s; a separate thread reads it from now "
+        f"on",
     )
 
 

@@ -134,7 +134,7 @@ class _Stacks(dict[int, "str | None"]):
             if self._most_bytes is not None and self._bytes_count > self._most_bytes:
                 raise InputError(
                     f"{self._where}: a snapshot with more than {self._most_bytes >> 20} MiB of "
-                    "call stacks, as no file of its size has"
+                    "call stacks, too many for a file of its size"
                 )
         return self[key]
 

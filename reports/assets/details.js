@@ -122,7 +122,7 @@ class Details {
       foot.push(`${count(shown.length)} of ${count(rows.length)} rows`,
         el("button", { type: "button", onclick: () => { this.limit += 200; this.draw(); } }, "Show more"));
     }
-    if (total > held) foot.push(el("span", {}, `${count(total - held)} more ${total - held === 1 ? "row is" : "rows are"} not in this page. All of them:`));
+    if (total > held) foot.push(el("span", {}, `${count(total - held)} more ${total - held === 1 ? "row is" : "rows are"} not on this page. All of them:`));
     foot.push(el("code", { title: "prints every row and column" }, command));
     $("details-foot").replaceChildren(...foot);
   }

@@ -61,7 +61,7 @@ def test_a_file_that_does_not_say_its_rank_beside_one_that_does(tmp_path: Path) 
     write(tmp_path / "b.json", small_trace().encode())
     found = analyzed(tmp_path)
     assert [r["rank"] for r in found["ranks"]] == [0, 1]
-    assert "b.json do not say which rank" in quality(found)["run.rank_unknown"]["message"]
+    assert "b.json do not name their rank" in quality(found)["run.rank_unknown"]["message"]
 
 
 def test_rank_beyond_its_world(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_a_table_that_is_not_there_is_suggested() -> None:
 def test_what_was_not_recorded_is_said() -> None:
     outcome = run("query", CUDA, "FROM allocator_block")
     assert outcome.code == 0
-    assert outcome.line == "chopper: nothing is recorded of allocator_block in this run"
+    assert outcome.line == "chopper: this run has no recording of allocator_block"
 
 
 ENDLESS = [

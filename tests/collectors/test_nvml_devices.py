@@ -142,7 +142,7 @@ def test_a_launcher_that_counts_no_ranks_is_named_and_costs_nothing(play: Player
     """
     ok, reason = play(TWO, code, LOCAL_WORLD_SIZE="two")
     assert ok
-    assert reason.startswith("LOCAL_WORLD_SIZE='two' is no number: ")
+    assert reason.startswith("LOCAL_WORLD_SIZE='two' is not a number: ")
 
 
 def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> None:

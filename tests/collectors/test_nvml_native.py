@@ -326,7 +326,7 @@ def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, nativ
     for table in ("device_clock", "device_counter"):
         assert "a call of the driver has not returned for" in absent[f"{table}[device 0]"]
     for source in ("nvml_clock", "nvml_counter"):
-        assert "a thread of its own reads it since" in notes[source]
+        assert "a separate thread reads it from now on" in notes[source]
 
 
 def without_native(folder: Path) -> Path:

@@ -132,7 +132,7 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
         assert isinstance(last, Done)
         assert last.held is not None
         assert last.held.get()["rows"].num_rows == 3
-    with pytest.raises(InputError, match="a value of the cluster is gone"):
+    with pytest.raises(InputError, match="a value of the cluster was lost"):
         last.held.get()
 
 

@@ -122,7 +122,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(folder:
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
-    with pytest.raises(OutputError, match="no temporary folder can be made there"):
+    with pytest.raises(OutputError, match="cannot create a temporary folder there"):
         Folder(folder / "missing")
 
 

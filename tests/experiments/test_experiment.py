@@ -207,7 +207,7 @@ def test_an_experiment_is_replaced_only_when_asked(made):
 
 def test_what_others_put_into_an_experiment_is_never_removed(made):
     (made / "a-1" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="what chopper did not write"):
+    with pytest.raises(OutputError, match="that chopper did not write"):
         check_output(made, force=True)
 
 

@@ -89,7 +89,7 @@ def test_ranks_that_call_their_devices_alike_get_no_clock_of_anothers(tmp_path: 
     run = chopper.load([tmp_path])
     assert [run.table(rank, "device_clock").num_rows for rank in range(2)] == [0, 0]
     (said,) = [f for f in run.manifest.findings if f.code == "telemetry.device_unknown"]
-    assert said.message.startswith("ranks 0-1 call their devices alike")
+    assert said.message.startswith("ranks 0-1 use the same device number")
 
 
 def test_logs_of_two_hosts_are_not_mixed(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_ranks_that_a_profile_starts_are_its_ranks(tmp_path):
     assert parent.steps_count == 0
     assert [line for line in said if line.startswith("chopper: ")] == [
         "chopper: recorded 2 ranks, 4 steps; next: chopper analyze run",
-        "chopper: info: 2 processes recorded apart; this is one of them. Analyze the other by "
+        "chopper: info: 2 processes recorded separately; this is one of them. Analyze the other by "
         f"path: run/process-2 (0 steps, {sys.executable} script.py ranks)",
     ]
 

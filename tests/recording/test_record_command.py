@@ -359,7 +359,7 @@ def test_processes_without_rank_have_runs_of_their_own(record):
         shown = f"run/process-{number} ({words})"
         assert shown in finding.message
         assert shown in done.stderr
-    assert "3 processes recorded apart" in done.stderr
+    assert "3 processes recorded separately" in done.stderr
     assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
         "manifest.json", "process-2", "process-3", "rank-00000",
     ]  # fmt: skip

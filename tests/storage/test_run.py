@@ -263,7 +263,7 @@ def test_force_removes_what_chopper_wrote_and_nothing_else(tmp_path: Path) -> No
     recorded(run / "attempt-0")
     (run / "model.ckpt").write_text("a week of work")
     before = files(run)
-    with pytest.raises(OutputError, match=r"what chopper did not write \(model.ckpt\)"):
+    with pytest.raises(OutputError, match=r"that chopper did not write \(model.ckpt\)"):
         check_output(run, force=True)
     with pytest.raises(OutputError, match=r"model\.ckpt"), new_output(run, force=True):
         pass

@@ -281,7 +281,7 @@ def test_what_listens_and_is_no_cluster_is_given_up_on(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(
-            ray_cluster.LoaderError, match=f"{where}: .* does not speak as Ray in 1 s"
+            ray_cluster.LoaderError, match=f"{where}: .*no answer in Ray's protocol within 1 s"
         ) as refused:
             ray_cluster.answers(where)
     assert "\n" not in str(refused.value)

@@ -41,7 +41,7 @@ def test_without_root_the_model_alone_is_shown(monkeypatch, tmp_path):
 
 
 def test_the_link_has_two_ends():
-    with pytest.raises(UsageError, match="--ranks 3: the link has two ends"):
+    with pytest.raises(UsageError, match="--ranks 3: a link has two ends"):
         prepare("interconnect", ranks=3)
 
 

@@ -47,7 +47,9 @@ class Options(_options.Options, kw_only=True, frozen=True):
     time_s: Annotated[float, Option("Maximum duration of a run.")] = 90 * DAY_S
     device: Annotated[
         str | None,
-        Option("Use the peak, memory and link rates of this device of the table.", metavar="NAME"),
+        Option(
+            "Use the peak, memory and link rates of this device from the table.", metavar="NAME"
+        ),
     ] = None
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
     laws: Annotated[dict[str, Any], OptionsOf(Laws)] = msgspec.field(default_factory=dict)
@@ -143,7 +145,7 @@ def _remedy(result: Limits) -> str:
     if result.last_feasible_flop:
         return f"at most {result.last_feasible_flop:.1e} FLOP, or more --time"
     if not any(p.feasible for p in result.points):
-        return "another --flop: sizes as small leave too few tokens in a batch"
+        return "a larger --flop: sizes this small leave too few tokens in a batch"
     return "--network or --node-link of another network, --device of another device"
 
 
@@ -195,11 +197,11 @@ def _points(result: Limits) -> Section:
         "bound by": lambda p: p.bound_by or "–",
     }
     return listing(
-        f"Runs of {_days(result):g} days: the fewest devices, and how well they are used",
+        f"Runs of {_days(result):g} days: the fewest devices, and their utilization",
         result.points,
         columns,
         note="dp, tp, pp: data, tensor and pipeline parallel. "
-        + ("Published: the reference search; – for sizes that it does not have. " * published)
+        + ("Published: the reference search; – for sizes that it does not cover. " * published)
         + "A run that does not finish in time is infeasible.",
     )
 

@@ -214,7 +214,7 @@ def _remedy(result: Memory) -> str:
             f"{fits.largest_sequence_count}; largest model {fits.largest_model or fmt.UNKNOWN}"
         )
     if not fits.nearest:
-        return "a larger device: no recomputation, offload or ranks make it fit"
+        return "a larger device: no recomputation, offload or number of ranks makes it fit"
     ways = [_changed(way) for way in fits.nearest]
     return ways[0] if len(ways[0]) > _LONG else " or ".join(ways[:2])
 
@@ -330,7 +330,7 @@ def _rule(result: Memory) -> Section:
             "80 GB devices": lambda n: str(rule_of_thumb(n)[1]),
         },
         totals=1,
-        note="a rule of thumb, printed to be compared; what is wrong about it follows",
+        note="a rule of thumb, printed for comparison; its errors follow",
     )
 
 

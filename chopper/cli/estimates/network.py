@@ -77,7 +77,7 @@ def estimate(options: Options) -> Network:
     """Return times of a collective, the spread of flows, and the interconnect table."""
     options.contradict("file", "calibrated")
     if max(options.size_bytes) > 2**60:
-        raise UsageError("--size: more than 1 EiB is not a message")
+        raise UsageError("--size: found more than 1 EiB")
     return network(
         collective=options.collective,
         ranks_count=options.ranks_count,
@@ -274,9 +274,9 @@ def _simulations(result: Network) -> Section:
             "gain": lambda s: f"{s.gain_ratio:.2f}×",
         },
         words=0,
-        note="ends: 1 is what even sharing would take; room: of the uplinks, over what all "
-        "ports can "
-        "send; fail: uplinks, half way; admitted: flows that a receiver lets send at a time",
+        note="ends: time relative to even sharing; room: bandwidth of the uplinks over "
+        "that of all ports; fail: uplinks that fail half-way; admitted: flows that a receiver "
+        "admits at a time",
     )
 
 
@@ -292,8 +292,8 @@ def _incasts(result: Network) -> Section:
             "ports paused": "paused_ratio",
         },
         words=0,
-        note="admission by the receiver does not make it faster; it keeps pauses from all that "
-        "shares the senders' ports",
+        note="admission by the receiver does not make it faster, but spares other traffic of "
+        "the senders' ports the pauses",
     )
 
 

@@ -111,7 +111,7 @@ def _machine(options: Options) -> Machine:
 def page(result: Offload) -> Page:
     """Return variants of optimizer offload, and offload of activations."""
     fits = [v for v in result.variants if v.fits]
-    headline = f"The states of {result.model} do not fit {result.machine.device} in any way."
+    headline = f"No configuration fits the states of {result.model} on {result.machine.device}."
     if fits:
         best = min(fits, key=lambda v: v.step_s)
         name = best.name.replace("optimizer and parameters", "all states")

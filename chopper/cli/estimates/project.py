@@ -230,8 +230,7 @@ def _recorded_on(attribution: Attributed, source: str, stated: str | None = None
         other = next((d for d in known if d.id != device.id), None)
         if other is not None:
             raise UsageError(
-                f"--from-device {stated}: {source} was recorded on {other.label}; leave the "
-                "option away"
+                f"--from-device {stated}: {source} was recorded on {other.label}; omit the option"
             )
         return device
     if len(names) == 1 and known:
@@ -382,7 +381,7 @@ def _unmodelled(result: Projection) -> str:
     if result.unmodelled_operators and (captured or matters):
         said += f" ({', '.join(result.unmodelled_operators)})"
     if captured:
-        said += ": of these there is a launch in the step and no more"
+        said += ": only the launches of these are in the step"
     if result.projected_between_ns and matters:
         low, high = map(fmt.duration, result.projected_between_ns)
         said += (
@@ -428,7 +427,7 @@ def _classes(result: Projection) -> Section:
         rows=[row[:shown] for row in cells],
         totals=1,
         note="roofline: uncalibrated, the target's datasheet peaks and nothing else. Classes are "
-        "sums over operators; kernels that run at once count in full, so they can exceed the total",
+        "sums over operators; concurrent kernels count in full, so classes can exceed the total",
     )
     return Section(title="Time by class of operators, per step or trace", blocks=(table,))
 
@@ -466,9 +465,9 @@ def _scales(result: Projection) -> Section:
             "others differ": "others_differ_step_ns",
         },
         words=0,
-        note="waiting for ranks that are always late, and by chance; transfer that nothing hides; "
-        "efficiency against the fewest ranks; the step if ranks beyond the recorded ones differ as "
-        "much as those do",
+        note="waiting for ranks that are always late, and by chance; exposed transfer; efficiency "
+        "relative to the fewest ranks; the step if further ranks differ as much as the recorded "
+        "ones",
     )
 
 

@@ -77,9 +77,9 @@ def parts_of_file(
             add_finding(
                 doubt,
                 "trace.ranks_ambiguous",
-                f"{path.name}: {unsure} device events fit the launches of several "
-                "merged ranks alike (same ids), and went to them in order of time and device: "
-                "load the ranks' own files to be sure",
+                f"{path.name}: {unsure} device events match launches of several "
+                "merged ranks (same ids) and were assigned in order of time and device: load the "
+                "ranks' own files to be sure",
                 count=unsure,
             )
     else:

@@ -96,7 +96,7 @@ def repair(path: Path, text: bytes) -> Repaired:
     if documents.count > 1:
         documents.note(
             "trace.concatenated",
-            f"{documents.count} JSON documents in one file; their events are taken together",
+            f"{documents.count} JSON documents in one file; their events are merged",
         )
     if _NOT_A_NUMBER.search(source):
         documents.note("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown")
@@ -170,7 +170,7 @@ class _Documents:
             self._merge(_open_header(source[at : opening.start()]))
         elif source[at] != "[":
             if self.count:
-                rest = f"{len(source) - at} characters after the JSON are no JSON; ignored"
+                rest = f"{len(source) - at} characters after the JSON are not JSON; ignored"
                 self.note("trace.trailing_text", rest)
             else:
                 sample = source[at : at + 40].replace("\n", " ")

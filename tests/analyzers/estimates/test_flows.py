@@ -95,7 +95,7 @@ def test_it_stands_beside_the_table() -> None:
     [
         ({"flows_count": 0}, "flows: found 0"),
         ({"queue_pairs": (0,)}, "queue pairs: found 0"),
-        ({"failed_count": 16}, "one at least has to work"),
+        ({"failed_count": 16}, "at least one must work"),
         ({"admitted_count": 0}, "admitted flows: found 0"),
         ({"receivers_count": 200}, "receivers: found 200"),
         ({"headroom_ratio": float("nan")}, "headroom"),

@@ -264,7 +264,7 @@ def test_the_step_computes_with_active_parameters_and_moves_all() -> None:
     ("options", "message"),
     [
         ({"expert_parallel_count": 0}, "expert parallel: found 0"),
-        ({"expert_parallel_count": 3, "ranks_count": 6}, "has to divide mixed's 16 experts"),
+        ({"expert_parallel_count": 3, "ranks_count": 6}, "must divide mixed's 16 experts"),
         ({"expert_parallel_count": 4, "ranks_count": 6}, "the 6 data-parallel ranks"),
         ({"expert_parallel_count": 4, "strategy": "zero2", "ranks_count": 4}, "contradicts zero2"),
         ({"imbalance_ratio": 2.0}, "imbalance 2 needs expert parallelism"),

@@ -140,7 +140,7 @@ def test_admission_keeps_the_queue_and_the_pauses_down() -> None:
             "hierarchical: not of",
         ),
         (lambda: spread(0, 1, 16), "flows: found 0"),
-        (lambda: spread(10, 1, 4, failed_count=4), "one at least has to work"),
+        (lambda: spread(10, 1, 4, failed_count=4), "at least one must work"),
         (lambda: spread(10**9, 16, 16), "simulated"),
         (lambda: Topology(node_latency_s=-1), "node_latency_s"),
         (lambda: incast(0, 1), "senders"),

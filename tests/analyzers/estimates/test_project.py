@@ -504,7 +504,7 @@ def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
         capture_operators("mine:asking", batch=4, sequence=8)
     line = 1 + RECURRENT.splitlines().index("        if self.asks and rows.sum().item() > 0:")
     said = str(caught.value)
-    assert f"mine.py:{line}: asks a tensor for its value (.item()" in said
+    assert f"mine.py:{line}: reads the value of a tensor (.item()" in said
     assert "\n" not in said
 
 

@@ -514,7 +514,7 @@ def test_a_window_finds_its_place_in_a_recording_of_the_whole_run(tmp_path: Path
 def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "trace.json", many())
     other = recordings.write_rpd(tmp_path / "t.rpd", small())
-    with pytest.raises(InputError, match="it is of another run; import them separately"):
+    with pytest.raises(InputError, match="it belongs to another run; import them separately"):
         chopper.load([trace, other])
     run = chopper.load(tmp_path)
     assert run.ranks == [0]
