@@ -139,7 +139,7 @@ _ranks = click.option(
     metavar="LIST",
     callback=_remembered,
     expose_value=False,
-    help="Ranks to look at closely: 3,17,100-107. [default: all, or of a large run those that "
+    help="Ranks to analyze in detail: 3,17,100-107. [default: all, or of a large run those that "
     "matter]",
 )
 
@@ -159,7 +159,7 @@ def workers(command: _Command) -> _Command:
             metavar="[ADDRESS]",
             callback=_remembered,
             expose_value=False,
-            help="Work on a Ray cluster: the one at ADDRESS, or this machine's.",
+            help="Run on a Ray cluster: the one at ADDRESS, or this machine's.",
         ),
         click.option(
             "--memory",
@@ -174,7 +174,7 @@ def workers(command: _Command) -> _Command:
             metavar="N",
             callback=_remembered,
             expose_value=False,
-            help="Processes to work in. [default: all cores, where it pays]",
+            help="Worker processes. [default: one per core, where that is faster]",
         ),
     ):
         command = option(command)
