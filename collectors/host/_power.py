@@ -40,7 +40,7 @@ class CoreClockSource(FileSource):
             with contextlib.suppress(CollectorUnavailable):
                 self._files[core] = self.keep(path / "cpufreq/scaling_cur_freq")
         if not self._files:
-            raise CollectorUnavailable(f"{folder}/cpu*/cpufreq: not there")
+            raise CollectorUnavailable(f"{folder}/cpu*/cpufreq: not found")
         if len(cores) > _CORES_LIMIT:
             self.absent["core_clock"] = (
                 f"{len(cores) - _CORES_LIMIT} of {len(cores)} cores left out"

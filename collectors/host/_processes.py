@@ -123,7 +123,7 @@ class RankSource(RankWatcher):
 
     def open(self) -> None:
         if not (self._proc / "self/stat").exists():
-            raise CollectorUnavailable(f"{self._proc}/self/stat: not there")
+            raise CollectorUnavailable(f"{self._proc}/self/stat: not found")
         if not (self._proc / "self/schedstat").exists():
             self.absent["process.run_delay_ns"] = f"{self._proc}/<pid>/schedstat: not found"
         if not (self._proc / "self/smaps_rollup").exists():

@@ -202,7 +202,7 @@ def test_joining_copies_no_link(tmp_path: Path) -> None:
         assert run("import", trace, "-o", tmp_path / f"node{rank}").code == 0
     (tmp_path / "secret").write_text("hunter2")
     (tmp_path / "node1" / "rank-00001" / "notes").symlink_to(tmp_path / "secret")
-    outcome = run("import", tmp_path / "node0", tmp_path / "node1", "-o", tmp_path / "joined")
+    outcome = run("gather", tmp_path / "node0", tmp_path / "node1", "-o", tmp_path / "joined")
     assert outcome.code == 1
     assert "notes: is a link" in outcome.line
     assert not (tmp_path / "joined").exists()

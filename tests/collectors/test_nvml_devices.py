@@ -219,7 +219,7 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     assert report.call_p50_ns is not None
     assert "power (instant)" in report.calls
     assert report.reason is not None
-    assert "LOCAL_WORLD_SIZE='two' is no number" in report.reason
+    assert "LOCAL_WORLD_SIZE='two' is not a number" in report.reason
     assert "device 0 is partitioned (MIG)" in report.reason
     clocks = run.table(0, "device_clock")
     assert set(clocks["sm_clock_hz"].to_pylist()) == {1_980_000_000, 1_755_000_000}

@@ -24,7 +24,7 @@ import click
 import pytest
 
 from chopper.cli import cli
-from tests.command import run
+from tests.command import process, run
 from tests.docs.blocks import ROOT, Command, commands
 from tests.docs.inputs import prepare
 from tests.golden.fetch import HOST, catalogue
@@ -122,7 +122,8 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
         shutil.copytree(inputs, here)
         if name in ("gather", "import") and "-o" in rest:  # others read what is there
             shutil.rmtree(here / rest[rest.index("-o") + 1], ignore_errors=True)
-        outcome = run(*words, cwd=here)
+        # Workers belong to a command's own process.
+        outcome = (process if "--workers" in words else run)(*words, cwd=here)
         refused = re.search(r"^chopper: .*", shown.printed or "", re.MULTILINE)
         gated = "✗" in (shown.printed or "")
         assert outcome.code in ((2,) if refused else (0, 1) if gated else (0,)), outcome.err

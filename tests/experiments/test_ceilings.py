@@ -231,7 +231,7 @@ def test_the_command_stores_shows_and_says_where_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["--quick", "--ranks=2", "--force"])
 def test_how_to_measure_is_no_matter_when_nothing_is_measured(tmp_path: Path, word: str) -> None:
-    with pytest.raises(UsageError, match="not with --from"):
+    with pytest.raises(UsageError, match="cannot be combined with --from"):
         CliRunner().invoke(
             cli, ["calibrate", word, "--from", str(tmp_path)], catch_exceptions=False
         )

@@ -360,7 +360,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
         (["--batch", "9999999"], "all sources together hold"),
         (["--fault", "empty"], "source code-01 is empty"),
         (["--fault", "killed-loader"], "loader actors only"),
-        (["--documents", "9" * 14], "a million millions"),
+        (["--documents", "9" * 14], "at most 1e12"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: heads have 32 elements"),
         (["--latency", "100000"], "would exceed their timeout"),
