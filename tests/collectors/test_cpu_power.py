@@ -59,7 +59,7 @@ def test_a_core_without_a_clock_now_has_no_row(tmp_path: Path) -> None:
 
 def test_a_machine_without_cpufreq_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu/cpu0").mkdir(parents=True)
-    with pytest.raises(CollectorUnavailable, match="cpufreq: not there"):
+    with pytest.raises(CollectorUnavailable, match="cpufreq: not found"):
         CoreClockSource(str(tmp_path)).open()
 
 
