@@ -6,8 +6,8 @@
 Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about three host spans per
 device event, collectives of all ranks), in one process and in one for each core, from the command's
 start to its end. The peak is the sum over all its processes of their proportional memory (PSS). HTA
-loads the same traces and makes its temporal breakdown. At the end, time and memory are fitted by a
-line over the ranks and carried to 100 000 ranks.
+loads the same traces and makes its temporal breakdown. At the end, time and memory from 64
+ranks on are fitted by a line over the ranks and carried to 100 000 ranks.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def fitted(rows: list[tuple[int, Sample]]) -> None:
     for found in large.values():
         within = found.wall_s <= LIMIT_S and found.peak_bytes <= LIMIT_BYTES
         print(f"1024 ranks within {LIMIT_S} s and {LIMIT_BYTES / 1e9:.0f} GB: {within}")
+    # Smaller runs are held in memory as a whole: they lie on another line.
+    rows = [row for row in rows if row[0] >= SERIAL_UP_TO]
     if len(rows) < 2:
         return
     ranks = np.array([r for r, _ in rows], dtype=float)
