@@ -82,7 +82,7 @@ def command() -> None:
 
     \b
     Examples:
-      chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --device h100-sxm
+      chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --device b200
       chopper estimate cost --device h100-sxm --tokens-per-s 728 --against gb200
       chopper estimate limits -o limits.html
     """

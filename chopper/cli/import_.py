@@ -52,7 +52,7 @@ def command(
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
       chopper import trace.json.gz counters.csv -o runs/with-counters
-      chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/with-clocks
+      chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/clocks
       chopper import report.sqlite -o runs/from-nsys
       chopper import out/run_*.csv -o runs/from-rocprofv3
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory

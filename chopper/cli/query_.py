@@ -99,7 +99,7 @@ def command(
     \b
     Examples:
       chopper query runs/mine
-      chopper query runs/mine "SELECT rank, sum(dur_ns) FROM device_event GROUP BY rank"
+      chopper query runs/mine "SELECT rank, count(*) FROM device_event GROUP BY 1"
       chopper query trace.json.gz "FROM kernels LIMIT 5" --format csv
       chopper query runs/mine "FROM stragglers" -o stragglers.parquet
     """

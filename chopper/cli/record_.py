@@ -119,7 +119,7 @@ def command(
     Examples:
       chopper record -- python train.py
       chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py
-      chopper record -o runs/mine --gather -- torchrun --nnodes 2 --master-addr node0 train.py
+      chopper record --gather -- torchrun --nnodes 2 --master-addr node0 train.py
       chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
       chopper record --no-trace --prometheus 9400 -- python train.py
       chopper record --stacks -- python train.py
@@ -327,19 +327,22 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
     from chopper.storage import processes
     from chopper.storage.layout import rank_dir_name
     from chopper.storage.parts import recorded_steps
+    from chopper.wording import plural
 
     part = run.ranks[0]
     steps = recorded_steps(path / rank_dir_name(part.rank))
     traced = steps.filter(steps["traced"])["number"].to_pylist()
-    ranks = f"{len(run.ranks)} rank" + ("s" if len(run.ranks) > 1 else "")
     if traced:
-        trace = f"steps {traced[0]} to {traced[-1]} traced"
+        last = f"s {traced[0]} to {traced[-1]}" if len(traced) > 1 else f" {traced[0]}"
+        trace = f"step{last} traced"
     elif part.traces:
         trace = "a trace without whole steps"
     else:
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
-    shared.say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
+    shared.say(
+        f"recorded {plural(len(run.ranks), 'rank')}, {plural(steps.num_rows, 'step')}, {trace}"
+    )
     others = processes.findings(path, shown)
     for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
         shared.say(f"{finding.severity}: {finding.message}")

@@ -102,7 +102,7 @@ def command(
       chopper run fsdp1 --ranks 2 --steps 12 -o runs/fsdp1 --force
       chopper run fsdp --compare
       chopper run gemm --variants random -- --dtypes float32
-      chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
+      chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16
     """
     from chopper.errors import UsageError
     from chopper.experiments.catalogue import find

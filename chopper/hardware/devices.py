@@ -248,9 +248,8 @@ def meant(name: str) -> tuple[DevicePeaks, ...]:
             raise UsageError(f"device {name!r} is not one device; {choices}")
         fitting.sort(key=lambda d: (d not in usual, -(d.memory_bytes.value or 0)))
     if not fitting:
-        one_of(
-            "device", name, map(short_name, known_devices()), otherwise=f"there are {_families()}"
-        )
+        near = [short_name(d) for d in known_devices() if _is_near(d, name)]
+        one_of("device", name, near, otherwise=f"there are {_families()}")
     return tuple(fitting)
 
 
@@ -267,7 +266,8 @@ def _fitting_words(name: str) -> list[DevicePeaks]:
         known = _words(f"{device.id} {device.label} geforce tesla instinct gpu")
         if name.strip().lower() in (device.id, short_name(device), device.label.lower()):
             return [device]
-        if wanted and wanted <= known:
+        numbered = any(word.isdigit() for word in wanted)
+        if wanted and wanted <= known and not (numbered and "ti" in known - wanted):
             fitting.append(device)
     if fitting:
         return fitting
@@ -283,22 +283,36 @@ def _fitting_words(name: str) -> list[DevicePeaks]:
 
 def _model(device: DevicePeaks) -> tuple[str, str]:
     """Return a device's model up to its last digit, ``mi300``, and whole, ``mi300x``."""
-    model = device.id.split("-")[1]
+    model = re.sub(r"^\w+-((?:[a-z]+-)?\w+(?:-ti)?).*", r"\1", device.id)
     return model.rstrip(string.ascii_lowercase), model
 
 
 def _words(name: str) -> set[str]:
     """Return the words of a device's name as people write it: ``RTX4090``, ``SXM5``, ``80 GB``."""
-    text = re.sub(r"(\d) ?(gb|ti)\b", r" \1\2", name.lower().replace("_", " "))
+    text = re.sub(r"(?<!\d)(\d+) ?(gb|ti)\b", r" \1\2", name.lower().replace("_", " "))
     text = re.sub(r"(rtx|nvidia|amd)(?=\w)", r"\1 ", re.sub(r"sxm\d\b", "sxm", text))
     return set(re.findall(r"\w+", re.sub(r"(?<=\d)ti\b", " ti", text)))
+
+
+def _is_near(device: DevicePeaks, name: str) -> bool:
+    """Return whether a name has the device's model number, or the beginning or end of it.
+
+    Names that only look alike are other devices: ``5080`` is not ``b300``.
+    """
+    numbers = [word for word in _words(_model(device)[1]) if re.search(r"\d", word)]
+    return any(
+        word.startswith(number) or number.startswith(word) or number.endswith(word)
+        for number in numbers
+        for word in _words(name)
+        if re.search(r"\d\d", word)
+    )
 
 
 def _families() -> str:
     """Shorten the table's devices to families by vendor, each the beginning of its names."""
     of: dict[str, dict[str, None]] = {}
     for device in known_devices():
-        of.setdefault(device.vendor, {})[device.id.split("-")[1]] = None
+        of.setdefault(device.vendor, {})[_model(device)[1]] = None
     return "; ".join(f"{vendor.upper()} {', '.join(found)}" for vendor, found in of.items())
 
 

@@ -48,9 +48,9 @@ def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mappin
     rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
     if not files:
-        finding = _no_trace(
-            rank, "trace.absent", f"rank {rank} has no kernel trace: nothing to attribute there"
-        )
+        reasons = (c.reason for c in part.collectors if c.name == "torch_trace" and c.reason)
+        why = next(reasons, "nothing to attribute there")
+        finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
         return _with_findings(part, [finding]), {}
     try:
         trace = _trace_of(files, part)

@@ -13,6 +13,7 @@ from chopper.errors import ChopperError
 from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.parts import read_manifest
+from chopper.wording import plural
 
 Status = Literal["complete", "interrupted", "failed"]
 
@@ -50,8 +51,9 @@ def announce(path: Path, part: m.RankManifest) -> None:
     whole = part.world_size == 1
     parts = read_manifest(path).ranks if whole else [part]
     steps = max((part.steps_count or 0) for part in parts)
-    ranks = f"{len(parts)} rank{'s' if len(parts) > 1 else ''}" if whole else "rank 0"
-    say(f"recorded {ranks}, {steps} steps; next: chopper analyze {shlex.quote(os.fspath(path))}")
+    ranks = plural(len(parts), "rank") if whole else "rank 0"
+    done = f"recorded {ranks}, {plural(steps, 'step')}"
+    say(f"{done}; next: chopper analyze {shlex.quote(os.fspath(path))}")
     for finding in (*others, *(f for part in parts for f in part.findings)):
         if finding.severity != "info" or finding.code == "run.processes":
             say(f"{finding.severity}: {finding.message}")

@@ -102,8 +102,10 @@ class Session:
         """Claim the rank's folder, start the collectors, begin the first step."""
         try:
             self._start()
-        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+        except BaseException as exc:
             self._give_up(exception_text(exc))
+            if not isinstance(exc, Exception):  # Ctrl-C is the program's
+                raise
 
     def _safely(self, part: Callable[..., _T], *args: Any) -> _T | None:
         """Run a part of the recording, with its lock held; no failure reaches the program."""
@@ -126,7 +128,6 @@ class Session:
         self._part = RunWriter(self.path, self.info.rank, claimed.part)
         self._manifest = self._part.manifest
         self._overhead = self._manifest.overhead = m.Overhead()
-        self._describe_start(claimed.finding)
         self._steps = steps = StepRecorder(
             self._part, self._optimizers, self._cycle, self._collecting.step_ended
         )
@@ -134,6 +135,7 @@ class Session:
         steps.windows = self._trace_windows(steps, TorchTrace(), ())  # never begun
         self.recording = True
         _active = self
+        self._describe_start(claimed.finding)
         self._collecting.start(self._context())
         self._manifest.collectors = self._collecting.reports()
         if self._collecting.trace is not None:

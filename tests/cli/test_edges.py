@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from chopper import cli
@@ -276,3 +277,15 @@ def test_columns_are_obeyed_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", str(columns))
         shown = run("estimate", "cost", "--device", "h100", "--model", "gpt2", "--details").out
         assert columns * 0.8 < max(map(len, shown.splitlines())) <= columns
+
+
+def test_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    context = click.Context(cli.cli)
+    estimate = cli.cli.get_command(context, "estimate")
+    assert isinstance(estimate, click.Group)
+    estimates = [["estimate", name] for name in estimate.list_commands(context)]
+    for words in ([], *([name] for name in cli.cli.list_commands(context)), *estimates):
+        shown = run(*words, "--help").out
+        assert "Usage: chopper" in shown
+        assert [line for line in shown.splitlines() if len(line) > 80] == []

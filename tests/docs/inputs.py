@@ -101,8 +101,7 @@ def prepare(folder: Path, made: Path) -> None:
     (folder / "zeus.csv").write_text(ZEUS)
     (folder / "clock.sql").write_text("SELECT max(sm_clock_hz) FROM device_clock")
     (folder / "train.py").write_text(TRAIN)
-    (folder / "mypackage").mkdir()
-    (folder / "mypackage/model.py").write_text(MODEL)
+    (folder / "model.py").write_text(MODEL)
 
 
 def _copy(origin: Path, target: Path) -> None:

@@ -355,6 +355,10 @@ def test_a_person_names_a_device_as_usual(text: str, expected: str) -> None:
         ("rtx", "choose rtx-2080-ti, rtx-3090, rtx-4090 or rtx-a6000"),
         ("nvidia", "there are NVIDIA"),
         ("h1000", "did you mean h100-sxm"),
+        ("100", "did you mean mi100 or "),
+        ("3090ti", r"did you mean rtx-3090\?"),
+        ("rtx 2080", r"did you mean rtx-2080-ti\?"),
+        *((name, "there are NVIDIA quadro-gp100, ") for name in ("5080", "9070xt", "b100", "4")),
     ],
 )
 def test_a_name_of_several_devices_is_refused_with_the_choices(text: str, choices: str) -> None:

@@ -720,6 +720,36 @@ def test_steps_that_never_came_are_said_and_those_that_did_are_shown(tmp_path: P
     assert shown.code == 0
     assert "A step takes" in shown.out
     assert "No step was traced" in shown.out
+    assert "rank 0 has no kernel trace: the program ended after 12 steps" in shown.out
+
+
+def test_a_recording_that_ctrl_c_ends_as_it_starts_is_closed(record):
+    script = record.script(
+        """
+        import signal
+
+        def interrupt(event, _):
+            if event == "subprocess.Popen":  # the sampler's
+                signal.raise_signal(signal.SIGINT)
+
+        sys.addaudithook(interrupt)
+        try:
+            step()
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    )
+    done = record(sys.executable, script)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    assert "recorded 1 rank, 0 steps" in done.stderr
+    part = record.run().part(0)
+    assert (part.status, part.error) == ("failed", "recording stopped: KeyboardInterrupt")
+    assert record.run().manifest.findings == []
+
+
+def test_one_step_is_no_plural(tmp_path: Path) -> None:
+    said, _ = _recorded(tmp_path, _MODEL + _TRAINS.replace("12", "1"))
+    assert "recorded 1 rank, 1 step, step 0 traced" in said.err
 
 
 RANK_OF_TWO = """

@@ -46,7 +46,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     Examples:
       chopper estimate cost runs/mine --device h100-sxm --tokens 15e12
       chopper estimate cost --device h100-sxm --tokens-per-s 728 --against gb200
-      chopper estimate cost --model llama3-70b --device h100-sxm --devices 1024 --tokens 15e12
+      chopper estimate cost --model llama3-8b --device gb200 --tokens 15e12
     """
 
     run: Annotated[str | None, Option("", argument=True)] = None

@@ -47,10 +47,10 @@ class Options(_options.Options, kw_only=True, frozen=True):
 
     \b
     Examples:
-      chopper estimate memory mixtral-8x7b --strategy fsdp2 --ranks 64 --ep 8 --checkpoint full
-      chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --sequence 8192 --device h100-sxm
+      chopper estimate memory mixtral-8x7b --strategy fsdp2 --ranks 64 --ep 8
+      chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --device b200
       chopper estimate memory --config config.json --checkpoint full --json
-      chopper estimate memory --module mypackage.model:make --batch 4 --sequence 1024
+      chopper estimate memory --module model:make --batch 4 --sequence 1024
     """
 
     model: Annotated[str | None, Option("", argument=True)] = None

@@ -36,7 +36,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     Examples:
       chopper estimate network --ranks 1024 --size 1GiB
       chopper estimate network --flows 64 --uplinks 16 --failed 2
-      chopper estimate network --topology cluster.json --collective all_gather --json
+      chopper estimate network --topology cluster.json --collective all_gather
     """
 
     collective: Annotated[str, Option("Name of the collective, as in nccl-tests.")] = "all_reduce"

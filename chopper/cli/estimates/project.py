@@ -41,7 +41,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     Examples:
       chopper estimate project h100.json.gz --device mi300x --check mi300x.json.gz
       chopper estimate project runs/mine --device b200
-      chopper estimate project --module mypackage.model:make --sequence 8192 --device mi300x
+      chopper estimate project --module model:make --sequence 8192 --device mi300x
       chopper estimate project runs/mine --ranks 8 --ranks 1024 --ranks 100000
     """
 
