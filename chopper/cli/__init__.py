@@ -145,7 +145,9 @@ def main() -> None:
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
-        click.echo(f"chopper: {_line(str(exc))}", err=True)
+        from chopper.storage.remote import in_addresses
+
+        click.echo(f"chopper: {_line(in_addresses(str(exc)))}", err=True)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         _end_unread()

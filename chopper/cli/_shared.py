@@ -314,8 +314,8 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
 
     counted: deque[str] = deque([""], maxlen=1)
     ranks = click.get_current_context().meta.get("chopper.ranks")
-    with progress(f"looking for {name or 'the run'}"):
-        files = files_of(sources)
+    with progress(f"looking for {name or 'the run'}", counted):
+        files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine)
@@ -344,8 +344,7 @@ def write_run(
         OutputError: another command writes a run there, or it cannot be written; nothing of it is
             left.
     """
-    from chopper.ingest import remote
-    from chopper.storage import manifest
+    from chopper.storage import manifest, remote
     from chopper.storage.destination import scratch
 
     if isinstance(output, Path):

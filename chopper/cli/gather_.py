@@ -20,18 +20,19 @@ from chopper.cli.output import progress
 def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_json: bool) -> None:
     """Make one run of those that the nodes of a job recorded.
 
-    NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), or a
-    folder of several. Its contents are not changed. Two recordings of one rank, and runs of
-    different jobs, are refused; a recording that occurs twice is taken once; missing ranks are
-    listed.
+    NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), a folder
+    of several, or the address of a run. Its contents are not changed. Two recordings of one rank,
+    and runs of different jobs, are refused; a recording that occurs twice is taken once; missing
+    ranks are listed.
 
     \b
     Examples:
       chopper gather node0/run node1/run -o runs/gathered
     """
     from chopper.recording.gather import gather, node_runs
+    from chopper.storage.remote import here
 
-    paths = node_runs([Path(node) for node in nodes])
+    paths = node_runs([Path(node) for node in here(nodes)])
     target = output or Path("runs") / f"{paths[0].resolve().name}-gathered"
     with progress(f"gathering {len(paths)} runs"):
         shared.write_run(lambda place: gather(paths, place), target, force=force, as_json=as_json)

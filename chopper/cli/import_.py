@@ -63,12 +63,12 @@ def command(
     from chopper.storage.destination import finished_reads
 
     zone = None if time_zone is None else zone_of(time_zone)
-    with progress("looking for the traces"):
-        files = find_sources(traces)
+    counted: deque[str] = deque([""], maxlen=1)
+    with progress("looking for the traces", counted):
+        files = find_sources(traces, counted.append)
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )
-    counted: deque[str] = deque([""], maxlen=1)
     engine = shared.engine_for(files, counted)
 
     def write(directory: Path) -> RunManifest:

@@ -172,8 +172,8 @@ def command(
 
 def _places(output: Path | str | None, *, force: bool) -> tuple[Path, Path]:
     """Return where to record, and what messages call it."""
-    from chopper.ingest import remote
     from chopper.recording.claim import choose_output
+    from chopper.storage import remote
 
     if isinstance(output, str):
         remote.check_upload(output, force=force)
@@ -186,7 +186,7 @@ def _places(output: Path | str | None, *, force: bool) -> tuple[Path, Path]:
 
 def _upload(run: Path, output: Path | str | None) -> None:
     """Copy a recorded run to its address, if it has one; here it stays."""
-    from chopper.ingest import remote
+    from chopper.storage import remote
 
     if isinstance(output, str):
         try:

@@ -17,7 +17,7 @@ from chopper.engines import Done, Kept, Lost, lost, ray_cluster
 from chopper.engines.processes import portable
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
-from chopper.storage import values
+from chopper.storage import remote, values
 from chopper.version import __version__
 
 _MOST_RETRIES = 3
@@ -66,13 +66,16 @@ class _Pickler(pickle.Pickler):
 
     Ray runs a task where its values are, and starts it when they are there; a task that fetched
     them itself would wait, and another process be started for the core that it does not use.
+    A copy of what lies at an address goes as the address: a node that lacks it fetches it itself.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.references: list[Any] = []
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: Any) -> int | tuple[str, str] | None:
+        if isinstance(obj, Path):
+            return remote.origin(obj)
         if not isinstance(obj, InCluster):
             return None
         self.references.append(obj.reference)
@@ -84,7 +87,9 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self._fetched = fetched
 
-    def persistent_load(self, pid: Any) -> _Fetched:
+    def persistent_load(self, pid: Any) -> _Fetched | Path:
+        if isinstance(pid, tuple):
+            return remote.restored(*pid)
         return _Fetched(self._fetched[pid])
 
 

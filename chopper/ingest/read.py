@@ -19,12 +19,12 @@ from chopper.ingest.attachments import Attachments, attach_counters, attach_snap
 from chopper.ingest.held import TraceTables, traces_of, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
 from chopper.ingest.recorded import rank_task, read_task, with_lost
-from chopper.ingest.remote import here, in_addresses
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage.layout import MANIFEST, is_run
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.parts import read_manifest
+from chopper.storage.remote import here, in_addresses, without_secrets
 from chopper.storage.run import Run
 from chopper.storage.store import HeldTables, Store
 from chopper.version import __version__
@@ -43,7 +43,7 @@ def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     if not named:
         raise InputError("nothing to load: name a run directory or trace files")
     check_names(named)
-    source = " ".join(map(str, named))
+    source = " ".join(without_secrets(str(item)) for item in named)
     try:
         return _read(here(named), engine or Serial(), source)
     except InputError as exc:
@@ -85,7 +85,7 @@ def _read_directory(path: Path, engine: Engine) -> Run:
         if done.held is not None:
             held[part.rank] = done.held
             rows_count |= {(part.rank, name): count for name, count in rows.items()}
-    manifest = msgspec.structs.replace(manifest, ranks=parts)
+    manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=parts))
     return Run(manifest, path, Store({}, held, rows_count))
 
 
@@ -148,10 +148,20 @@ def read_sources(
     )
     borrowed = {(r, name) for r, (_, trace) in numbered.items() for name in trace.borrowed}
     return Imported(
-        Run(manifest, None, store, source or " ".join(map(str, named))),
+        Run(_in_addresses(manifest), None, store, source or " ".join(map(str, named))),
         {rank: files.get(file, [file]) for rank, (file, _) in numbered.items()},
         frozenset(attachments.tables.keys() | borrowed),
     )
+
+
+def _in_addresses(manifest: RunManifest) -> RunManifest:
+    """Return a manifest with findings that name addresses in place of copies."""
+    parts: list[RankManifest | RunManifest] = [manifest, *manifest.ranks]
+    for part in parts:
+        part.findings = [
+            msgspec.structs.replace(f, message=in_addresses(f.message)) for f in part.findings
+        ]
+    return manifest
 
 
 def _store(traces: dict[int, ParsedTrace]) -> Store:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from chopper.collectors.formats import readers
 from chopper.errors import InputError, OutputError
-from chopper.ingest.remote import here
 from chopper.storage.destination import run_around
 from chopper.storage.layout import MANIFEST, is_experiment, is_run
+from chopper.storage.remote import Tell, here
 
 
 @dataclass
@@ -81,13 +81,15 @@ class Sources:
                     self._add_part(str(file), file, named=True)
 
 
-def find_sources(named: Sequence[str | Path]) -> list[Path]:
+def find_sources(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[Path]:
     """Return the files that the user means by paths, globs and directories, in order, each once.
+
+    Of addresses these are copies; ``tell`` is told how far the copying is.
 
     Raises:
         InputError: nothing is there, or a directory holds no traces.
     """
-    sources = find(named)
+    sources = find(here(named, tell))
     return list(sources.traces) or sources.logs or sources.snapshots
 
 
@@ -134,8 +136,10 @@ def find(named: Sequence[str | Path]) -> Sources:
     return sources
 
 
-def files_of(named: Sequence[str | Path]) -> list[Path]:
+def files_of(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[Path]:
     """Return the files that names may mean, without opening them; to know how much there is.
+
+    Of addresses these are copies; ``tell`` is told how far the copying is.
 
     What cannot be looked at is left out: who reads it says why.
 
@@ -143,7 +147,7 @@ def files_of(named: Sequence[str | Path]) -> list[Path]:
         InputError: an address cannot be read.
     """
     files: list[Path] = []
-    for item in map(Path, here(named)):
+    for item in map(Path, here(named, tell)):
         with contextlib.suppress(OSError, ValueError):
             if item.is_dir():
                 files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]

@@ -19,6 +19,7 @@ from chopper.storage import manifest
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.parquet import write_rank
+from chopper.storage.remote import is_address, without_secrets
 from chopper.storage.streams import write_table
 
 
@@ -45,6 +46,7 @@ def write_run(
     """
     imported = read_sources(find(named), zone=zone, engine=engine, finished=finished)
     run = imported.run.manifest
+    run.addresses = tuple(without_secrets(str(item)) for item in named if is_address(item))
     if engine is not None:
         run.engine = manifest.EngineChoice(
             name=engine.name, workers=engine.workers, reason=engine.reason

@@ -39,9 +39,14 @@ _OWN_ENTRY = re.compile(
 _OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
 
 
+def is_of_run(name: str) -> bool:
+    """Return whether chopper gives this name to an entry of a run."""
+    return _OWN_ENTRY.match(name) is not None
+
+
 def is_own(entry: Path) -> bool:
     """Return whether chopper wrote this entry of a run or an experiment."""
-    if _OWN_ENTRY.match(entry.name):
+    if is_of_run(entry.name):
         return True
     if not is_experiment(entry.parent):
         return False

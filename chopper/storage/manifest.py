@@ -206,6 +206,8 @@ class RunManifest(msgspec.Struct, kw_only=True):
     """Exit code of the recorded command; None when it was not launched by chopper."""
     engine: EngineChoice | None = None
     """Of an import; None for a recorded run."""
+    addresses: tuple[str, ...] = ()
+    """Of what was imported from elsewhere, without passwords and signatures."""
     ranks: list[RankManifest] = []
     findings: list[Finding] = []
     """Findings about the run as a whole (missing ranks, mixed runs)."""

@@ -10,11 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+import chopper
 from chopper.engines import Done, Engine, Lost
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
@@ -22,6 +26,7 @@ from chopper.engines.serial import Serial
 from chopper.errors import InputError
 from tests.engines import tasks
 from tests.engines.tasks import done
+from tests.ingest.test_logs import trace
 from tests.waiting import PATIENCE_S, until
 
 if importlib.util.find_spec("ray") is None:
@@ -41,6 +46,7 @@ class Nodes:
         # AMD's package without its library ends each of Ray's processes.
         (guard / "amdsmi.py").write_text('raise ImportError("not here")\n')
         self.guard = guard
+        self.cache = folder / "cache"
         try:
             self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
             self.address = (folder / "ray_current_cluster").read_text().strip()
@@ -63,6 +69,7 @@ class Nodes:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
                     "RAY_USAGE_STATS_ENABLED": "0",
+                    "XDG_CACHE_HOME": str(self.cache),
                     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
                     "RAY_enable_worker_prestart": "0",
                     # A node that is gone is noticed soon.
@@ -161,6 +168,31 @@ def test_a_node_without_this_chopper_is_named(
         assert "\n" not in str(refused.value)
     finally:
         nodes.kill(other)
+
+
+def test_a_node_fetches_what_lies_at_an_address_itself(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed (chopper-profiler[remote])")
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        trace(folder / f"rank{rank}.json", rank, 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        web = f"http://127.0.0.1:{served.server_address[1]}"
+        addresses = [f"{web}/rank{rank}.json" for rank in range(2)]
+        with OnRay(nodes.address) as engine:
+            away = chopper.attribute(addresses, engine=engine).to_dict()
+        served.shutdown()
+    own = chopper.attribute([folder / f"rank{rank}.json" for rank in range(2)]).to_dict()
+    named = ("source", "run", "name", "path")
+    assert {k: v for k, v in away.items() if k not in named} == {
+        k: v for k, v in own.items() if k not in named
+    }
+    assert {p.name for p in nodes.cache.rglob("rank*.json")} == {"rank0.json", "rank1.json"}
 
 
 def test_a_cluster_of_another_ray_is_one_line(nodes: Nodes) -> None:

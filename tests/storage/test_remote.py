@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,12 @@ import pytest
 
 import chopper
 from chopper.errors import InputError, OutputError
-from chopper.ingest import remote
+from chopper.storage import remote
 from chopper.storage.layout import MANIFEST
 from tests.command import process, run
 from tests.ingest.test_logs import trace
-from tests.waiting import until
+from tests.recording.test_gather import node
+from tests.waiting import PATIENCE_S, until
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (chopper-profiler[remote])")
 BUCKET = "s3://bucket"
@@ -80,8 +84,9 @@ def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def forget() -> None:
     """As a new process would begin."""
-    remote._copies.cache_clear()
-    remote._fetched.clear()
+    remote._listing.cache_clear()
+    remote._address_by_folder.clear()
+    remote._shown_by_key.clear()
 
 
 @pytest.fixture
@@ -111,10 +116,10 @@ def test_traces_of_a_bucket_are_those_of_the_disk(s3: Any, traces: Path, address
     assert away.source == BUCKET + address
 
 
-def test_what_did_not_change_is_not_fetched_again(s3: Any, traces: Path, tmp_path: Path) -> None:
+def test_what_did_not_change_is_not_fetched_again(s3: Any, traces: Path) -> None:
     s3.put(str(traces / "rank0.json"), "bucket/one.json")
     chopper.load(f"{BUCKET}/one.json")
-    (copy,) = (tmp_path / "cache").rglob("one.json")
+    copy = Path(*remote.here([f"{BUCKET}/one.json"]))
     before = copy.stat().st_ino
     forget()
     chopper.load(f"{BUCKET}/one.json")
@@ -155,15 +160,173 @@ def test_a_run_that_is_copied_in_part_never_looks_whole(
     assert run("import", str(traces), "-o", str(tmp_path / "run")).code == 0
     put = remote._put
 
-    def breaks(fs: Any, file: Path, path: str) -> None:
+    def breaks(fs: Any, file: Path, path: str, progress: Any = None) -> None:
         if file.suffix == ".parquet":
             raise OSError("no space left")
-        put(fs, file, path)
+        put(fs, file, path, progress)
 
     monkeypatch.setattr(remote, "_put", breaks)
     with pytest.raises(OutputError, match=r"cannot be written \(OSError: no space left\)"):
         remote.upload(tmp_path / "run", f"{BUCKET}/runs/half")
     assert not s3.exists(f"bucket/runs/half/{MANIFEST}")
+    monkeypatch.undo()
+    # What it left is no run, and in nobody's way.
+    s3.pipe("bucket/runs/half/rank-00099/step.parquet", b"left")
+    remote.check_upload(f"{BUCKET}/runs/half", force=False)
+    remote.upload(tmp_path / "run", f"{BUCKET}/runs/half")
+    assert len(chopper.load(f"{BUCKET}/runs/half").ranks) == 2
+    assert not s3.exists("bucket/runs/half/rank-00099")
+
+
+def test_a_file_that_arrives_in_part_is_no_run(
+    s3: Any, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("import", str(traces), "-o", str(tmp_path / "run")).code == 0
+
+    def cuts(fs: Any, file: Path, path: str, _progress: Any = None) -> None:
+        fs.pipe(path, file.read_bytes()[:-1])
+
+    monkeypatch.setattr(remote, "_put", cuts)
+    with pytest.raises(OutputError, match=r"cannot be written \(OSError: .* bytes arrived\)"):
+        remote.upload(tmp_path / "run", f"{BUCKET}/runs/cut")
+    assert not s3.exists(f"bucket/runs/cut/{MANIFEST}")
+
+
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_what_is_no_part_of_a_run_is_never_removed(
+    s3: Any, traces: Path, words: tuple[str, ...]
+) -> None:
+    assert run("import", str(traces / "rank0.json"), "-o", BUCKET).code == 0
+    s3.pipe("bucket/weights/model.bin", b"precious")
+    outcome = run("import", str(traces / "rank0.json"), "-o", BUCKET, *words)
+    assert outcome.code == 1
+    assert f"{BUCKET}: holds files that are no part of a run (weights)" in outcome.err
+    assert s3.cat("bucket/weights/model.bin") == b"precious"
+
+
+def test_an_upload_removes_only_what_is_of_a_run(s3: Any, traces: Path, tmp_path: Path) -> None:
+    assert run("import", str(traces), "-o", str(tmp_path / "run")).code == 0
+    s3.pipe("bucket/runs/one/notes.txt", b"mine")  # since it was looked at
+    remote.upload(tmp_path / "run", f"{BUCKET}/runs/one")
+    remote.upload(tmp_path / "run", f"{BUCKET}/runs/one")
+    assert s3.cat("bucket/runs/one/notes.txt") == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://127.0.0.1:9/run", "is only read"),
+        ("s3://nobucket/run", "cannot be written (NoSuchBucket"),
+    ],
+)
+def test_where_no_run_can_be_written_is_said_before(
+    s3: Any, traces: Path, address: str, said: str
+) -> None:
+    outcome = run("import", str(traces / "rank0.json"), "-o", address)
+    assert outcome.code == 1
+    assert outcome.line.startswith(f"chopper: {address}: {said}")
+    assert not s3.exists("nobucket")
+
+
+def test_findings_and_manifests_name_addresses(s3: Any, traces: Path, tmp_path: Path) -> None:
+    (traces / "rank2.json").write_text("not a trace")
+    s3.put(f"{traces}/", "bucket/job/", recursive=True)
+    bad = f"{BUCKET}/job/rank2.json"
+    assert run("import", bad).line.startswith(f"chopper: {bad}: not JSON")
+    made = run("import", f"{BUCKET}/job", "-o", str(tmp_path / "run"))
+    assert f"left out: {bad}: not JSON" in made.err
+    text = (tmp_path / "run" / MANIFEST).read_text()
+    assert json.loads(text)["addresses"] == [f"{BUCKET}/job"]
+    page = tmp_path / "report.html"
+    assert run("report", f"{BUCKET}/job", "-o", str(page)).code == 0
+    for said in (made.err, text, page.read_text()):
+        assert str(tmp_path / "cache") not in said
+
+
+def test_nodes_are_gathered_from_addresses(s3: Any, tmp_path: Path) -> None:
+    for number in range(2):
+        own = [2 * number, 2 * number + 1]
+        folder = node(tmp_path / f"node{number}", own, run_id="1")
+        s3.put(f"{folder}/", f"bucket/node{number}/", recursive=True)
+    outcome = run("gather", f"{BUCKET}/node0", f"{BUCKET}/node1", "-o", f"{BUCKET}/runs/all")
+    assert outcome.code == 0, outcome.err
+    assert [p.rank for p in chopper.load(f"{BUCKET}/runs/all").manifest.ranks] == [0, 1, 2, 3]
+    assert run("gather", f"{BUCKET}/none", "x").line.endswith(f"{BUCKET}/none: nothing is there")
+
+
+def test_what_another_command_copies_stays(s3: Any, traces: Path) -> None:
+    s3.put(str(traces / "rank0.json"), "bucket/one.json")
+    chopper.load(f"{BUCKET}/one.json")
+    copy = Path(*remote.here([f"{BUCKET}/one.json"]))
+    theirs = copy.with_name(".one.json.1-1.part")
+    theirs.touch()
+    dead = copy.with_name(".one.json.1-2.part")
+    dead.touch()
+    os.utime(dead, (0, 0))
+    forget()
+    chopper.load(f"{BUCKET}/one.json")
+    assert theirs.exists()
+    assert not dead.exists()
+
+
+def test_a_copy_that_was_cut_off_is_fetched_again(s3: Any, traces: Path) -> None:
+    s3.put(str(traces / "rank0.json"), "bucket/one.json")
+    whole = (traces / "rank0.json").read_bytes()
+    for path in remote.here([f"{BUCKET}/one.json"]):
+        Path(path).write_bytes(whole[:100])
+    forget()
+    (copy,) = remote.here([f"{BUCKET}/one.json"])
+    assert Path(copy).read_bytes() == whole
+
+
+def test_how_far_the_copying_is_can_be_shown(s3: Any, traces: Path) -> None:
+    s3.put(f"{traces}/", "bucket/job/", recursive=True)
+    said: list[str] = []
+    remote.here([f"{BUCKET}/job"], said.append)
+    assert said == [" (1 of 2 files copied)", " (2 of 2 files copied)"]
+
+
+def test_access_that_is_denied_is_one_line(s3: Any, traces: Path) -> None:
+    s3.put(str(traces / "rank0.json"), "bucket/one.json")
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+
+    def requests_without_rights(count: str) -> None:
+        request = urllib.request.Request(
+            f"{endpoint}/moto-api/reset-auth",
+            data=count.encode(),
+            headers={"Content-Type": "text/plain"},
+        )
+        urllib.request.urlopen(request).close()
+
+    requests_without_rights("0")
+    try:
+        for words in (
+            ("analyze", f"{BUCKET}/one.json"),
+            ("import", str(traces / "rank0.json"), "-o", f"{BUCKET}/runs/one"),
+        ):
+            assert re.search(
+                rf"^chopper: {BUCKET}/.*: access is denied \(.*\); check the credentials$",
+                run(*words).line,
+            )
+    finally:
+        requests_without_rights("inf")
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_server_that_never_answers_is_one_line(
+    s3: Any, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        server = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server}")
+        monkeypatch.setattr(remote, "_READ_S", 0.5)
+        fsspec.filesystem("s3").clear_instance_cache()
+        address = f"http://{server}/one.json" if scheme == "http" else f"{BUCKET}/one.json"
+        line = run("analyze", address).line
+        fsspec.filesystem("s3").clear_instance_cache()
+    assert re.search(rf"^chopper: {address}: cannot be read \(.*[Tt]imeout", line)
 
 
 def test_a_file_address_is_a_path(traces: Path) -> None:
@@ -177,6 +340,7 @@ def test_a_file_address_is_a_path(traces: Path) -> None:
         ("s3://bucket/none.json", r"nothing is there"),
         ("s3://bucket/none*.json", r"no file is there, or the pattern matches none"),
         ("nope://bucket/a.json", r"nope is no known kind of address; expected s3, gs"),
+        ("S3://bucket/none.json", r"nothing is there"),
         ("gs://bucket/a.json", r"pip install 'chopper-profiler\[gs\]'"),
         ("http://127.0.0.1:9/trace.json", r"cannot be read \(ClientConnectorError"),
     ],
@@ -197,10 +361,11 @@ def test_ten_thousand_files_are_too_many(s3: Any, monkeypatch: pytest.MonkeyPatc
         chopper.load(f"{BUCKET}/job/*.json")
 
 
-def test_a_bad_file_is_named_by_its_address(s3: Any) -> None:
-    s3.pipe("bucket/job/bad.json", b"not a trace")
-    with pytest.raises(InputError, match=rf"^{BUCKET}/job/bad.json: not JSON"):
-        chopper.load(f"{BUCKET}/job/bad.json")
+@pytest.mark.parametrize("name", ["bad.json", "job/bad.json", "a/deep/job/bad.json"])
+def test_a_bad_file_is_named_by_its_address(s3: Any, name: str) -> None:
+    s3.pipe(f"bucket/{name}", b"not a trace")
+    with pytest.raises(InputError, match=rf"^{BUCKET}/{name}: not JSON"):
+        chopper.load(f"{BUCKET}/{name}")
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -237,15 +402,61 @@ def web(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_a_trace_comes_over_http(web: str, traces: Path) -> None:
-    away = chopper.attribute(f"{web}/rank0.json?signature=a/b")
+    address = f"{web}/rank0.json?signature=a/b".replace("://", "://me:secret@")
+    away = chopper.attribute(address)
     assert same(away, chopper.attribute(traces / "rank0.json"))
+    assert away.source == f"{web}/rank0.json"
 
 
-@pytest.mark.parametrize("path", ["half.json", "secret.json"])
-def test_a_partial_download_is_no_truncated_trace(web: str, path: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"^{web}/{path}: cannot be read"):
+@pytest.mark.parametrize(
+    ("path", "said"), [("half.json", "cannot be read"), ("secret.json", "access is denied")]
+)
+def test_a_partial_download_is_no_truncated_trace(
+    web: str, path: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=rf"^{web}/{path}: {said}"):
         chopper.load(f"{web}/{path}")
     assert not [*(tmp_path / "cache").rglob("*.json"), *(tmp_path / "cache").rglob("*.part")]
+
+
+class _Slow(_Server):
+    """Serves a file a little at a time, and never to its end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(1 << 40))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.ended.wait(0.02):  # type: ignore[attr-defined]
+                self.wfile.write(b" " * (1 << 16))
+
+    do_HEAD = _Server.do_HEAD
+
+
+def test_an_interrupt_ends_a_download(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as served:
+        served.ended = threading.Event()  # type: ignore[attr-defined]
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        started = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "chopper", "analyze"),
+                f"http://127.0.0.1:{served.server_address[1]}/endless.json",
+            ],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until(lambda: [*tmp_path.rglob("*.part")], "the download begins")
+            started.send_signal(signal.SIGINT)
+            _, err = started.communicate(timeout=PATIENCE_S)
+        finally:
+            started.kill()
+            served.ended.set()  # type: ignore[attr-defined]
+            served.shutdown()
+    assert started.returncode == 130
+    assert err.splitlines()[-1] == "chopper: interrupted"
+    assert not [*tmp_path.rglob("*.part")]
 
 
 def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
