@@ -21,7 +21,9 @@ from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ra
 from chopper.ingest.recorded import rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
-from chopper.storage.layout import MANIFEST, is_run
+from chopper.storage import parquet
+from chopper.storage.files import inside
+from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here, in_addresses, without_secrets
@@ -67,25 +69,32 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
 
 
 def _read_directory(path: Path, engine: Engine) -> Run:
-    """Read a run directory: what was recorded, and the tables of its raw traces."""
+    """Read a run directory: what was recorded, and the tables of its raw traces.
+
+    The tables of an imported rank stay in their files.
+    """
     manifest = read_manifest(path)
-    calls = [(path, part) for part in manifest.ranks]
-    parts: list[RankManifest] = []
+    parts: dict[int, RankManifest] = {part.rank: part for part in manifest.ranks}
     held: dict[int, HeldTables] = {}
     rows_count: dict[tuple[int, str], int] = {}
+    for rank, part in parts.items():
+        files = parquet.files(inside(path, rank_dir_name(rank)))
+        if files and part.status == "imported":  # and not one whose manifest was lost
+            held[rank] = parquet.FiledTables(files)
+            rows_count |= {(rank, n): parquet.rows_count(file) for n, file in files.items()}
+    calls = [(path, part) for rank, part in parts.items() if rank not in held]
     results = engine.map(rank_task, calls, label="read")
-    for (_, incomplete), done in zip(calls, results, strict=True):
+    for (_, part), done in zip(calls, results, strict=True):
         if isinstance(done, Lost):
             if isinstance(done.error, ChopperError):
                 raise done.error
-            parts.append(with_lost(incomplete, done.reason))
+            parts[part.rank] = with_lost(part, done.reason)
             continue
-        part, rows = done.value
-        parts.append(part)
+        parts[part.rank], rows = done.value
         if done.held is not None:
             held[part.rank] = done.held
             rows_count |= {(part.rank, name): count for name, count in rows.items()}
-    manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=parts))
+    manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=[*parts.values()]))
     return Run(manifest, path, Store({}, held, rows_count))
 
 

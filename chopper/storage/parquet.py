@@ -8,6 +8,7 @@ and the schema is the same in every rank's file.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,8 +132,29 @@ def read(path: Path, name: str) -> pa.Table:
         raise _damaged(path, exc) from exc
 
 
-def check(path: Path) -> Path:
-    """Return a file that is a whole Parquet file.
+class _Tables(dict[str, pa.Table]):
+    """Tables by name, each read when it is asked for first."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def __missing__(self, name: str) -> pa.Table:
+        return self.setdefault(name, read(self._files[name], name))
+
+
+@dataclass(frozen=True)
+class FiledTables:
+    """Tables of a rank that stay in their files, by name."""
+
+    files: Mapping[str, Path]
+
+    def get(self) -> Mapping[str, pa.Table]:
+        """Return the tables; one is read when it is asked for."""
+        return _Tables(self.files)
+
+
+def rows_count(path: Path) -> int:
+    """Return how many rows a file has, which must be whole.
 
     Raises:
         InputError: it is damaged.
@@ -141,10 +163,9 @@ def check(path: Path) -> Path:
 
     try:
         with path.open("rb") as file:
-            pq.read_metadata(file)
+            return int(pq.read_metadata(file).num_rows)
     except arrow_errors() as exc:
         raise _damaged(path, exc) from exc
-    return path
 
 
 def _damaged(path: Path, exc: BaseException) -> InputError:

@@ -22,7 +22,7 @@ from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from chopper.storage.streams import ChecksummedSink, StreamWriter, read_stream
 from chopper.tables import TABLES
-from tests.bad_input.make import analyzed, of_rank, quality, same, write
+from tests.bad_input.make import analyzed, of_rank, quality, same, without_tables, write
 from tests.command import run
 
 FLIPS_COUNT = 600
@@ -158,6 +158,7 @@ def test_traces_that_a_manifest_names_lie_in_the_run(imported: Path, tmp_path: P
     secret.write_text("password = hunter2\n")
     file = imported / "manifest.json"
     text = file.read_text()
+    without_tables(imported)
     for name in (str(secret), "../../secret.txt", "../rank-00001/trace.json.gz", ""):
         file.write_text(text.replace('"trace.json.gz"', json.dumps(name), 1))
         outcome = run("analyze", imported)
@@ -169,7 +170,9 @@ def test_traces_that_a_manifest_names_lie_in_the_run(imported: Path, tmp_path: P
 def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    for name in ("rank-00001/trace.json.gz", "rank-00001"):
+    for name in ("rank-00001/step.parquet", "rank-00001", "rank-00001/trace.json.gz"):
+        if name.endswith("gz"):
+            without_tables(imported)
         entry, moved = imported / name, tmp_path / "moved"
         entry.rename(moved)
         entry.symlink_to(moved)

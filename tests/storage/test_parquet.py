@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -15,13 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chopper.api import load, query
+from chopper.api import attribute, load, query
+from chopper.engines import Engine
+from chopper.engines.processes import Processes
+from chopper.engines.serial import Serial
 from chopper.errors import InputError, OutputError
 from chopper.ingest import write_run
 from chopper.storage import manifest, parquet
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.tables import TABLES
+from chopper.views import VIEWS, view
+from tests.bad_input.make import without_tables
 from tests.command import run
 
 OWN = Path(__file__).resolve().parents[1] / "golden" / "own"
@@ -85,6 +91,24 @@ def test_sql_reads_the_files_and_no_trace(imported: Path, tmp_path: Path) -> Non
     assert query(copy, "FROM memory_event").num_rows == 0
 
 
+@pytest.mark.parametrize("engine", [Serial, lambda: Processes(2)])
+def test_an_analysis_reads_the_files_and_no_trace(
+    imported: Path, tmp_path: Path, engine: Callable[[], Engine]
+) -> None:
+    of_traces, of_files = (shutil.copytree(imported, tmp_path / n / "run") for n in ("a", "b"))
+    without_tables(of_traces)
+    for trace in of_files.glob("rank-*/trace*"):
+        trace.unlink()
+    whole = attribute(of_traces)
+    with engine() as used:
+        run = attribute(of_files, engine=used)
+        for name in VIEWS:
+            assert view(run, name).equals(view(whole, name)), name
+    said = [{**r.to_dict(), "run": ""} for r in (run, whole)]
+    assert said[0] == said[1]
+    assert run.pieces.equals(whole.pieces)
+
+
 def test_a_run_without_files_is_read_from_its_traces(imported: Path, tmp_path: Path) -> None:
     copy = tmp_path / "older"
     shutil.copytree(imported, copy)
@@ -104,8 +128,16 @@ def test_a_damaged_file_is_named_with_the_remedy(imported: Path, tmp_path: Path)
     assert "device_event.parquet: damaged" in outcome.line
     assert "delete the *.parquet files of rank-00001" in outcome.line
     assert run("query", copy, "SELECT count(*) AS n FROM step").code == 0
+    assert run("analyze", copy).line == outcome.line
     with pytest.raises(InputError, match="damaged"):
         parquet.read(file, "device_event")
+    whole = (imported / "rank-00001" / file.name).read_bytes()
+    file.write_bytes(whole[:200] + bytes(200) + whole[400:])  # within a page
+    line = run("analyze", copy).line
+    assert "device_event.parquet: damaged" in line
+    assert "delete the *.parquet files of rank-00001" in line
+    without_tables(copy)
+    assert attribute(copy).observed_ns == attribute(imported).observed_ns
 
 
 def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path) -> None:
