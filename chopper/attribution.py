@@ -234,15 +234,15 @@ class StepTime:
         )
 
     @property
+    def is_tracing_certain(self) -> bool:
+        """Tell whether tracing made steps longer, beyond noise and what slowed others nearby."""
+        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns
+        return low_ns is not None and low_ns > 0 and not self.is_slow_nearby
+
+    @property
     def is_slowed_by_tracing(self) -> bool:
         """Tell whether tracing added more than a tenth to a step, beyond noise."""
-        ratio, interval = self.tracing_ratio, self.tracing_ci95_ns
-        return (
-            ratio is not None
-            and ratio > _SLOWED_RATIO
-            and not self.is_slow_nearby
-            and (interval is None or interval[0] > 0)
-        )
+        return self.is_tracing_certain and (self.tracing_ratio or 0) > _SLOWED_RATIO
 
     @property
     def scale(self) -> float:

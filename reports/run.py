@@ -321,26 +321,23 @@ def _saving_hint(saving: Recoverable) -> str:
 
 
 def _tracing_rows(story: Story) -> list[tuple[str, ...]]:
-    """Return the rows below the sum of the causes: the tracing overhead, the untraced step."""
+    """Return the rows below the sum of the causes: the untraced step, the tracing overhead."""
     step = story.step
-    if not story.tracing or step.untraced is None or step.tracing_ns is None:
+    if not story.tracing or step.untraced is None:
         return []
     observed = max(story.observed_per_window_ns, 1)
-    label = (
-        "Profiler overhead (tracing), with slower steps"
-        if step.is_slow_nearby
-        else "Profiler overhead (tracing)"
-    )
     quartiles = step.untraced.quartile_low_ns, step.untraced.quartile_high_ns
+    rows: list[tuple[str, int, tuple[int, int] | None]] = [
+        (f"{story.unit.capitalize()} without a trace", step.untraced.value_ns, quartiles)
+    ]
+    if step.is_tracing_certain and step.tracing_ns is not None:
+        rows.insert(0, ("Profiler overhead (tracing)", step.tracing_ns, step.tracing_ci95_ns))
     return [
         (
             *(text, fmt.duration(time_ns), *([""] if story.scale else [])),
             *(fmt.ratio(time_ns / observed), "", fmt.interval(low_high_ns)),
         )
-        for text, time_ns, low_high_ns in (
-            (label, step.tracing_ns, step.tracing_ci95_ns),
-            (f"{story.unit.capitalize()} without a trace", step.untraced.value_ns, quartiles),
-        )
+        for text, time_ns, low_high_ns in rows
     ]
 
 

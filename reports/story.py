@@ -267,16 +267,16 @@ def tracing(step: StepTime) -> str:
     low, high = step.tracing_ci95_ns or (None, None)
     if low is not None and high is not None and low <= 0 <= high:
         return f"{said} tracing itself made no significant difference."
-    if step.is_slow_nearby:
-        return (
-            f"{said} the adjacent untraced steps took {fmt.duration(step.nearby_ns)}, so most of "
-            "the difference is not due to tracing; --steps records other steps."
-        )
-    verb = "added" if step.tracing_ns >= 0 else "took off"
-    share = fmt.ratio(abs(step.tracing_ratio or 0.0))
+    if not step.is_tracing_certain:
+        why = "they were shorter than the others, so"
+        if step.is_slow_nearby:
+            nearby = fmt.duration(step.nearby_ns)
+            why = f"the adjacent untraced steps took {nearby}, so most of"
+        return f"{said} {why} the difference is not due to tracing; --steps records other steps."
+    share = fmt.ratio(step.tracing_ratio)
     if low is not None:
         share += f", 95 % interval {fmt.duration(low)} to {fmt.duration(high)}"
-    return f"{said} tracing itself {verb} {fmt.duration(abs(step.tracing_ns))} ({share})."
+    return f"{said} tracing itself added {fmt.duration(step.tracing_ns)} ({share})."
 
 
 def evidence(story: Story, cause: str) -> list[Evidence]:

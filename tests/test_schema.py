@@ -119,6 +119,10 @@ def test_arguments_are_completed(
         ("estimate memory --device h100", "h100-sxm"),
         ("estimate cost --against mi300", "mi300x"),
         ("analyze run --view cri", "critical_path"),
+        ("record --collect torch", "torch_trace"),
+        ("record --collect torch_trace,core", "torch_trace,core_wait"),
+        ("validate --causes data_stall,idle.prep", "data_stall,idle.preparation"),
+        ("validate --magnitudes small,l", "small,large"),
     ],
 )
 def test_values_of_options_are_completed(

@@ -101,10 +101,15 @@ class OneOf(_Choice):
 def completing(
     names: Callable[[], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return what has the shell complete one of these names, which are asked for only then."""
+    """Return what has the shell complete one of these names, or the last in a list with commas.
+
+    The names are asked for only then.
+    """
 
     def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-        return [name for name in names() if name.startswith(typed.lower())]
+        *named, begun = typed.lower().split(",")
+        offered = (name for name in names() if name.startswith(begun) and name not in named)
+        return [",".join([*named, name]) for name in offered]
 
     return complete
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 import click
 
 from chopper.cli import _shared as shared
+from chopper.collectors import registry
 from chopper.errors import (
     CaptureError,
     ChopperError,
@@ -38,6 +39,7 @@ from chopper.storage.destination import NOTES
 @click.option(
     "--collect",
     metavar="A,B",
+    shell_complete=shared.completing(registry.names),
     help="Collectors to use; `chopper doctor` lists them.  [default: all of the default ones]",
 )
 @click.option(

@@ -16,6 +16,25 @@ from chopper.errors import UsageError
 from chopper.quantities import one_of
 from chopper.validation.results import MAGNITUDES, Case
 
+_SUITES = ("synthetic", "real")
+
+
+def _names(suites: Iterable[str] = _SUITES) -> dict[tuple[str, str], set[str]]:
+    """Return suite and injection → its names: its own, those of its cause and of the parents."""
+    known: dict[str, dict[str, str]] = {
+        suite: importlib.import_module(f"chopper.validation.{suite}").injections()
+        for suite in suites
+    }
+    return {
+        (suite, name): {name, cause, *parents(cause)}
+        for suite, causes in known.items()
+        for name, cause in causes.items()
+    }
+
+
+def _distinct(names: dict[tuple[str, str], set[str]]) -> list[str]:
+    return sorted(set().union(*names.values()))
+
 
 @click.command("validate")
 @click.option("--synthetic", "suite", flag_value="synthetic", help="Synthetic suite only.")
@@ -25,9 +44,15 @@ from chopper.validation.results import MAGNITUDES, Case
 @click.option(
     "--causes",
     metavar="A,B",
+    shell_complete=shared.completing(lambda: _distinct(_names())),
     help="Only these injections, by name, by the id of their cause or of its parent.",
 )
-@click.option("--magnitudes", metavar="A,B", help=f"Only these of {', '.join(MAGNITUDES)}.")
+@click.option(
+    "--magnitudes",
+    metavar="A,B",
+    shell_complete=shared.completing(lambda: MAGNITUDES),
+    help=f"Only these of {', '.join(MAGNITUDES)}.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Noise and order.")
 @click.option("--quick", is_flag=True, help="A small subset: seconds instead of minutes.")
 @shared.as_json
@@ -64,7 +89,7 @@ def command(
     wanted: tuple[str, ...] = MAGNITUDES
     if magnitudes is not None:
         wanted = tuple(_named("magnitude", "--magnitudes", magnitudes, MAGNITUDES))
-    chosen = _injections(causes, (suite,) if suite else ("synthetic", "real"))
+    chosen = _injections(causes, (suite,) if suite else _SUITES)
     started = time.perf_counter()
     done: list[Case] = []
 
@@ -101,22 +126,11 @@ def _named(kind: str, option: str, text: str, known: Iterable[str]) -> list[str]
 
 def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Return suite → its injections to run, in order; suites without any are left out."""
-    known: dict[str, dict[str, str]] = {
-        suite: importlib.import_module(f"chopper.validation.{suite}").injections()
-        for suite in suites
-    }
-    if named is None:
-        return {suite: tuple(names) for suite, names in known.items()}
-    # An injection has its own name, that of its cause and those of the cause's parents.
-    called = {
-        (suite, name): {name, cause, *parents(cause)}
-        for suite, names in known.items()
-        for name, cause in names.items()
-    }
-    every = dict.fromkeys(sorted(set().union(*called.values())))
-    wanted = {*_named("injection", "--causes", named, every)}
+    names = _names(suites)
+    every = _distinct(names)
+    wanted = {*(every if named is None else _named("injection", "--causes", named, every))}
     chosen: dict[str, tuple[str, ...]] = {}
-    for (suite, name), names_of in called.items():
+    for (suite, name), names_of in names.items():
         if wanted & names_of:
             chosen[suite] = (*chosen.get(suite, ()), name)
     return chosen

@@ -132,15 +132,27 @@ def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> No
     )
     assert found.step_time().nearby_ns == 28 * MS
     assert "steps.slowed_by_tracing" not in codes(found)
-    assert "took 28.0 ms, so most of the difference is not due to tracing" in to_text.render(
-        run.page(found, "txt"), width=300
-    )
+    shown = to_text.render(run.page(found, "txt"), width=300)
+    assert "took 28.0 ms, so most of the difference is not due to tracing" in shown
+    assert "Profiler overhead (tracing)" not in shown
 
 
-def test_tracing_that_costs_nothing_is_no_finding() -> None:
-    found = recorded([10, 11, 9, 10, 10, 11, 9, 10, 11], range(3, 6), profiled=range(3, 6))
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([10, 11, 9, 10, 10, 11, 9, 10, 11], "tracing itself made no significant difference"),
+        ([20, 90, 10, 9, 10, 11, 30, 40, 60, 70], "tracing itself made no significant difference"),
+        ([30, 31, 29, 9, 10, 11, 30, 31, 29], "they were shorter than the others, so the"),
+    ],
+    ids=["even", "uneven", "shorter"],
+)
+def test_tracing_that_costs_nothing_is_no_finding_and_no_row(lengths: list[int], said: str) -> None:
+    found = recorded(lengths, range(3, 6), profiled=range(3, 6))
     assert "steps.slowed_by_tracing" not in codes(found)
-    assert "no significant difference" in story.tracing(found.step_time())
+    shown = to_text.render(run.page(found, "txt"), width=400)
+    assert said in shown
+    assert "Step without a trace" in shown
+    assert "Profiler overhead (tracing)" not in shown
 
 
 def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
