@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from chopper.errors import ChopperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import IO
+
+    import psutil
 
     Output = Callable[[IO[bytes]], None]
 
@@ -54,6 +56,7 @@ class _Job:
         self._lent = False
         self._stopped = False
         self._stop_requested = False
+        self._others = {*_descendants()}
         self.group = 0
 
     def start(
@@ -188,14 +191,11 @@ class _Job:
         return code
 
     def clean_up(self) -> None:
-        """End what the command left running, politely first."""
+        """End what the command left running, politely first; what ran before it goes on."""
         import psutil
 
         def left() -> list[psutil.Process]:
-            try:
-                return psutil.Process().children(recursive=True)
-            except (psutil.Error, OSError):  # no /proc: they are reached through their group only
-                return []
+            return _descendants(self._others)
 
         # Ranks whose launcher was killed may be writing what they recorded.
         _, alive = psutil.wait_procs(left(), timeout=_GRACE_S)
@@ -211,6 +211,21 @@ class _Job:
             # Without a subreaper or a list of children, only their group is known.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, signal.SIGKILL)
+
+
+def _descendants(without: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """Return what descends from this process, but for some and their descendants."""
+    import psutil
+
+    found = []
+    # Without /proc, they are reached through their group only.
+    with contextlib.suppress(psutil.Error, OSError):
+        for child in psutil.Process().children():
+            if child not in without:
+                found.append(child)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += child.children(recursive=True)
+    return found
 
 
 def _terminal() -> int | None:
@@ -250,7 +265,8 @@ def launch(
     SIGHUP that reach this process are passed on to the whole group (SIGHUP and a second Ctrl-C as
     SIGTERM, a third Ctrl-C as SIGKILL; what is ignored, as SIGHUP under nohup, stays so). Ctrl-Z,
     ``fg`` and ``bg`` act on both as on one job. When it has ended, so have all of its descendants:
-    those that are left get some seconds, then SIGTERM, then SIGKILL. Main thread only.
+    those that are left get some seconds, then SIGTERM, then SIGKILL. What else this process has
+    started goes on. Main thread only.
 
     Args:
         command: program and arguments.

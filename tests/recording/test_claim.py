@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import warnings
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +70,6 @@ def claims(directory: Path, number: int, barrier: Any, results: Any) -> None:
 def test_each_of_many_processes_has_a_folder_of_its_own(tmp_path: Path) -> None:
     for round_number in range(1, ROUNDS, 3):  # a recording that died is there
         leave(tmp_path / str(round_number), machine=machine())
-    with warnings.catch_warnings():
-        # A test of commands that end all their children ended this process's tracker too.
-        warnings.simplefilter("ignore")
-        resource_tracker.ensure_running()
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(PROCESSES), spawn.Queue()
     processes = [
