@@ -146,7 +146,7 @@ def compare(
     """
     from chopper.analyzers.compare.runs import compare as compared
 
-    first, second = (_attributed(r) for r in (a, b))
+    first, second = pipeline.beside(*(_attributed(r) for r in (a, b)))
     return compared(first, second, allow_different=allow_different, all_steps=all_steps)
 
 

@@ -218,23 +218,13 @@ def attribute(
             f"{recording.source}: no rank {ranges(missing)}: it has {ranges(recording.ranks)}"
         )
     lost: list[Finding] = []
-    facts = {rank: rank_facts(recording, rank) for rank in recording.ranks}
-    calls = ((_alone(recording, rank), known) for rank, known in facts.items())
-    joined = _done(facts, engine.map(join_task, calls, label="join"), lost)
+    joined = _joined(recording, recording.ranks, engine, lost)
     matched = match_ranks(
-        recording.manifest, {rank: done.value.part for rank, done in joined.items()}
+        recording.manifest, {rank: done.value.part for rank, (_, done) in joined.items()}
     )
-
-    def attributed(wanted: Iterable[int], *, closely: bool) -> dict[int, Done]:
-        calls = (
-            (_alone(recording, rank), facts[rank], joined[rank].held, matched.get(rank), closely)
-            for rank in wanted
-        )
-        return _done(wanted, engine.map(attribute_task, calls, label="attribute"), lost)
-
-    rows_count = {rank: done.value.rows_count for rank, done in joined.items()}
+    rows_count = {rank: done.value.rows_count for rank, (_, done) in joined.items()}
     all_closely = ranks is None and sum(rows_count.values()) <= MOST_ROWS
-    results = attributed([*joined], closely=all_closely)
+    results = _attributed(recording, joined, matched, engine, lost, closely=all_closely)
     shares = {rank: done.value for rank, done in results.items()}
     if not shares:
         raise InputError(lost[0].message)
@@ -242,15 +232,77 @@ def attribute(
         if ranks is None:
             causes = pa.concat_tables([s.totals.causes for s in shares.values()])
             ranks = closer_ranks(causes, rows_count)
-        results = attributed([r for r in shares if r in {*ranks}], closely=True)
-    pairs = {rank: done.held.get() for rank, done in results.items() if done.held is not None}
+        near = {rank: joined[rank] for rank in shares if rank in {*ranks}}
+        results = _attributed(recording, near, matched, engine, lost, closely=True)
     detail = None
-    if len(pairs) < len(shares):
-        of_pairs = {rank: shares[rank] for rank in pairs}
-        detail = aggregate(
-            recording.of_ranks([*pairs]), of_pairs, within(matched, pairs), pairs, lost
-        )
-    return aggregate(recording, shares, matched, pairs, lost, detail)
+    if len(results) < len(shares):
+        detail = _of_some(recording, results, matched, lost)
+    return aggregate(recording, shares, matched, _tables_of(results), lost, detail)
+
+
+def closer(run: Attributed, ranks: Iterable[int]) -> Attributed:
+    """Look closely at other ranks of an attributed run: return the attribution of these alone."""
+    lost: list[Finding] = []
+    engine, matched = Serial(), run.whole.matched
+    joined = _joined(run.recording, ranks, engine, lost)
+    results = _attributed(run.recording, joined, matched, engine, lost, closely=True)
+    return _of_some(run.recording, results, matched, lost)
+
+
+def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
+    """Return two runs of which the same ranks are looked at closely, as far as both have them.
+
+    They are those of both where a run is too large to look at all of its ranks.
+    """
+    near = [{*run.joined} for run in (a, b)]
+    chosen = set().union(*(of for run, of in zip((a, b), near, strict=True) if run.detail))
+    chosen &= {rank.rank for rank in a.whole.ranks} & {rank.rank for rank in b.whole.ranks}
+    first, second = (
+        run if of == chosen or not chosen else replace(run, detail=closer(run, sorted(chosen)))
+        for run, of in zip((a, b), near, strict=True)
+    )
+    return first, second
+
+
+def _joined(
+    recording: Run, ranks: Iterable[int], engine: Engine, lost: list[Finding]
+) -> dict[int, tuple[RankInput, Done]]:
+    """Join ranks; return of each what is known of its device, and what became of it."""
+    facts = {rank: rank_facts(recording, rank) for rank in ranks}
+    calls = ((_alone(recording, rank), known) for rank, known in facts.items())
+    done = _done(facts, engine.map(join_task, calls, label="join"), lost)
+    return {rank: (facts[rank], one) for rank, one in done.items()}
+
+
+def _attributed(
+    recording: Run,
+    joined: Mapping[int, tuple[RankInput, Done]],
+    matched: Mapping[int, Matched],
+    engine: Engine,
+    lost: list[Finding],
+    *,
+    closely: bool,
+) -> dict[int, Done]:
+    """Attribute joined ranks."""
+    calls = (
+        (_alone(recording, rank), facts, done.held, matched.get(rank), closely)
+        for rank, (facts, done) in joined.items()
+    )
+    return _done(joined, engine.map(attribute_task, calls, label="attribute"), lost)
+
+
+def _tables_of(results: Mapping[int, Done]) -> dict[int, tuple[JoinedRank, RankResult]]:
+    """Return the tables of ranks that were looked at closely."""
+    return {rank: done.held.get() for rank, done in results.items() if done.held is not None}
+
+
+def _of_some(
+    recording: Run, results: Mapping[int, Done], matched: Mapping[int, Matched], lost: list[Finding]
+) -> Attributed:
+    """Aggregate ranks that were looked at closely, as a run of their own."""
+    shares = {rank: done.value for rank, done in results.items()}
+    some = recording.of_ranks([*shares])
+    return aggregate(some, shares, within(matched, shares), _tables_of(results), lost)
 
 
 def aggregate(
@@ -412,7 +464,7 @@ def clocks_of(manifest: RunManifest) -> dict[int, int]:
     one = share_a_clock(manifest)
     lowest: dict[str | int, int] = {}
     return {
-        part.rank: lowest.setdefault("" if one else part.hostname or part.rank, part.rank)
+        part.rank: lowest.setdefault("" if one else part.host or part.rank, part.rank)
         for part in sorted(manifest.ranks, key=lambda part: part.rank)
     }
 
@@ -424,7 +476,7 @@ def share_a_clock(manifest: RunManifest) -> bool:
     placed on them one after another, as launchers do on each host.
     """
     parts = manifest.ranks
-    hosts = {part.hostname for part in parts}
+    hosts = {part.host for part in parts}
     if hosts != {None}:
         return len(hosts) == 1
     if any(f.code == "run.no_common_time" for f in manifest.findings):

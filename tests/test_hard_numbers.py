@@ -13,7 +13,7 @@ import pytest
 
 import chopper
 import chopper.reports
-from chopper.pipeline import share_a_clock
+from chopper.pipeline import clocks_of, share_a_clock
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.declared_checks import CHECKS
@@ -278,6 +278,27 @@ def test_ranks_of_one_host_are_known_by_its_name_or_by_its_devices(devices, list
     apart = Finding(code="run.no_common_time", severity="warning", message="")
     run.manifest.findings.append(apart)
     assert share_a_clock(run.manifest) is (same and hosts[0] is not None)
+
+
+BOOTS = ("7a1f6b3c-0c5e-4a55-9f0e-2f0c1f0a9d11", "f3b0c442-98fc-4c14-9afb-f4c8996fb924")
+
+
+@pytest.mark.parametrize(
+    ("machines", "clocks"),
+    [
+        # Containers of one machine; one name on two machines; recorded before boots were.
+        ((f"pod-0 {BOOTS[0]} pid:[1]", f"pod-1 {BOOTS[0]} pid:[2]"), {0: 0, 1: 0}),
+        ((f"pod-0 {BOOTS[0]} pid:[1]", f"pod-0 {BOOTS[1]} pid:[1]"), {0: 0, 1: 1}),
+        (("pod-0", "pod-1"), {0: 0, 1: 1}),
+        (("pod-0", "pod-0"), {0: 0, 1: 0}),
+    ],
+)
+def test_ranks_of_one_boot_share_a_clock(machines, clocks):
+    parts = [
+        RankManifest(rank=rank, hostname=machine.split()[0], machine=machine)
+        for rank, machine in enumerate(machines)
+    ]
+    assert clocks_of(RunManifest(kind="recorded", name="", ranks=parts)) == clocks
 
 
 # ---------------------------------------------------------------- steps

@@ -111,6 +111,33 @@ def test_everything_can_be_asked_of_a_large_run(traces: Path, tmp_path: Path) ->
         chopper.attribute(str(traces), ranks=[9])
 
 
+def test_the_same_ranks_of_two_large_runs_are_compared(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(traces.iterdir())
+    every = chopper.attribute(files)
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
+    a = chopper.attribute(files, ranks=[0, 3, 4])
+    b = chopper.attribute(files[:4], ranks=[1, 2])  # rank 4 is not in it
+    found = chopper.compare(a, b)
+    assert [[r.rank for r in run.ranks] for run in found.runs] == [[0, 1, 2, 3]] * 2
+    assert found.notes[0] == (
+        "compared are ranks 0-3 of 5 ranks in A, 0-3 of 4 ranks in B; --ranks chooses others"
+    )
+    # As if they had been chosen at once.
+    chosen = chopper.attribute(files, ranks=[0, 1, 2, 3]).detail
+    assert chosen is not None
+    assert found.runs[0].pieces.equals(chosen.pieces)
+    assert found.runs[0].cause_rows == chosen.cause_rows
+    assert found.runs[0].findings == chosen.findings
+    # Of a run with all its ranks, those that the other's were chosen from.
+    assert [len(run.ranks) for run in chopper.compare(every, b).runs] == [2, 2]
+    shown = command.run("compare", str(traces), str(traces), "--ranks", "1,3", "--json")
+    assert "ranks 1,3 of 5 ranks in A, 1,3 of 5 ranks in B" in json.loads(shown.out)["notes"][0]
+    line = command.run("compare", str(traces), str(files[0]), "--ranks", "1,3").line
+    assert line == f"chopper: {files[0]}: no rank 1,3: it has 0"
+
+
 def test_ranks_that_differ_are_looked_at_first() -> None:
     from benchmarks import _synthetic
 

@@ -47,6 +47,7 @@ def compare(
         all_steps: compare all traced steps, not only those that the step time is of. Two runs
             seldom trace as many evaluations, and a mean over both kinds tells how many.
     """
+    some = _some_ranks(a, b)
     a, b = (run.of_numbered() if all_steps else run.of_kind() for run in (a.detailed, b.detailed))
     sides = (cut(a), cut(b))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
@@ -63,7 +64,7 @@ def compare(
         changes=changes,
         kernels=_items(sides, "kernel"),
         operations=_items(sides, "op"),
-        notes=tuple(_notes((a, b), sides)),
+        notes=(*some, *_notes((a, b), sides)),
         allow_different=allow_different,
     )
 
@@ -160,6 +161,17 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     # A mean less a median is no change of either.
     samples = [Sample(of_side[:, None], np.ones(len(of_side))) for of_side in lengths]
     return Total(**_total(a.mean_ns, b.mean_ns, compare_means(*samples), 0))
+
+
+def _some_ranks(*runs: Attributed) -> list[str]:
+    """Say which ranks are compared, where these are not all."""
+    if all(run.detail is None for run in runs):
+        return []
+    said = [
+        f"{ranges([rank.rank for rank in run.detailed.ranks])} of {plural(len(run.ranks), 'rank')}"
+        for run in runs
+    ]
+    return [f"compared are ranks {said[0]} in A, {said[1]} in B; --ranks chooses others"]
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:

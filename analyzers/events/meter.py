@@ -130,7 +130,7 @@ def ranks_by_socket(recording: Run) -> list[tuple[int, ...]]:
 
 def ranks_by_host(recording: Run) -> list[tuple[int, ...]]:
     """Group the ranks of a host; a rank whose host is not known stands alone."""
-    return _grouped((rank, recording.part(rank).hostname or rank) for rank in recording.ranks)
+    return _grouped((rank, recording.part(rank).host or rank) for rank in recording.ranks)
 
 
 def _grouped(keys: Iterable[tuple[int, Hashable]]) -> list[tuple[int, ...]]:

@@ -106,9 +106,13 @@ def _several(run: Run, rank: int) -> bool:
 
 def ranks_beside(run: Run, rank: int) -> list[int]:
     """Return the rank, then the others that are known to be on its host."""
-    host = run.part(rank).hostname
-    others = (p.rank for p in run.manifest.ranks if p.rank != rank and p.hostname == host)
-    return [rank, *(sorted(others) if host is not None else ())]
+    part = run.part(rank)
+    if part.hostname is None:
+        return [rank]
+    # A container samples what it sees: under one name of one machine.
+    names = part.hostname, part.host
+    beside = (p.rank for p in run.manifest.ranks if (p.hostname, p.host) == names)
+    return [rank, *sorted({*beside} - {rank})]
 
 
 def _device_of(part: RankManifest) -> Device | None:
@@ -157,7 +161,7 @@ def socket_of(run: Run, rank: int) -> tuple[str, ...]:
     device's UUID; else the rank itself.
     """
     part = run.part(rank)
-    host = part.hostname or ""
+    host = part.host or ""
     limits = of_rank(run, rank, "device_limit")
     address = limits["pci_address"][0].as_py() if limits.num_rows else None
     if address:

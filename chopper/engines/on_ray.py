@@ -97,8 +97,8 @@ class OnRay:
     """The engine of a Ray cluster.
 
     Args:
-        address: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS``
-            or of this machine; one is started where there is none.
+        address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS`` or of this machine;
+            one is started where there is none.
         reason: why this engine was chosen.
         progress: called with a label and how many of its tasks are done.
 

@@ -179,16 +179,17 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 
 def answers(address: str) -> None:
     """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn."""
+    if "://" in address:
+        raise LoaderError(
+            f"{address}: Ray's client and its dashboard are not supported; on a node of the "
+            "cluster give HOST:PORT, as `ray start --head` prints it; from elsewhere `ray job "
+            "submit --address http://HOST:8265 -- chopper analyze RUN --ray`"
+        )
     host, _, port = address.rpartition(":")
-    is_client = address.startswith("ray://")
     try:
-        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), 5).close()
+        socket.create_connection((host.strip("[]"), int(port)), 5).close()
     except (OSError, ValueError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
-    if is_client:
-        if importlib.util.find_spec("grpc") is None:
-            raise LoaderError(f"{address}: needs Ray's client: pip install 'ray[client]'")
-        return
     asked = subprocess.run(
         own_python(__name__, address, str(ANSWER_S)),
         stdin=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ from the parts when the run is closed, or read on the fly when it never was.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -15,6 +16,8 @@ from chopper.storage.files import decode_json, encode_json
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
+
+_BOOT = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
 Severity = Literal["info", "warning", "error"]
 
@@ -150,7 +153,7 @@ class RankManifest(msgspec.Struct, kw_only=True):
     process_started: int | None = None
     """Start of the process, in units of its machine; with ``pid`` and ``machine`` unique."""
     machine: str | None = None
-    """Host, boot and PID namespace within which ``pid`` means this process."""
+    """Host name, boot id and PID namespace within which ``pid`` means this process."""
     job: str | None = None
     """Text that the processes of one distributed job have in common; None for a process that had no
     rank when it began to record, and is recorded as rank 0 of a run of its own."""
@@ -180,6 +183,15 @@ class RankManifest(msgspec.Struct, kw_only=True):
     calibration: dict[str, Any] | None = None
     """Peaks that ``chopper calibrate`` measured on this machine, with the date."""
     findings: list[Finding] = []
+
+    @property
+    def host(self) -> str | None:
+        """The machine, whose clock its ranks share: by its boot, else by its name.
+
+        Containers of one machine have names of their own, and two machines may have the same.
+        """
+        boot = _BOOT.search(self.machine or "")
+        return boot[0] if boot else self.hostname
 
 
 class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
 from chopper.errors import JSON_ERRORS
+from chopper.storage.process_identity import machine
 
 _SCAN_NS = 1_000_000_000
 _SCAN_COST_RATIO = 0.005
@@ -24,6 +25,7 @@ class RankPart(msgspec.Struct):
 
     rank: int
     hostname: str | None = None
+    machine: str | None = None
     pid: int | None = None
 
 
@@ -64,7 +66,7 @@ class RankWatcher(FileSource):
             return  # the run directory is on a file system that went away; watch who is known
         for folder in folders:
             seen_ns, known = self._parts.get(folder, (None, None))
-            if known is not None and known.hostname != self._hostname:
+            if known is not None and not self._is_here(known):
                 continue  # another host's: on a shared file system there may be thousands
             file = self._run_path / folder / "manifest.json"
             try:
@@ -75,8 +77,12 @@ class RankWatcher(FileSource):
             except (OSError, *JSON_ERRORS):
                 continue  # not written yet, or not ours: the next look comes soon
             self._parts[folder] = (changed_ns, part)
-            if part.hostname == self._hostname and part.pid is not None:
+            if self._is_here(part) and part.pid is not None:
                 yield part.rank, part.pid
+
+    def _is_here(self, part: RankPart) -> bool:
+        """Tell whether a rank's number of its process means that process here."""
+        return part.hostname == self._hostname and part.machine in (None, machine())
 
     def _begin(self, rank: int, pid: int) -> None:
         """Begin to watch a rank's process."""

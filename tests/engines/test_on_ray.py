@@ -24,6 +24,7 @@ from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
 from chopper.engines.serial import Serial
 from chopper.errors import InputError
+from tests.command import run
 from tests.engines import tasks
 from tests.engines.tasks import done
 from tests.ingest.test_logs import trace
@@ -221,6 +222,17 @@ def test_an_address_that_is_no_cluster_is_one_line() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{nobody.getsockname()[1]}"
-        for address in (where, f"ray://{where}", "here"):
+        for address in (where, "here"):
             with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there"):
                 OnRay(address)
+
+
+def test_the_address_of_a_client_is_one_line_that_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = trace(tmp_path / "rank0.json", 0, 1)
+    line = run("analyze", file, "--ray", "ray://head:10001").line
+    assert line.startswith("chopper: ray://head:10001: Ray's client and its dashboard are not")
+    assert "give HOST:PORT, as `ray start --head` prints it" in line
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    assert run("analyze", file, "--ray").line.startswith("chopper: http://head:8265: Ray's client")
