@@ -15,10 +15,10 @@ ranks that are looked at closely: all of them, or some of a run that is large.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,7 @@ from chopper.analyzers.trace.tables import RankInput
 from chopper.analyzers.trace.totals import Totals, merged, totals_of
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
-from chopper.engines import Done, Kept, Lost
+from chopper.engines import Done, Kept
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.replay.whatif_options import Changes
-    from chopper.engines import Engine
+    from chopper.engines import Engine, Held
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 
     Source = str | Path | Sequence[str | Path]
@@ -147,7 +147,6 @@ class RankShare:
 
     summary: RankSummary
     window: pa.Table
-    totals: Totals
     steps: RankSteps
     findings: list[Finding]
     core_findings: list[Finding]
@@ -167,7 +166,7 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
 def attribute_task(
     recording: Run, facts: RankInput, stored: JoinedRank, matched: Matched | None, closely: bool
 ) -> Kept:
-    """Attribute one rank: its share of the result, and where it is looked at closely its tables."""
+    """Attribute one rank: share of the result, totals; its tables where it is looked at closely."""
     rank = facts.rank
     joined = stored.restored(rank_input(recording, rank, facts))
     result = attribute_rank(joined, matched)
@@ -175,9 +174,6 @@ def attribute_task(
     share = RankShare(
         summary=_summary(recording.part(rank), joined),
         window=result.window,
-        totals=totals_of(
-            result.piece, result.window, {rank: (joined.device_event, result.event_link)}
-        ),
         steps=rank_steps(recording, rank),
         findings=result.findings,
         core_findings=[*found.of_cores(recording, [result])],
@@ -185,11 +181,13 @@ def attribute_task(
         is_clocked=factors is not None and bool(factors.clocks.known.any()),
         unmeasured=None if factors is None else factors.unmeasured,
     )
-    return Kept(share, (joined, result) if closely else None)
+    events = {rank: (joined.device_event, result.event_link)}
+    totals = totals_of(result.piece, result.window, events)
+    return Kept((share, totals), (joined, result) if closely else None)
 
 
-def match_ranks(manifest: RunManifest, parts: Mapping[int, Part]) -> dict[int, Matched]:
-    """Match the collectives of all ranks."""
+def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Matched]:
+    """Match the collectives of all ranks, whose parts are taken as they come."""
     return match(parts, clocks=clocks_of(manifest))
 
 
@@ -211,42 +209,30 @@ def attribute(
         InputError: no rank could be attributed.
         UsageError: a rank to look at is not in the run.
     """
-    engine = engine or Serial()
     missing = sorted({*(ranks or ())} - {*recording.ranks})
     if missing:
         raise UsageError(
             f"{recording.source}: no rank {ranges(missing)}: it has {ranges(recording.ranks)}"
         )
-    lost: list[Finding] = []
-    joined = _joined(recording, recording.ranks, engine, lost)
-    matched = match_ranks(
-        recording.manifest, {rank: done.value.part for rank, (_, done) in joined.items()}
-    )
-    rows_count = {rank: done.value.rows_count for rank, (_, done) in joined.items()}
-    all_closely = ranks is None and sum(rows_count.values()) <= MOST_ROWS
-    results = _attributed(recording, joined, matched, engine, lost, closely=all_closely)
-    shares = {rank: done.value for rank, done in results.items()}
-    if not shares:
-        raise InputError(lost[0].message)
-    if not all_closely:
-        if ranks is None:
-            causes = pa.concat_tables([s.totals.causes for s in shares.values()])
-            ranks = closer_ranks(causes, rows_count)
-        near = {rank: joined[rank] for rank in shares if rank in {*ranks}}
-        results = _attributed(recording, near, matched, engine, lost, closely=True)
+    stages = _Stages(recording, engine or Serial())
+    matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
+    all_closely = not ranks and sum(stages.rows_count.values()) <= MOST_ROWS
+    totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
     detail = None
-    if len(results) < len(shares):
-        detail = _of_some(recording, results, matched, lost)
-    return aggregate(recording, shares, matched, _tables_of(results), lost, detail)
+    if not all_closely:
+        near = {*(ranks or closer_ranks(totals.causes, stages.rows_count))}
+        some = stages.attributed([r for r in stages.shares if r in near], matched, closely=True)
+        if len(stages.closely) < len(stages.shares):
+            detail = stages.of_closely(some, matched)
+    return aggregate(recording, stages.shares, totals, matched, stages.closely, stages.lost, detail)
 
 
 def closer(run: Attributed, ranks: Iterable[int]) -> Attributed:
     """Look closely at other ranks of an attributed run: return the attribution of these alone."""
-    lost: list[Finding] = []
-    engine, matched = Serial(), run.whole.matched
-    joined = _joined(run.recording, ranks, engine, lost)
-    results = _attributed(run.recording, joined, matched, engine, lost, closely=True)
-    return _of_some(run.recording, results, matched, lost)
+    stages, matched = _Stages(run.recording, Serial()), run.whole.matched
+    together = [part.clocks for part in stages.joined(ranks)]
+    totals = stages.attributed([rank for one in together for rank in one], matched, closely=True)
+    return stages.of_closely(totals, matched)
 
 
 def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
@@ -264,50 +250,82 @@ def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
     return first, second
 
 
-def _joined(
-    recording: Run, ranks: Iterable[int], engine: Engine, lost: list[Finding]
-) -> dict[int, tuple[RankInput, Done]]:
-    """Join ranks; return of each what is known of its device, and what became of it."""
-    facts = {rank: rank_facts(recording, rank) for rank in ranks}
-    calls = ((_alone(recording, rank), known) for rank, known in facts.items())
-    done = _done(facts, engine.map(join_task, calls, label="join"), lost)
-    return {rank: (facts[rank], one) for rank, one in done.items()}
+class _Stages:
+    """The stages that an engine runs of each rank, and what came of them.
 
+    Attributes:
+        rows_count: rank → host spans and device events of those that were joined.
+        shares: rank → its share, of those that were attributed.
+        closely: rank → its tables, of those that were looked at closely.
+        lost: ranks that are left out.
+    """
 
-def _attributed(
-    recording: Run,
-    joined: Mapping[int, tuple[RankInput, Done]],
-    matched: Mapping[int, Matched],
-    engine: Engine,
-    lost: list[Finding],
-    *,
-    closely: bool,
-) -> dict[int, Done]:
-    """Attribute joined ranks."""
-    calls = (
-        (_alone(recording, rank), facts, done.held, matched.get(rank), closely)
-        for rank, (facts, done) in joined.items()
-    )
-    return _done(joined, engine.map(attribute_task, calls, label="attribute"), lost)
+    def __init__(self, recording: Run, engine: Engine) -> None:
+        self.rows_count: dict[int, int] = {}
+        self.shares: dict[int, RankShare] = {}
+        self.closely: dict[int, tuple[JoinedRank, RankResult]] = {}
+        self.lost: list[Finding] = []
+        self._recording, self._engine = recording, engine
+        self._joined: dict[int, tuple[RankInput, Held | None]] = {}
 
+    def joined(self, ranks: Iterable[int]) -> Iterator[Part]:
+        """Join ranks; yield the collectives of each."""
+        facts = {rank: rank_facts(self._recording, rank) for rank in ranks}
+        calls = ((_alone(self._recording, rank), known) for rank, known in facts.items())
+        for rank, done in self._done(facts, join_task, calls, label="join"):
+            self.rows_count[rank] = done.value.rows_count
+            self._joined[rank] = facts[rank], done.held
+            yield done.value.part
 
-def _tables_of(results: Mapping[int, Done]) -> dict[int, tuple[JoinedRank, RankResult]]:
-    """Return the tables of ranks that were looked at closely."""
-    return {rank: done.held.get() for rank, done in results.items() if done.held is not None}
+    def attributed(
+        self, ranks: Sequence[int], matched: Mapping[int, Matched], *, closely: bool
+    ) -> Totals:
+        """Attribute joined ranks; return their totals."""
 
+        def each() -> Iterator[Totals]:
+            calls = (
+                (_alone(self._recording, rank), *self._joined[rank], matched.get(rank), closely)
+                for rank in ranks
+            )
+            for rank, done in self._done(ranks, attribute_task, calls, label="attribute"):
+                self.shares[rank], totals = done.value
+                if done.held is not None:
+                    self.closely[rank] = done.held.get()
+                yield totals
+            if not (self.closely if closely else self.shares):
+                raise InputError(self.lost[0].message)
 
-def _of_some(
-    recording: Run, results: Mapping[int, Done], matched: Mapping[int, Matched], lost: list[Finding]
-) -> Attributed:
-    """Aggregate ranks that were looked at closely, as a run of their own."""
-    shares = {rank: done.value for rank, done in results.items()}
-    some = recording.of_ranks([*shares])
-    return aggregate(some, shares, within(matched, shares), _tables_of(results), lost)
+        return merged(each())
+
+    def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attributed:
+        """Aggregate the ranks that were looked at closely, as a run of their own."""
+        shares = {rank: self.shares[rank] for rank in self.closely}
+        some = self._recording.of_ranks([*shares])
+        return aggregate(some, shares, totals, within(matched, shares), self.closely, self.lost)
+
+    def _done(
+        self,
+        ranks: Iterable[int],
+        task: Callable[..., Kept],
+        calls: Iterable[Sequence[Any]],
+        *,
+        label: str,
+    ) -> Iterator[tuple[int, Done]]:
+        """Yield what was done with its rank; ranks that were lost become findings."""
+        results = self._engine.map(task, calls, label=label)
+        for rank, result in zip(ranks, results, strict=True):
+            if isinstance(result, Done):
+                yield rank, result
+            elif isinstance(result.error, ChopperError):
+                raise result.error
+            else:
+                self.lost.append(found.of_lost(rank, result.reason))
 
 
 def aggregate(
     recording: Run,
     shares: Mapping[int, RankShare],
+    totals: Totals,
     matched: dict[int, Matched],
     closely: Mapping[int, tuple[JoinedRank, RankResult]],
     lost: Sequence[Finding] = (),
@@ -318,6 +336,7 @@ def aggregate(
     Args:
         recording: the run.
         shares: rank → its share.
+        totals: of them together.
         matched: rank → its collectives.
         closely: rank → its tables, of those that are looked at closely.
         lost: ranks that are left out.
@@ -329,7 +348,6 @@ def aggregate(
     coverage = _coverage(every)
     findings = [*lost, *_findings(recording, matched, shares, coverage)]
     windows = _stacked([share.window for share in every])
-    totals = merged([share.totals for share in every])
     summaries = with_times([share.summary for share in every], totals, windows)
     bases = bases_of(
         summaries,
@@ -374,21 +392,6 @@ def _alone(recording: Run, rank: int) -> Run:
     beside = ranks_beside(recording, rank)
     sampled = [(other, name) for other in beside[1:] for name in _OF_HOST]
     return recording.of_ranks(beside, [*((rank, name) for name in TABLES), *sampled])
-
-
-def _done(
-    ranks: Iterable[int], results: Sequence[Done | Lost], lost: list[Finding]
-) -> dict[int, Done]:
-    """Return what was done, by rank; ranks that were lost become findings."""
-    done: dict[int, Done] = {}
-    for rank, result in zip(ranks, results, strict=True):
-        if isinstance(result, Done):
-            done[rank] = result
-        elif isinstance(result.error, ChopperError):
-            raise result.error
-        else:
-            lost.append(found.of_lost(rank, result.reason))
-    return done
 
 
 def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:

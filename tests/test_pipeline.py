@@ -12,6 +12,7 @@ import pytest
 import chopper
 from chopper import pipeline
 from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.totals import merged
 from chopper.api import AttributedRun
 from chopper.attribution import Attribution
 from chopper.errors import InputError, UsageError
@@ -60,7 +61,7 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
 ) -> None:
     facts = {rank: again(pipeline.rank_facts(run, rank)) for rank in run.ranks}
     joint = {rank: again(pipeline.join_task(run, one)) for rank, one in facts.items()}
-    parts = {rank: kept.value.part for rank, kept in joint.items()}
+    parts = [kept.value.part for kept in joint.values()]
     matched = again(pipeline.match_ranks(run.manifest, parts))
     kept = {
         rank: again(
@@ -70,7 +71,8 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
     }
     answer = pipeline.aggregate(
         run,
-        {rank: one.value for rank, one in kept.items()},
+        {rank: one.value[0] for rank, one in kept.items()},
+        merged([one.value[1] for one in kept.values()]),
         matched,
         {rank: one.big for rank, one in kept.items()},
     )

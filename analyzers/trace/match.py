@@ -233,9 +233,7 @@ class Part:
     found: Found
 
 
-def match(
-    parts: Mapping[int, Part], *, clocks: Mapping[int, int] | None = None
-) -> dict[int, Matched]:
+def match(parts: Iterable[Part], *, clocks: Mapping[int, int] | None = None) -> dict[int, Matched]:
     """Match collectives over the ranks of a run.
 
     A collective counts as matched when every rank of its group is here and took part. All ranks
@@ -243,14 +241,14 @@ def match(
     clocks; it is taken out before anybody is called late.
 
     Args:
-        parts: rank → its participation.
+        parts: participation of each rank; taken as they come.
         clocks: rank → the lowest rank that goes by the same clock; None: each has its own.
     """
-    if not parts:
-        return {}
     if clocks is not None:
-        parts = {rank: replace(part, clocks={rank: clocks[rank]}) for rank, part in parts.items()}
-    return dict(resolve(merge(parts.values())))
+        parts = (
+            replace(part, clocks={rank: clocks[rank] for rank in part.clocks}) for part in parts
+        )
+    return dict(resolve(merge(parts)))
 
 
 def within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, Matched]:
@@ -315,10 +313,10 @@ def merge(parts: Iterable[Part]) -> Part:
     """Put parts of different ranks together, in any order; match the groups that are whole then.
 
     Args:
-        parts: one or more; taken as they come, so that few of them need be in memory.
+        parts: taken as they come, so that few of them need be in memory.
     """
     merged = [_merged(batch) for batch in _batches(parts)]
-    return merged[0] if len(merged) == 1 else merge(merged)
+    return merge(merged) if len(merged) > 1 else merged[0] if merged else _merged(())
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
@@ -366,7 +364,8 @@ def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     ranks = sorted(part.clocks.items())
     of_rank = [rank for rank, _ in ranks]
     first = np.searchsorted(found.membership.rank, of_rank, sorter=rows)
-    for (mine, clock), low, high in zip(ranks, first, np.append(first[1:], len(rows)), strict=True):
+    bounds = itertools.pairwise([*first, len(rows)])
+    for (mine, clock), (low, high) in zip(ranks, bounds, strict=True):
         instance = found.membership.instance[rows[low:high]]
         offset_ns, offset_rank = clocks.lead_of(clock)
         yield (

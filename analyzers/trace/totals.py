@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 
 LEVELS: tuple[Literal["phase", "layer", "op", "kernel"], ...] = ("phase", "layer", "op", "kernel")
 """Levels whose values are strings: columns of `piece`."""
+_FAN_IN = 32
+"""Totals that are added up at a time."""
 _OF_EVENTS = ("own_ns", "events_count")
 _NO_EVENTS = {
     "number": pa.int64(),
@@ -103,8 +106,16 @@ def _event_totals(
     }
 
 
-def merged(parts: Sequence[Totals]) -> Totals:
-    """Add up the totals of several ranks."""
+def merged(parts: Iterable[Totals]) -> Totals:
+    """Add up the totals of several ranks, one or more; taken as they come."""
+    left = iter(parts)
+    sums = []
+    while batch := [*itertools.islice(left, _FAN_IN)]:
+        sums.append(_merged(batch))
+    return sums[0] if len(sums) == 1 else merged(sums)
+
+
+def _merged(parts: Sequence[Totals]) -> Totals:
     return Totals(
         pa.concat_tables([part.causes for part in parts]).unify_dictionaries().combine_chunks(),
         {level: _added([p.levels[level] for p in parts], ("time_ns",)) for level in LEVELS},

@@ -6,7 +6,7 @@ only later tasks need is held where it was made (:class:`Kept`), and resolved wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -69,8 +69,10 @@ class Engine(Protocol):
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> list[Done | Lost]:
+    ) -> Iterator[Done | Lost]:
         """Call a function of a module once with each list of arguments.
+
+        Calls begin when the first result is asked for.
 
         Args:
             function: what it returns is sent back, a :class:`Kept` in part.
@@ -78,7 +80,7 @@ class Engine(Protocol):
                 the task runs.
             label: what is being done, for the terminal.
 
-        Returns:
+        Yields:
             What became of each call, in their order.
         """
 

@@ -8,7 +8,7 @@ import os
 import pickle
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -132,13 +132,14 @@ class OnRay:
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> list[Done | Lost]:
+    ) -> Iterator[Done | Lost]:
         """As :meth:`chopper.engines.Engine.map`."""
         import ray
 
         results: dict[int, Done | Lost] = {}
         running: dict[Any, tuple[int, Any]] = {}
         waiting = enumerate(calls)
+        following = count = 0
         try:
             while True:
                 while len(running) < 2 * self.workers and (call := next(waiting, None)):
@@ -150,13 +151,17 @@ class OnRay:
                     )
                     running[value] = number, big
                 if not running:
-                    return [results[number] for number in sorted(results)]
+                    return
                 finished, _ = ray.wait([*running], num_returns=1)
                 for reference in finished:
                     number, big = running.pop(reference)
                     results[number] = _done(reference, big)
+                    count += 1
                     if self._progress is not None:
-                        self._progress(label, len(results))
+                        self._progress(label, count)
+                while following in results:
+                    yield results.pop(following)
+                    following += 1
         except BaseException:
             for reference in running:
                 with contextlib.suppress(Exception):  # the cluster may be what failed

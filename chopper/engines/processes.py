@@ -68,18 +68,22 @@ class Processes:
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> list[Done | Lost]:
+    ) -> Iterator[Done | Lost]:
         """As :meth:`chopper.engines.Engine.map`."""
         results: dict[int, Done | Lost] = {}
         try:
-            for number, result in self._results(function, enumerate(calls)):
+            following = 0
+            finished = self._results(function, enumerate(calls))
+            for count, (number, result) in enumerate(finished, 1):
                 results[number] = result
                 if self._progress is not None:
-                    self._progress(label, len(results))
+                    self._progress(label, count)
+                while following in results:
+                    yield results.pop(following)
+                    following += 1
         except BaseException:
             self._end_workers()
             raise
-        return [results[number] for number in sorted(results)]
 
     def _results(
         self, function: Callable[..., Any], calls: Iterator[_Call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,10 +32,10 @@ class Serial:
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> list[Done | Lost]:
+    ) -> Iterator[Done | Lost]:
         """As :meth:`chopper.engines.Engine.map`."""
         del label
-        return [self._done(function, arguments) for arguments in calls]
+        return (self._done(function, arguments) for arguments in calls)
 
     def _done(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Done | Lost:
         try:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from chopper.engines import Done, Kept, Lost
 from chopper.errors import InputError
 
 
-def done(results: list[Done | Lost]) -> list[Any]:
+def done(results: Iterable[Done | Lost]) -> list[Any]:
     """Return what came back of the tasks that were not lost."""
     return [result.value for result in results if isinstance(result, Done)]
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.engines import tasks
 from tests.engines.tasks import done
 
 
-def values(results: list[Done | Lost]) -> list[object]:
+def values(results: Iterable[Done | Lost]) -> list[object]:
     return [r.value if isinstance(r, Done) else r for r in results]
 
 
@@ -41,7 +41,7 @@ def test_results_are_those_of_one_process_in_the_order_of_the_calls(
 ) -> None:
     answers = []
     for engine in engines:
-        first = engine.map(tasks.table, ((n,) for n in numbers), label="read")
+        first = [*engine.map(tasks.table, ((n,) for n in numbers), label="read")]
         held = [result.held for result in first if isinstance(result, Done)]
         later = engine.map(
             tasks.total, [(h, n) for h, n in zip(held, numbers, strict=True)], label="sum"
@@ -80,10 +80,10 @@ def test_workers_are_other_processes_of_one_thread_that_know_nothing_of_the_prog
 @pytest.mark.parametrize("kind", [Serial, lambda: Processes(2)])
 def test_what_is_wrong_with_the_data_is_the_result_of_its_task_alone(kind: Any) -> None:
     with kind() as engine:
-        results = engine.map(tasks.refused, [(n,) for n in range(4)], label="")
-        odd = engine.map(tasks.odd, [(7,)], label="")[0]
+        results = [*engine.map(tasks.refused, [(n,) for n in range(4)], label="")]
+        odd = next(engine.map(tasks.odd, [(7,)], label=""))
         with pytest.raises(ZeroDivisionError):
-            engine.map(tasks.wrong, [(1,)], label="")
+            next(engine.map(tasks.wrong, [(1,)], label=""))
         # The engine is usable after an error.
         assert values(engine.map(tasks.doubled, [(1,)], label="")) == [2]
     assert done(results) == [0, 2]

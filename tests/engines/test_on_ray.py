@@ -119,7 +119,7 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
     with Serial() as serial, OnRay(nodes.address, progress=lambda _, n: seen.append(n)) as engine:
         assert engine.workers == 2
         both: tuple[Engine, ...] = (serial, engine)
-        results = [one.map(tasks.table, calls, label="") for one in both]
+        results = [[*one.map(tasks.table, calls, label="")] for one in both]
         assert done(results[1]) == done(results[0]) == [n for (n,) in calls]
         assert seen == [*range(1, 13)]
         # Half of what is held goes with the node, and is made again.
@@ -127,13 +127,13 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
         later, refused = [], []
         for one, of in zip(both, results, strict=True):
             held = [({"held": r.held}, 1) for r in of if isinstance(r, Done)]
-            later.append(one.map(tasks.nested, held, label=""))
+            later.append([*one.map(tasks.nested, held, label="")])
             lost = one.map(tasks.refused, [(n,) for n in range(4)], label="")
             refused.append([r.reason for r in lost if isinstance(r, Lost)])
         assert later[1] == later[0]
         assert refused[1] == refused[0]
         with pytest.raises(ZeroDivisionError):
-            engine.map(tasks.wrong, [(1,)], label="")
+            next(engine.map(tasks.wrong, [(1,)], label=""))
         once = [(n, 5, tmp_path / "once") for n in range(8)]
         assert done(engine.map(tasks.killed_once, once, label="")) == [*range(8)]
         (last,) = engine.map(tasks.table, [(3,)], label="")

@@ -35,13 +35,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_task_whose_worker_is_killed_is_done_again(tmp_path: Path) -> None:
     calls = [(n, 5, tmp_path / "once") for n in range(12)]
     with Processes(2) as engine:
-        results = engine.map(tasks.killed_once, calls, label="")
-    assert done(results) == [*range(12)]
+        assert done(engine.map(tasks.killed_once, calls, label="")) == [*range(12)]
 
 
 def test_a_task_that_kills_each_worker_is_lost_alone() -> None:
     with Processes(2) as engine:
-        results = engine.map(tasks.killed, [(n, 5) for n in range(12)], label="")
+        results = [*engine.map(tasks.killed, [(n, 5) for n in range(12)], label="")]
         assert done(engine.map(tasks.doubled, [(4,)], label="")) == [8]
     assert done(results) == [n for n in range(12) if n != 5]
     (lost,) = [r for r in results if isinstance(r, Lost)]
@@ -69,7 +68,8 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced() -> None:
 @pytest.mark.parametrize("function", [tasks.filled, tasks.arrow_filled])
 def test_a_task_that_takes_more_than_the_memory_is_lost_alone(function: object) -> None:
     with Processes(2, memory_bytes=512 << 20) as engine:
-        results = engine.map(function, [(1 << 20,), (1 << 30,), (2 << 20,)], label="")  # type: ignore[arg-type]
+        calls = [(1 << 20,), (1 << 30,), (2 << 20,)]
+        results = [*engine.map(function, calls, label="")]  # type: ignore[arg-type]
     assert done(results) in ([1, 1], [1 << 20, 2 << 20])
     assert isinstance(results[1], Lost)
     assert results[1].reason == "it takes more than --memory 512 MiB: raise it"
@@ -81,7 +81,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder: Path) -
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with Processes(1, folder=folder) as engine:
-            results = engine.map(tasks.noise, [(1 << 10,), (1 << 20,), (1 << 11,)], label="")
+            calls = [(1 << 10,), (1 << 20,), (1 << 11,)]
+            results = [*engine.map(tasks.noise, calls, label="")]
             assert isinstance(results[1], Lost)
             assert isinstance(results[1].error, OutputError)
             (spill,) = folder.iterdir()
@@ -99,7 +100,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder: Path) -
 
 def test_values_stay_as_long_as_they_are_held(folder: Path) -> None:
     with Processes(1, folder=folder) as engine:
-        results = engine.map(tasks.table, [(3,), (4,)], label="")
+        results = [*engine.map(tasks.table, [(3,), (4,)], label="")]
     held = [r.held for r in results if isinstance(r, Done) and r.held is not None]
     assert [h.get()["rows"].num_rows for h in held] == [3, 4]
     (spill,) = folder.iterdir()
@@ -136,8 +137,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for what it
 folder = Path(sys.argv[1])
 with Processes(2, folder=folder) as engine:
     (folder / "loaded").touch()
-    held = engine.map(tasks.table, [(3,)], label="")
-    engine.map(tasks.begun, [(folder, n) for n in range(4)], label="")
+    held = [*engine.map(tasks.table, [(3,)], label="")]
+    [*engine.map(tasks.begun, [(folder, n) for n in range(4)], label="")]
 """
 
 

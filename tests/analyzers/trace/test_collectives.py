@@ -45,7 +45,7 @@ def joined(
 
 def matched_of(ranks: list[JoinedRank], *, one_clock: bool = False) -> dict[int, Matched]:
     parts = {j.inputs.rank: participation(j.inputs.rank, j.communication) for j in ranks}
-    return match(parts, clocks=dict.fromkeys(parts, 0) if one_clock else None)
+    return match(parts.values(), clocks=dict.fromkeys(parts, 0) if one_clock else None)
 
 
 def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, int]]:

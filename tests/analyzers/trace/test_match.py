@@ -144,7 +144,7 @@ def test_any_order_of_ranks_and_any_tree_give_the_same_to_the_nanosecond(
 @pytest.mark.parametrize("case", ["numbered", "by time"])
 def test_groups_of_every_parallel_dimension_are_matched(case: str) -> None:
     job, communication = told(case)
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     assert all(len(m.event_row) == len(communication[r].event_row) for r, m in matched.items())
     found = collectives(job, communication, matched)
     at_work = members_of(job, communication)
@@ -159,7 +159,7 @@ def test_groups_of_every_parallel_dimension_are_matched(case: str) -> None:
 def test_clocks_of_hosts_are_compared_within_the_known_error(case: str) -> None:
     ranks, slots = 128, 400
     job, communication = told(case, range(ranks), slots, ranks)
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     # Two hosts are tied over at most three others; ends differ by the jitter, and clocks drift
     # apart from the middle of the trace on.
     drift_ns = 2 * DRIFT_RATIO * slots * SLOT_NS
@@ -188,7 +188,7 @@ def test_a_rank_that_misses_a_tenth_shifts_nothing(case: str) -> None:
     job, communication = told(case, slots=400)
     whole = sum(len(one.kind) for one in communication.values())
     communication[5] = without(communication[5], 0.1, 0)
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     assert {len(slots) for slots, _ in collectives(job, communication, matched)} == {1}
     # Besides what it lost, its partners have nobody to be matched with.
     lost = whole - sum(len(m.event_row) for m in matched.values())
@@ -206,7 +206,7 @@ def test_a_rank_cut_early_costs_only_what_came_after() -> None:
     communication[9] = replace(
         communication[9], **{name: getattr(communication[9], name)[half] for name in columns}
     )
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     assert len(matched[9].event_row) == int(half.sum())
     for rank, one in matched.items():
         known = communication[rank].entered_ns < BASE_NS + job.lead_ns[rank // 8] + 60 * SLOT_NS
@@ -216,7 +216,7 @@ def test_a_rank_cut_early_costs_only_what_came_after() -> None:
 def test_groups_only_part_of_whose_ranks_were_recorded_are_not_matched() -> None:
     # The first tensor group alone: its size is 4, all others reach beyond it.
     _, communication = told(ranks=range(4))
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     for rank, one in matched.items():
         kinds = communication[rank].kinds
         of = [kinds[k].group for k in communication[rank].kind]
@@ -246,7 +246,7 @@ def test_groups_of_one_name_are_told_apart_by_their_members() -> None:
             for ranks in groups
             for rank in ranks
         }
-        matched = match(parts_of(communication))
+        matched = match(parts_of(communication).values())
         ready = {rank: (one.event_ready_ns - BASE_NS).tolist() for rank, one in matched.items()}
         if known:
             assert ready[0] == ready[1] == [1000, 1_001_000, 2_001_000]
@@ -259,7 +259,7 @@ def test_groups_of_one_name_are_told_apart_by_their_members() -> None:
 
 def test_ranks_outside_a_group_take_no_part_in_it() -> None:
     communication = {rank: group_of(rank, (0, 1), (0, 1)) for rank in (0, 1, 2)}
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     assert [len(matched[rank].event_row) for rank in (0, 1, 2)] == [3, 3, 0]
 
 
@@ -288,7 +288,7 @@ def test_clocks_tied_by_sends_alone_are_compared_too() -> None:
 
     communication = {rank: of(rank) for rank in range(4)}
     parts = {rank: participation(rank, c, rank // 2 * 2) for rank, c in communication.items()}
-    matched = match(parts)
+    matched = match(parts.values())
     assert [matched[rank].offset_ns for rank in range(4)] == [0, 0, lead_ns, lead_ns]
     assert [matched[rank].offset_rank for rank in range(4)] == [0, 0, 0, 0]
 
@@ -321,7 +321,7 @@ def test_what_a_rank_gets_back_is_its_own_and_small() -> None:
 
 def test_some_ranks_alone_keep_what_they_did_among_themselves() -> None:
     _, communication = told()
-    matched = match(parts_of(communication))
+    matched = match(parts_of(communication).values())
     some = within(matched, range(4))
     assert [*some] == [0, 1, 2, 3]
     for rank, one in some.items():
@@ -331,9 +331,9 @@ def test_some_ranks_alone_keep_what_they_did_among_themselves() -> None:
 
 
 def test_no_ranks_and_ranks_without_collectives_match_nothing() -> None:
-    assert match({}) == {}
+    assert match([]) == {}
     none = np.zeros(0, np.int64)
     silent = participation(3, Communication(none, [], none, none, none, none, 5))
-    (matched,) = match({3: silent}).values()
+    (matched,) = match([silent]).values()
     assert matched.ready_ns.tolist() == [-1] * 5
     assert (matched.offset_ns, matched.offset_rank) == (0, 3)
