@@ -176,8 +176,8 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # It has reached the ranks, too, which close their recordings.
-        _await(started, _CLOSING_S)
+        # It has reached the ranks of this group, too, which close their recordings.
+        _await([p for p in started if os.getpgid(p.pid) == os.getpgrp()], _CLOSING_S)
         raise
     finally:
         # A second one would end this process, and leave those that do not end by themselves.

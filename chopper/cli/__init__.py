@@ -42,6 +42,7 @@ _COMMANDS = {
 _LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate"))
 _READING = frozenset(("analyze", "compare", "report", "import", "gather", "query", "whatif"))
 """Commands that start no program of the user."""
+_WITHOUT_PANDAS = _READING | {"record", "run"}
 
 
 class _Group(LazyGroup):
@@ -122,11 +123,11 @@ def _line(message: str) -> str:
 
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
-    reads = sys.argv[1:] and sys.argv[1] in _READING
-    if reads:
+    word = "".join(sys.argv[1:2])
+    if word in _READING:
         # Arrow's own pool keeps what is freed: a report took a fifth more memory with it.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    quick = reads and "pandas" not in sys.modules
+    quick = word in _WITHOUT_PANDAS and "pandas" not in sys.modules
     if quick and not any(isinstance(finder, _WithoutPandas) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WithoutPandas())
     output = sys.stdout

@@ -69,7 +69,8 @@ class Session:
         self._lock = threading.RLock()
         self._busy = 0
         """Above 0 while some thread is in the recorder's own code, with the lock held."""
-        self._closing = False
+        self._signals_wait = True
+        """True while the recording starts or ends: a signal ends the process after that."""
         self._closed = False
         self._signal_at_close: int | None = None
         """The signal that ends the process once the recording is closed."""
@@ -100,12 +101,17 @@ class Session:
 
     def start(self) -> None:
         """Claim the rank's folder, start the collectors, begin the first step."""
+        self._guard.arm()
         try:
             self._start()
         except BaseException as exc:
-            self._give_up(exception_text(exc))
+            self._give_up(exc)
             if not isinstance(exc, Exception):  # Ctrl-C is the program's
                 raise
+        self._signals_wait = False
+        if self._signal_at_close is not None:  # it came meanwhile
+            self._terminated(self._signal_at_close, True)
+            os.kill(os.getpid(), self._signal_at_close)
 
     def _safely(self, part: Callable[..., _T], *args: Any) -> _T | None:
         """Run a part of the recording, with its lock held; no failure reaches the program."""
@@ -117,7 +123,7 @@ class Session:
                 finally:
                     self._busy -= 1
         except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
-            self._give_up(exception_text(exc))
+            self._give_up(exc)
             return None
 
     def _start(self) -> None:
@@ -148,7 +154,6 @@ class Session:
                 str(self._output.absolute()), claim.IN_PROFILE, for_children(self.options)
             )
             self._children = arming.ChildrenRecorded(hooked)
-        self._guard.arm()
         threading.Thread(target=self._flush_idle, daemon=True, name="chopper").start()
         atexit.register(self.close)
         # Multiprocessing's children leave without atexit.
@@ -292,7 +297,7 @@ class Session:
     def _terminated(self, number: int, in_main_thread: bool) -> bool:
         """Close, as a signal ends the process; return whether to die now. Called by the guard."""
         self._signal_at_close = number
-        if self._closing:  # it dies at the end of that
+        if self._signals_wait:
             return False
         if not self._lock.acquire(timeout=2.0):
             return True
@@ -320,11 +325,11 @@ class Session:
             return
         with self._lock, no_interrupts():
             signal_before = self._signal_at_close
-            self._closing = True
+            self._signals_wait = True
             self.recording = False
             if status is None:
-                status, error = ending(getattr(sys, "last_value", None))
-            self._manifest.status = status
+                status, error = ending(getattr(sys, "last_value", None) or sys.exc_info()[1])
+            self._manifest.status = "interrupted" if self._guard.told_to_end() else status
             self._manifest.error = error
             closing_ns = time.time_ns()
             self._safely(self._unwatch)
@@ -342,7 +347,7 @@ class Session:
             atexit.unregister(self.close)
             self._guard.disarm()
             self._over.set()
-            self._closing = False
+            self._signals_wait = False
         if self._signal_at_close is not None and signal_before is None:  # it came meanwhile
             os.kill(os.getpid(), self._signal_at_close)
         if self.options.gather and self.info.world_size > 1 and self._manifest.status == "complete":
@@ -356,7 +361,7 @@ class Session:
             self.close(*ending(exc))
         except Exception as own:  # noqa: BLE001 - the profiler never changes the program
             self.recording = True
-            self._give_up(exception_text(own))
+            self._give_up(own)
 
     def _unwatch(self) -> None:
         self._optimizers.end()
@@ -421,14 +426,16 @@ class Session:
             with contextlib.suppress(Exception):  # the profiler never changes the program
                 messages.announce(self.path, self._manifest)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, exc: BaseException) -> None:
         """Stop recording for good; the program goes on."""
         global _active
+        reason = exception_text(exc)
         was_recording, self.recording = self.recording, False
         self._over.set()
         _active = None if _active is self else _active
         say(f"recording stopped: {reason}; the program goes on")
         if not was_recording:
+            self._guard.disarm()
             return
         steps = self._steps
         atexit.unregister(self.close)
@@ -445,7 +452,7 @@ class Session:
                 let_go()
         with contextlib.suppress(Exception):
             manifest = self._manifest
-            manifest.status = "failed"
+            manifest.status = ending(exc)[0]
             manifest.error = f"recording stopped: {reason}"
             manifest.end_ns = time.time_ns()
             manifest.steps_source = steps.log.source

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ class TerminationGuard:
     def __init__(self, close: Callable[[int, bool], bool]) -> None:
         self._close = close
         self._noticed = threading.Event()
+        self._reading = threading.Lock()
+        self._received: set[int] = set()
         self._taken: list[signal.Signals] = []
         self._pipe: tuple[int, int] | None = None
         self._pid = os.getpid()
@@ -51,6 +54,7 @@ class TerminationGuard:
             signal.signal(number, self._on_signal)
         self._taken = free
         reader, writer = os.pipe()
+        os.set_blocking(reader, False)
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         if before != -1:  # an event loop uses it
@@ -81,6 +85,22 @@ class TerminationGuard:
             if os.getpid() != self._pid:
                 os.close(reader)
 
+    def told_to_end(self) -> bool:
+        """Tell whether Ctrl-C or a signal that ends programs came, whoever handled it."""
+        if self._pipe is not None:
+            self._read(self._pipe[0])
+        return not self._received.isdisjoint((signal.SIGINT, *_SIGNALS))
+
+    def _read(self, reader: int) -> bytes | None:
+        """Return the numbers of signals that came, b"" at the end; None where there are none."""
+        with self._reading:
+            try:
+                data = os.read(reader, 64)
+            except BlockingIOError:
+                return None
+            self._received.update(data)
+            return data
+
     def _on_signal(self, number: int, frame: Any) -> None:  # noqa: ARG002
         self._noticed.set()
         if os.getpid() == self._pid and not self._close(number, True):
@@ -89,12 +109,14 @@ class TerminationGuard:
         os.kill(os.getpid(), number)
 
     def _watch(self, reader: int) -> None:
+        arrival = select.poll()
+        arrival.register(reader, select.POLLIN)
         while True:
-            data = os.read(reader, 64)
-            if not data:
+            arrival.poll()
+            if self._read(reader) == b"":
                 os.close(reader)
                 return
-            number = next((number for number in self._taken if number in data), None)
+            number = next((number for number in self._taken if number in self._received), None)
             if number is not None and not self._noticed.wait(_PATIENCE_S):
                 if not self._close(number, False):
                     continue

@@ -242,4 +242,17 @@ def test_the_programs_own_sigterm_handler_stays(tmp_path):
     )
     code, rest = terminated(tmp_path, AWAKE, handler)
     assert (code, rest) == (5, "mine\n")
-    assert Run.open(tmp_path / "run").part(0).status == "failed"
+    part = Run.open(tmp_path / "run").part(0)
+    assert (part.status, part.error) == ("interrupted", "SystemExit: 5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "raised", ["RuntimeError('a peer left')", "SystemExit(1)", "SystemExit(0)"]
+)
+def test_whatever_ends_a_program_after_ctrl_c_it_was_interrupted(tmp_path, raised):
+    caught = f"    except KeyboardInterrupt:\n        raise {raised}"
+    wait = f"import time\n    try:\n        while True: time.sleep(0.01)\n{caught}"
+    code, _ = terminated(tmp_path, wait, number=signal.SIGINT)
+    assert code == (0 if raised == "SystemExit(0)" else 1)
+    assert Run.open(tmp_path / "run").part(0).status == "interrupted"

@@ -23,6 +23,17 @@ from chopper.experiments.declarations import as_program
 from chopper.workloads.processes import run_ranks
 as_program(lambda: run_ranks("interrupted_ranks", 2, linked=False))
 """
+APART = """
+import sys, time
+from chopper.workloads import processes
+processes._CLOSING_S = 600.0  # which is not waited for: Ctrl-C does not reach the ranks
+apart = {"words": [], "start_new_session": True}
+try:
+    with processes.running_ranks("interrupted_ranks", 2, linked=False, **apart):
+        time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 IMPORTING = SLOW + "begun()\ntime.sleep(600)\n"
 FAILING = """
 def main():
@@ -34,11 +45,15 @@ def main():
 """
 
 
-@pytest.mark.parametrize("body", [IMPORTING, SLOW + FAILING], ids=["importing", "failing of it"])
-def test_interrupted_ranks_end_without_a_word(tmp_path, body):
+@pytest.mark.parametrize(
+    ("starter", "body"),
+    [(STARTER, IMPORTING), (STARTER, SLOW + FAILING), (APART, IMPORTING)],
+    ids=["importing", "failing of it", "in sessions of their own"],
+)
+def test_interrupted_ranks_end_without_a_word(tmp_path, starter, body):
     (tmp_path / "interrupted_ranks.py").write_text(body)
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTER],
+        [sys.executable, "-c", starter],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
