@@ -28,6 +28,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from chopper.recording.module_calls import ModuleCalls, named_submodules, parameters
+from chopper.recording.optimizers import optimizer_was_made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -253,7 +254,8 @@ class Annotator:
         if names.trained:
             return True
         if not self._trained_ids:
-            return any(parameter.requires_grad for parameter in parameters(module))
+            trainable = any(parameter.requires_grad for parameter in parameters(module))
+            return trainable and optimizer_was_made()
         names.trained = any(id(parameter) in self._trained_ids for parameter in parameters(module))
         return names.trained
 

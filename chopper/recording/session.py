@@ -381,7 +381,7 @@ class Session:
         if number == 0:
             return (
                 f"no step was detected, so steps {wanted} never came; leave --steps out, or call "
-                "prof.step() of chopper.profile at the end of each round"
+                "prof.step() of chopper.profile after each batch or request"
             )
         steps = f"{number} step" + "s" * (number != 1)
         last = max(number - 5, 0)

@@ -175,7 +175,9 @@ class StepRecorder:
             why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
             self._part.note(
                 "run.no_steps",
-                f"no step was detected: {why}; call prof.step() at the end of each step",
+                f"no step was detected: {why}; for times of each batch or request, call "
+                "prof.step() of chopper.profile after it",
+                severity="info" if self.infers and saw_torch else "warning",
             )
 
 

@@ -315,9 +315,9 @@ class TraceWindows:
         if excess is None:
             self._part.note(
                 "run.no_steps",
-                "no step ended within a minute of tracing: the trace was stopped there; in a loop "
-                "without an optimizer of torch, such as one that only evaluates, call prof.step() "
-                "of chopper.profile at the end of each round",
+                "no step ended within a minute of tracing: the trace was stopped there; where no "
+                "optimizer of torch steps, call prof.step() of chopper.profile after each batch or "
+                "request",
             )
             return
         again = ""
