@@ -375,7 +375,6 @@ def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -
     from chopper.storage import manifest
     from chopper.storage.destination import (
         check_output,
-        finished_reads,
         new_output,
         prepare_output,
         working_dir,
@@ -396,8 +395,7 @@ def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -
     except OutputError as exc:
         raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
     finally:
-        for folder in (fresh, finished_reads(target)):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ def command(
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.logs import zone_of
     from chopper.storage.destination import finished_reads
+    from chopper.storage.remote import copies_of
 
     zone = None if time_zone is None else zone_of(time_zone)
     counted: deque[str] = deque([""], maxlen=1)
@@ -71,13 +73,18 @@ def command(
     )
     engine = shared.engine_for(files, counted)
 
+    finished = None
+    if len(files) > 1:
+        with contextlib.suppress(OSError):  # without room for it, a next call reads them again
+            finished = finished_reads(target if isinstance(target, Path) else copies_of(target))
+
     def write(directory: Path) -> RunManifest:
-        finished = None
-        if len(files) > 1 and isinstance(target, Path):
-            finished = finished_reads(target)
+        if finished is not None:
             with contextlib.suppress(OSError):
                 finished.mkdir(exist_ok=True)
         return write_run(traces, directory, zone=zone, engine=engine, finished=finished)
 
-    with progress(f"importing {len(files)} trace(s)", counted):
+    with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:
+        if finished is not None:
+            at_end.callback(shutil.rmtree, finished, ignore_errors=True)
         shared.write_run(write, target, force=force, as_json=as_json)

@@ -152,7 +152,7 @@ def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
 def _listing(address: str) -> _Listing:
     fs, path = _opened(address)
     files, base, is_whole = _listed(fs, path, address)
-    folder = _folder(address)
+    folder = copies_of(address)
     _shown_by_key[folder.name] = without_secrets(_shown(address, fs, base))
     return _Listing(
         fs,
@@ -357,7 +357,7 @@ def _download(fs: Any, name: str, place: Path, size: int | None, progress: Any) 
         part.unlink(missing_ok=True)
 
 
-def _folder(address: str) -> Path:
+def copies_of(address: str) -> Path:
     """Return the folder of an address's copies; remove those that nobody used for a week."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     cache = cache / "chopper" / "remote"

@@ -24,6 +24,7 @@ import chopper
 from chopper.errors import InputError, OutputError
 from chopper.storage import remote
 from chopper.storage.layout import MANIFEST
+from tests.cli.test_import_again import PROGRAM
 from tests.command import process, run
 from tests.ingest.test_logs import trace
 from tests.recording.test_gather import node
@@ -152,6 +153,32 @@ def test_a_run_is_written_and_read_at_an_address(s3: Any, traces: Path, tmp_path
     assert forced.code == 0, forced.err
     forget()
     assert len(chopper.load(f"{BUCKET}/runs/job").ranks) == 1
+
+
+def test_an_import_between_addresses_that_was_killed_goes_on(
+    s3: Any, traces: Path, tmp_path: Path
+) -> None:
+    s3.put(f"{traces}/", "bucket/job/", recursive=True)
+    arguments = ("import", f"{BUCKET}/job", "-o", f"{BUCKET}/runs/job", "--workers", "1")
+
+    def imported(log: str, killed_at: int) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c", PROGRAM, str(tmp_path / log), str(killed_at)]
+        return subprocess.run([*program, *arguments], capture_output=True, text=True)
+
+    def copies() -> dict[str, int]:
+        return {p.name: p.stat().st_ino for p in (tmp_path / "cache").rglob("rank*.json*")}
+
+    assert imported("first", 1).returncode == -9
+    assert not s3.exists(f"bucket/runs/job/{MANIFEST}")
+    before = copies()
+    again = imported("again", -1)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "first").read_text().split() == ["rank0.json"]
+    assert (tmp_path / "again").read_text().split() == ["rank1.json.gz"]
+    assert len(before) == 2
+    assert before.items() <= copies().items()
+    assert not [*(tmp_path / "cache").rglob("*.chopper-read")]
+    assert same(chopper.attribute(f"{BUCKET}/runs/job"), chopper.attribute(traces))
 
 
 def test_a_run_that_is_copied_in_part_never_looks_whole(
