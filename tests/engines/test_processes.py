@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks._ranks import write_ranks
 from chopper.engines import Done, Lost
 from chopper.engines.processes import Processes
 from chopper.engines.spill import Folder
@@ -201,6 +205,75 @@ def test_an_interrupt_while_workers_start_ends_at_once(running: Running) -> None
     said = running.signalled(signal.SIGINT, group=True)
     assert said.count("Traceback") == 1
     assert [p.name for p in running.folder.iterdir() if "." not in p.name] == ["loaded"]
+
+
+COMMAND = """
+import sys
+from chopper import cli
+sys.argv = {!r}
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("traces")
+    write_ranks(directory, 64, 1_000)
+    return directory
+
+
+def interrupted(folder: Path, words: Sequence[object], is_begun: Callable[[Running], bool]) -> None:
+    """Interrupt a command in the middle of 64 ranks: it ends, and nothing is left."""
+    before = {*folder.parent.iterdir()}
+    program = Running(folder, COMMAND.format(["chopper", *map(str, words)]))
+    try:
+        until(lambda: program.process.poll() is not None or is_begun(program), "ranks are read")
+        said = program.signalled(signal.SIGINT, group=True)
+        assert said.splitlines()[-1:] == ["chopper: interrupted"], said
+        assert program.process.returncode == 130
+        assert [*folder.iterdir()] == []
+        assert {*folder.parent.iterdir()} - before == {folder.parent / "program.py"}
+    finally:
+        program.process.kill()
+
+
+@pytest.mark.parametrize("words", [("analyze",), ("report", "-o", "x.html"), ("import", "-o", "x")])
+def test_an_interrupted_command_leaves_nothing(
+    folder: Path, traces: Path, words: tuple[str, ...]
+) -> None:
+    command, *output = words
+    where = [folder.parent / one if one.startswith("x") else one for one in output]
+    interrupted(
+        folder,
+        [command, traces, *where, "--workers", "2"],
+        lambda _: any(folder.glob("chopper-spill-*/*")),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("analyze",), ("import", "-o", "x")])
+def test_an_interrupted_command_leaves_nothing_of_a_cluster(
+    folder: Path, traces: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # A name that leaves room for sockets below it.
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        place = Path(short) / "t"
+        place.mkdir()
+        monkeypatch.setenv("RAY_TMPDIR", str(place))  # no cluster of this machine
+        command, *output = words
+        where = [place.parent / one if one == "x" else one for one in output]
+
+        def is_begun(program: Running) -> bool:
+            names = []
+            for process in program.family():
+                with contextlib.suppress(psutil.Error):
+                    names += process.cmdline()[:1]
+            return any(name.startswith("ray::_call") for name in names)
+
+        interrupted(place, [command, traces, *where, "--ray"], is_begun)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
