@@ -1,4 +1,4 @@
-"""The public verbs: load a run, attribute it, report it."""
+"""Public functions: load, attribute, compare, replay, query and report a run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class AttributedRun(Attributed):
-    """The attribution of a run, and what it was made of: :func:`attribute` returns it.
+    """The attribution of a run with its intermediate results, as :func:`attribute` returns it.
 
-    ``chopper.Attribution`` is its name for annotations. Everything of
-    :class:`~chopper.attribution.Attribution` is there as well.
+    ``chopper.Attribution`` is its name for annotations. It has all members of
+    :class:`~chopper.attribution.Attribution`.
 
-    :func:`report`, :func:`compare` and :func:`whatif` take it and join nothing again.
+    :func:`report`, :func:`compare` and :func:`whatif` accept it and do not repeat the work.
     """
 
     def _repr_html_(self) -> str:
@@ -42,8 +42,8 @@ class AttributedRun(Attributed):
     def recoverable(self) -> dict[str, Recoverable]:
         """Predict what removing each cause alone would save, by replaying the run.
 
-        Null with the reason where the run cannot be replayed, or nothing takes the cause away. The
-        values do not add up. Each call replays the run.
+        A saving is None, with the reason, where the run cannot be replayed or the cause cannot be
+        removed. The values do not add up. Each call replays the run.
         """
         from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 
@@ -61,11 +61,11 @@ def load(source: Source, *, engine: Engine | None = None) -> Run:
 
     Args:
         source: a run directory; or a trace file, a glob, a directory of traces, or several.
-        engine: what reads the files, and holds their tables; by default this process where they
-            are small, else one for each core.
+        engine: reads the files and holds their tables, one of :mod:`chopper.engines`; by default
+            this process where they are small, else one process per core.
 
     Raises:
-        InputError: there is nothing there, or not what it should be.
+        InputError: nothing is there, or it is neither a run nor traces.
     """
     if engine is not None:
         return pipeline.read(source, engine)
@@ -85,20 +85,20 @@ def attribute(
 ) -> AttributedRun:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
-    Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it is of
-    those that the step time is of; :attr:`~chopper.attribution.Attribution.whole` is of all of
+    Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it
+    covers those of the step time; :attr:`~chopper.attribution.Attribution.whole` covers all of
     them. The run itself is not changed.
 
     Args:
         run: a run, or anything that :func:`load` takes.
-        engine: what runs the stages of each rank: one of :mod:`chopper.engines`; by default this
-            process where the run is small or in its memory, else one for each core. The result is
-            the same.
-        ranks: those to look at closely: views, replay and timeline are of them. By default all,
-            or of a run with more than two million host spans and device events those that matter.
+        engine: runs the stages of each rank, one of :mod:`chopper.engines`; by default this
+            process where the run is small or in its memory, else one process per core. The result
+            is the same.
+        ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
+            more than two million host spans and device events, at most sixteen that stand out.
 
     Raises:
-        InputError: there is nothing there, or not what it should be.
+        InputError: nothing is there, or it is neither a run nor traces.
         UsageError: a rank that is not in the run.
     """
     if engine is None:
@@ -133,12 +133,12 @@ def compare(
     allow_different: bool = False,
     all_steps: bool = False,
 ) -> Comparison:
-    """Compare two runs: how B's step differs from A's, cause by cause, and how sure that is.
+    """Compare two runs: how B's step differs from A's, cause by cause, with intervals.
 
     Args:
-        a: the run to compare with, or anything that :func:`load` takes.
-        b: the run that is judged.
-        allow_different: give a verdict although the runs do not do the same work.
+        a: the reference: a run or its attribution, or anything that :func:`load` takes.
+        b: the run to judge, likewise.
+        allow_different: give a verdict even if the runs do different work.
         all_steps: keep leading steps that took much longer than those after them.
 
     Raises:
@@ -162,25 +162,24 @@ def whatif(
     graphs: bool = False,
     overlap: bool = False,
 ) -> WhatIf:
-    """Predict what a run would take with something changed, by replaying its dependency graph.
+    """Predict the step time of a changed run by replaying its dependency graph.
 
-    Without any change, the replay of the run as it was.
+    Without a change, replay the run as it was.
 
     Args:
         run: a run or its attribution, or anything that :func:`load` takes.
-        fix: causes that take no time: ids, their last parts (``data``), or plain names
+        fix: causes to remove: ids, their last parts (``data``), or plain names
             (``straggler``, ``launch_gaps``).
-        clock: of the device, ``1980MHz``; ``reference`` for the clock that its peak is quoted at.
+        clock: device clock, ``1980MHz``, or ``reference`` for the clock of its quoted peak.
         link: bandwidth between ranks, ``50GB/s`` or ``x2``.
         latency: of that link, ``5us`` or ``x0.5``.
-        faster: ``gemm=2x``: kernels of a family, or found by a regular expression.
-        without: operators that are not called.
-        graphs: launch each step as one graph.
+        faster: ``gemm=2x``: kernels of a family, or those that a regular expression matches.
+        without: operators to remove.
+        graphs: launch each step as one CUDA graph.
         overlap: nothing but communication waits for communication.
 
     Raises:
-        UsageError: a change that is none, that contradicts another one, or that this run has no
-            data for.
+        UsageError: an invalid or contradictory change, or one that this run has no data for.
         InputError: the run cannot be replayed.
     """
     from chopper.analyzers.replay.whatif_options import changes_of
@@ -201,13 +200,13 @@ def whatif(
 def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> pa.Table:
     """Run one SQL statement over the tables and views of a run.
 
-    `chopper schema` lists them. Tables of single ranks have the columns ``rank`` and ``row`` before
-    their own. Views and the tables of the attribution are of the steps that the step time is of.
+    `chopper schema` lists them. Tables of single ranks begin with the columns ``rank`` and ``row``.
+    Views and the tables of the attribution cover the steps of the step time.
 
     Args:
         run: a run or its attribution, or anything that :func:`load` takes.
-        sql: one statement that reads, in DuckDB's dialect; it can name no files.
-        memory: limit of what DuckDB takes for it.
+        sql: one reading statement in DuckDB's dialect; it cannot access files.
+        memory: memory limit of DuckDB.
 
     Raises:
         UsageError: DuckDB is not installed, or the SQL is wrong.
@@ -239,9 +238,9 @@ def report(
         ``output`` as a path.
 
     Raises:
-        OutputError: it cannot be written, exists and ``force`` is False, lies inside a run, or is
-            what the report is made from.
-        UsageError: no such format.
+        OutputError: ``output`` cannot be written, exists and ``force`` is False, lies inside a
+            run, or is an input of the report.
+        UsageError: unknown extension.
         InputError: ``run`` is neither a run nor traces.
     """
     from chopper.errors import OutputError

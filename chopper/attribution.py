@@ -2,7 +2,7 @@
 
 Everything here is a regrouping of the same nanoseconds: whatever the level, the sums are equal.
 Where steps of several kinds were traced, or some ranks have no numbered steps, all of it is of the
-kind that the step time is of, and ``whole`` is of everything that was traced.
+kind that the step time describes, and ``whole`` covers everything that was traced.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CauseRow:
         ci95_ns: bootstrap over steps of the same total; None with fewer than three steps.
         basis: what the number rests on.
         measured: it comes from recorded times alone, without a model.
-        withheld: why the data cannot support this cause; its time stands, so that the sum does.
+        withheld: why the data cannot support this cause; its time stays in the sum.
     """
 
     id: str
@@ -64,9 +64,9 @@ class Group:
     """One value of a level, with its time by leaf cause.
 
     Attributes:
-        time_ns: what it is charged with, waiting before it included.
-        own_ns: sum of the durations of its device events, whatever ran beside them; None for steps,
-            ranks and causes.
+        time_ns: attributed time, including the waiting before it.
+        own_ns: sum of the durations of its device events, whatever ran at the same time; None for
+            steps, ranks and causes.
         events_count: device events; None as ``own_ns``.
     """
 
@@ -103,10 +103,10 @@ class Basis:
 
 @dataclass(frozen=True)
 class Recoverable:
-    """Time of a step that removing one cause gives back: what ``whatif --fix`` predicts.
+    """Predicted saving per step if one cause is removed, as ``whatif --fix`` gives it.
 
     Attributes:
-        step_ns: what a step gets shorter, mean over ranks and steps; None with the reason.
+        step_ns: saving per step, mean over ranks and steps; None with the reason.
         ci95_ns: its 95 % interval over steps; None with fewer than three.
     """
 
@@ -267,7 +267,7 @@ class StepTime:
 class Attribution:
     """The attribution of every nanosecond of a run's steps to one cause.
 
-    It holds data only: whatever looks at it is a function of it.
+    It holds data only; everything that uses it is a function of it.
 
     Attributes:
         source: what the user named.
@@ -280,10 +280,10 @@ class Attribution:
         cause_rows: all causes with time in them, in the order of the tree.
         findings: what the data can and cannot support, most severe first.
         withheld: claims that the data does not support, with their reasons.
-        coverage: shares (ratios, None for unknown) of what models and joins reached.
+        coverage: shares that models and joins cover, as ratios; None for unknown.
         bases: leaf cause → what it rests on.
-        ceilings: rank → what its device can do at most, theoretical and measured.
-        all_kinds: the attribution of all traced steps, where this one is of some of them.
+        ceilings: rank → theoretical and measured peaks of its device.
+        all_kinds: the attribution of all traced steps, where this one covers only some.
     """
 
     source: str
@@ -371,7 +371,7 @@ class Attribution:
         return [*map(round, total / np.bincount(of))]
 
     def of_kind(self) -> Self:
-        """Return the part that the step time is of; itself where no other kind was traced."""
+        """Return the part that the step time covers; itself where no other kind was traced."""
         traced = [kind.traced_steps for kind in self.step.kinds if kind.name == self.step.kind]
         return self.of_steps(traced[0]) if traced and traced[0] else self
 

@@ -1,13 +1,13 @@
-"""Everything that chopper raises on purpose.
+"""All errors that Chopper raises deliberately.
 
     ChopperError                 exit 1
     ├── UsageError               exit 2   the command or call was wrong
     ├── InputError               exit 1   a file is not what it should be
     │   └── RunFormatError       exit 1   a run directory is damaged, newer, or not a run
     ├── SchemaError              exit 1   a table lacks or mistypes a column
-    ├── CollectorUnavailable     exit 1   a collector was demanded and cannot run here
-    ├── CaptureError             exit 1   recording could not start, go on, or be written
-    └── OutputError              exit 1   a result cannot be written where it was asked for
+    ├── CollectorUnavailable     exit 1   a requested collector cannot run here
+    ├── CaptureError             exit 1   recording could not start, continue or be written
+    └── OutputError              exit 1   a result cannot be written to its destination
 
 Messages are one line: what, where, found, expected, remedy.
 """
@@ -33,7 +33,7 @@ else:
 
 
 class ChopperError(Exception):
-    """Base of all errors raised on purpose; its message is one line for the user."""
+    """Base of all deliberate errors; its message is one line for the user."""
 
     exit_code = 1
 
@@ -57,7 +57,7 @@ class SchemaError(ChopperError):
 
 
 class CollectorUnavailable(ChopperError):
-    """A collector that the user demanded cannot run on this machine."""
+    """A collector that the user requested cannot run on this machine."""
 
 
 class CaptureError(ChopperError):
@@ -65,11 +65,11 @@ class CaptureError(ChopperError):
 
 
 class OutputError(ChopperError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to its destination."""
 
 
 def reason_of(exc: OSError) -> str:
-    """Reason of a failed system call; those that Python raises itself have no ``strerror``."""
+    """Return the reason of a failed system call, also without ``strerror``."""
     return exc.strerror or str(exc) or type(exc).__name__
 
 

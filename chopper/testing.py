@@ -1,4 +1,4 @@
-"""Parts for tests of what is built on chopper: a clock that is told, a collector that replays.
+"""Test helpers for code built on Chopper: a controlled clock, a collector that replays.
 
 Neither needs torch or a device::
 
@@ -27,7 +27,7 @@ __all__ = ["FakeClock", "ReplayCollector"]
 
 
 class FakeClock(SystemClock):
-    """Time that passes only when told.
+    """A clock that advances only on request.
 
     Args:
         realtime_ns: Unix time at the start.
@@ -35,7 +35,7 @@ class FakeClock(SystemClock):
         lags_ns: by how much each sleep oversleeps, in turn; then not at all.
 
     Attributes:
-        orphaned: set it to say that the parent process has gone.
+        orphaned: set it to signal that the parent process has ended.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FakeClock(SystemClock):
         self._realtime_ns += by_ns
 
     def stop_after_ns(self, duration_ns: int) -> None:
-        """Make ``wait_until`` say stop once this much more time would have passed."""
+        """Make ``wait_until`` return True once this much more time would have passed."""
         self._stop_ns = self._monotonic_ns + duration_ns
 
     def wait_until(self, deadline_ns: int) -> bool:
@@ -123,7 +123,7 @@ class ReplayCollector:
         self._files: tuple[str, ...] = ()
 
     def probe(self, context: CollectorContext) -> Availability:
-        """Available unless told to refuse."""
+        """Return available unless ``refuse`` is set."""
         del context
         return Availability(ok=self._refuse is None, reason=self._refuse)
 
@@ -131,7 +131,7 @@ class ReplayCollector:
         """Write the tables into the rank's folder.
 
         Raises:
-            CollectorUnavailable: it was told to refuse.
+            CollectorUnavailable: ``refuse`` is set.
             SchemaError: a table is not as declared.
             KeyError: no table of this name is declared.
         """
@@ -146,7 +146,7 @@ class ReplayCollector:
             self._files += (write_table(context.directory, name, table.to_pydict()),)
 
     def stop(self) -> CollectorReport:
-        """Say what was written."""
+        """Report what was written."""
         return CollectorReport(
             name=self.name,
             status="obtained",

@@ -70,7 +70,7 @@ class Collector(Protocol):
         ...
 
     def start(self, context: CollectorContext) -> None:
-        """Begin to collect; return soon.
+        """Start to collect; return quickly.
 
         Raises:
             CollectorUnavailable: it cannot run here after all; the message says why.
@@ -78,7 +78,7 @@ class Collector(Protocol):
         ...
 
     def stop(self) -> CollectorReport:
-        """Stop, write what is left, leave no thread or process behind, and report."""
+        """Stop, write the remaining data, leave no thread or process behind, and report."""
         ...
 
 
@@ -91,7 +91,7 @@ class StepListener(Protocol):
     """
 
     def on_step(self, step: int) -> None:
-        """Read what belongs to the step that has just ended."""
+        """Read the values of the step that has just ended."""
         ...
 
 

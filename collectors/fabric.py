@@ -147,7 +147,9 @@ class PortSource(FileSource):
             raise CollectorUnavailable(why)
         for column in _COUNTERS:
             if not any(column in port.files for port in self._ports):
-                self.absent[f"fabric_port.{column}"] = refused.get(column, "no port here counts it")
+                self.absent[f"fabric_port.{column}"] = refused.get(
+                    column, "no port of this machine counts it"
+                )
 
     def sample(self, sink: Sink, _now_ns: int) -> None:
         """One row per port that is still there."""

@@ -1,7 +1,7 @@
-"""Find collectors: those of this folder declare themselves, other packages add theirs.
+"""Find the collectors of this folder and of other packages.
 
-A file (or a folder with an ``__init__.py``) of ``chopper/collectors`` is a collector when it says
-so in two lines, and has a class whose ``name`` is that name::
+A file (or a folder with an ``__init__.py``) of ``chopper/collectors`` is a collector when it has
+these two lines, and a class whose ``name`` is that name::
 
     NAME = "my_sensor"
     BY_DEFAULT = True
@@ -12,8 +12,8 @@ an entry point::
     [project.entry-points."chopper.collectors"]
     my_sensor = "my_package.sensor:SensorCollector"
 
-The class must follow :class:`chopper.collectors.base.Collector`. It is imported when it is wanted;
-one that cannot be imported is refused with its reason and harms no other.
+The class must follow :class:`chopper.collectors.base.Collector`. It is imported on demand;
+one that cannot be imported is refused with its reason and does not affect the others.
 """
 
 from __future__ import annotations

@@ -227,10 +227,10 @@ def tables_page() -> str:
             "From a snapshot, or recorded with `memory=True`.",
             GROUPS["memory"],
         ),
-        ("Derived by analysis", "Safe to delete: they are made again.", GROUPS["analysis"]),
+        ("Derived by analysis", "Safe to delete: they are recomputed.", GROUPS["analysis"]),
         (
             "Views",
-            "[Detailed tables](views.md) of a run, made when they are asked for.",
+            "[Detailed tables](views.md) of a run, computed on demand.",
             tuple(in_sections()),
         ),
     )
@@ -259,8 +259,8 @@ def views_page() -> str:
         "chopper analyze RUN --view operations --top 100\n"
         "chopper analyze RUN --view operations --csv       # all rows and columns\n"
         "chopper analyze RUN --view operations --json | jq '.rows[0]'\n```",
-        "Rows come most important first. As text, columns that do not fit are named below the "
-        "table; columns without a value are left out. The JSON form has the schema "
+        "The most important rows come first. In text, columns that do not fit are named below the "
+        "table; columns without a value are omitted. The JSON form has the schema "
         "`chopper.view.NAME/VERSION`: an object with `schema`, `rows` (one object per row, the "
         "columns of the [declared table](tables.md) as keys) and, when there are no rows, "
         "`reason`. In Python, `chopper.views.view(attribution, NAME)` returns the Arrow table.",
@@ -280,8 +280,8 @@ def views_page() -> str:
 
 
 _RECURS = (
-    " Where fewer than three steps were traced, and their numbers are below 3, it is named but not "
-    "claimed: a first iteration shows it in any run."
+    " Where fewer than three steps were traced, and their numbers are below 3, it is named but "
+    "withheld: a first iteration shows it in any run."
 )
 
 
@@ -297,7 +297,7 @@ def detector_pages() -> dict[str, str]:
         parts = [
             f"# {spoken(name)}",
             f"{summary} In JSON: `{name}`.",
-            f"**Reported when.** {markup(known.condition)} And a replay without it predicts a "
+            f"**Reported when.** {markup(known.condition)} Also, a replay without it predicts a "
             "saving of more than 1 % of the step, with an interval that excludes zero."
             + ("" if known.in_every_step else _RECURS),
             f"**Prediction.** Without it, {markup(known.without)}. "
@@ -397,7 +397,7 @@ def peaks_page() -> str:
             "of that type; `fp32_vector` and `fp64_vector` are the rates outside of tensor and "
             "matrix cores. A vendor quotes them at a clock of its own, so each has its reference "
             "clock. A dash is unknown or impossible, and the source says which. A device that is "
-            "not here has no ideal time: it is never compared with its nearest relative. "
+            "not listed has no ideal time: no similar device's values are used. "
             "[Measured peaks](../concepts/attribution.md#peaks) stand beside these.",
             "## Overview",
             "TFLOP/s, and GB/s of memory and of links (both directions).",
@@ -426,7 +426,7 @@ def checks_page() -> str:
     return "\n\n".join(
         [
             "# Checks",
-            "Before a number is believed, the data is checked. What a check finds stands on top of "
+            "The data is checked before the attribution. What a check finds stands on top of "
             "every report, and as `quality` in the JSON form. Where the data cannot support a "
             "claim, the claim is withheld: null, or flagged and without an interval. Times are "
             "never removed: the causes sum to the observed time in any case.",

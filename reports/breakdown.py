@@ -85,7 +85,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
         unit,
         *(("Own time",) if own else ()),
         "Share",
-        Column("Mostly", kind="name"),
+        Column("Largest cause", kind="name"),
     )
     return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if own else "")
 

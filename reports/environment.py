@@ -16,7 +16,7 @@ from chopper.reports.page import BROWSER, Block, Cell, Column, Fact, Facts, Mark
 from chopper.storage.manifest import CollectorReport, RunManifest
 
 _LABELS = {
-    "affinity": "Cores it may use",
+    "affinity": "Allowed cores",
     "cores_by_numa_node": "Cores by NUMA node",
     "cpu": "CPU",
     "cuda": "CUDA",
@@ -60,7 +60,7 @@ def _facts(run: RunManifest) -> list[Fact]:
         ("World size", ", ".join(map(str, sorted({p.world_size for p in ranks if p.world_size})))),
         ("Hosts", _few([p.hostname for p in ranks])),
         ("Backend", _few([p.backend for p in ranks])),
-        ("Steps found by", _few([p.steps_source for p in ranks])),
+        ("Steps detected by", _few([p.steps_source for p in ranks])),
         ("Recorded by chopper", _few([p.chopper_version for p in ranks])),
         *(("Device", text if n == 1 else f"{n} × {text}") for text, n in _devices(run).items()),
         *((_LABELS.get(k, k), _few([p.environment.get(k) for p in ranks])) for k in keys),

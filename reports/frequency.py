@@ -247,7 +247,9 @@ def _kernels(story: Story) -> list[Block]:
                 "Sensitivity",
                 hint="How strongly its duration depends on the clock (1: inversely proportional)",
             ),
-            Column("Board power", hint="Of the whole board while it ran, not of the kernel alone"),
+            Column(
+                "Board power", hint="Power of the whole board while it ran, not of the kernel alone"
+            ),
         ),
         rows=[
             (

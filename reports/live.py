@@ -58,12 +58,12 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
             fmt.bytes_(rank.rss_bytes),
             fmt.bytes_(rank.device_allocated_bytes),
         )
-    parts.append(ranks if snapshot.ranks else Text("no rank has begun yet", style="dim"))
+    parts.append(ranks if snapshot.ranks else Text("no rank has started yet", style="dim"))
     if len(snapshot.ranks) > _RANKS:
         parts.append(Text(f"the slowest {_RANKS} of {len(snapshot.ranks)} ranks", style="dim"))
     if snapshot.devices:
         parts.append(Text())
-        devices = _grid("device", "clock", "power", "temperature", "memory", "held down by")
+        devices = _grid("device", "clock", "power", "temperature", "memory", "limited by")
         several = len({device.hostname for device in snapshot.devices}) > 1
         for device in snapshot.devices[:_DEVICES]:
             number = str(device.device_id)

@@ -589,8 +589,8 @@ def _method(story: Story) -> Section:
     )
     table = Table(
         columns=(
-            *("Cause", Column("Meaning", kind="prose"), Column("What helps", kind="prose")),
-            *(Column("Rests on", kind="prose"), Column("Kind", kind="id")),
+            *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose")),
+            *(Column("Basis", kind="prose"), Column("Kind", kind="id")),
         ),
         rows=[
             (

@@ -145,7 +145,7 @@ def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> 
     cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
     interval = Column("95 % interval", wide=True)
     table = Table(
-        columns=(cause, fix, "Time", "Recoverable", "Of the step", interval),
+        columns=(cause, fix, "Time", "Recoverable", "Share of step", interval),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),

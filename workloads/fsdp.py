@@ -101,7 +101,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             difference(second, first),
             scale=100,
             system="FSDP",
-            claim=f"{claim}, fsdp2 less fsdp1",
+            claim=f"{claim}, fsdp2 minus fsdp1",
             published=_PUBLISHED if view else None,
             primary=_PRIMARY if view else None,
             unit="points",

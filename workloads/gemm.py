@@ -86,7 +86,7 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
         names = [*DTYPES[device]]
     for name in names:
         if name not in _ELEMENT_BYTES:
-            raise UsageError(f"--dtypes: {name!r} is none of {', '.join(_ELEMENT_BYTES)}")
+            raise UsageError(f"--dtypes: {name!r} unknown: one of {', '.join(_ELEMENT_BYTES)}")
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         if args.dtypes != "all" and "bfloat16" in names:
             raise ValueError(f"--dtypes: {torch.cuda.get_device_name()} has no bfloat16")

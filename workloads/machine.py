@@ -16,7 +16,7 @@ def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
     gpus = torch.cuda.device_count()
     found = f"{gpus} GPU{'' if gpus == 1 else 's'} visible to torch {torch.__version__}"
     if asked == "cpu":
-        return "cpu", "asked for"
+        return "cpu", "requested"
     if gpus >= local_ranks:
         return "cuda", f"{found}, one for each of {local_ranks} ranks"
     need = f"{local_ranks} ranks need {local_ranks} GPUs"

@@ -99,7 +99,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     notes = []
     absent = _absent(ranks) if device == "cuda" else {}
     if device == "cpu" and args.rate != "none":
-        reason = link.unavailable() if ranks == 2 else "it has two ends"
+        reason = link.unavailable() if ranks == 2 else "it joins exactly two ranks"
         if reason is not None:
             notes.append(
                 f"no shaped link ({reason}): over the loopback, where a transfer takes the cores "

@@ -160,12 +160,16 @@ def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> tup
         return "undecided", few
     if measured is None:
         none = "neither run spent time there"
-        return ("undecided", f"{none}: no percentage") if relative else (_met(condition, 0), none)
+        return (
+            ("undecided", f"{none}, so there is no percentage")
+            if relative
+            else (_met(condition, 0), none)
+        )
     a, b = fmt.duration(measured.a_ns), fmt.duration(measured.b_ns)
     if relative and not measured.a_ns:
         return (
             "undecided",
-            f"A spent no time there, B {b}: no percentage; specify the limit as a time",
+            f"A spent no time there, B {b}: so there is no percentage; specify the limit as a time",
         )
     value: float = measured.difference_ns / (measured.a_ns if relative else 1)
     interval: tuple[float, float] | None = measured.ci95_ratio if relative else measured.ci95_ns

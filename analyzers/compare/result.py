@@ -137,19 +137,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs beside each other.
+    """Comparison of two runs.
 
     Attributes:
         a, b: the runs.
-        runs: A and B in the steps that are compared.
+        runs: A and B, restricted to the compared steps.
         checks: workload parity, what differs first.
         step: the mean step, the reference of all causes.
-        median: the median step, which single slow steps do not move.
-        untraced: the step time, which is of steps without a trace; None where a run has none.
+        median: the median step, which single slow steps do not affect.
+        untraced: the step time of untraced steps; None where a run has none.
         changes: all causes with time in either run, parents before their leaves.
         kernels, operations: sorted by the size of their difference.
-        notes: what a reader must know before believing the figures.
-        allow_different: a verdict was asked for whatever the checks say.
+        notes: caveats of the figures.
+        allow_different: give a verdict whatever the checks say.
     """
 
     a: Side
@@ -177,7 +177,7 @@ class Comparison:
 
     @property
     def unit(self) -> str:
-        """Unit of the causes: ``traced step`` where untraced ones are a step time."""
+        """Unit of the causes: ``traced step`` where the step time is of untraced ones."""
         untraced = [run.step_time().untraced for run in self.runs]
         return "step" if untraced == [None, None] else "traced step"
 

@@ -58,7 +58,7 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
     else:
         function = ""
         kind = next((kind for kind in _LOADERS if kind in str(loaders)), None)
-        where = "in what was not recorded" if kind is None else _LOADERS[kind]
+        where = "in code that was not recorded" if kind is None else _LOADERS[kind]
         where += _NO_STACKS if kind == "_SingleProcess" and not has_stacks else ""
     yield Sighting(
         detector="data_loading",

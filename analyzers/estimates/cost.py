@@ -122,16 +122,16 @@ def cost(
     pue_ratio: float | None = None,
     against: Against | None = None,
 ) -> Cost:
-    """Return everything that follows from a price, a throughput and a power.
+    """Return money, energy and time from a price, a throughput and a power.
 
     Args:
-        prices: where electricity and PUE come from when they are None.
+        prices: list with the defaults of electricity and PUE.
         price_per_hour: of one device.
         tokens_per_s: of one device.
         throughput_source: measured or projected, in words.
         tokens_per_s_between: the range in which it lies.
         device: its name.
-        devices_count: that train together.
+        devices_count: number of devices that train together.
         step_tokens_count, run_tokens_count: over all devices.
         power_w: of one device, mean.
         power_source: measured or from the board's limit, in words.
@@ -139,7 +139,7 @@ def cost(
         against: another device, made by :func:`compare`.
 
     Raises:
-        UsageError: anything beyond what is bought anywhere.
+        UsageError: a value outside its range.
     """
     tariff = electricity_per_kwh
     if tariff is None:

@@ -66,11 +66,13 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
 class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     """One device and its links; the defaults are an H100 with NVLink and one 400 Gb/s port."""
 
-    flop_per_s: Annotated[float, Option("Of one device.", "peak", metavar="FLOP/S")] = 989e12
-    memory_bytes_per_s: Annotated[float, Option("Of one device.", "memory-bandwidth")] = 3.35e12
-    node_link_bytes_per_s: Annotated[float, Option("One direction, in a node.")] = 450e9
-    network_bytes_per_s: Annotated[float, Option("One direction, per device.")] = 50e9
-    kernel_latency_s: Annotated[float, Option("Of one kernel.")] = 4.5e-6
+    flop_per_s: Annotated[float, Option("Peak of one device.", "peak", metavar="FLOP/S")] = 989e12
+    memory_bytes_per_s: Annotated[
+        float, Option("Memory bandwidth of one device.", "memory-bandwidth")
+    ] = 3.35e12
+    node_link_bytes_per_s: Annotated[float, Option("Links in a node, one direction.")] = 450e9
+    network_bytes_per_s: Annotated[float, Option("Network per device, one direction.")] = 50e9
+    kernel_latency_s: Annotated[float, Option("Latency of one kernel.")] = 4.5e-6
     node_hop_s: float = 9.2e-6
     """All-reduce of nothing among the 8 devices of a node."""
     layer_latency_s: Annotated[
@@ -333,11 +335,11 @@ def limits(
     devices_step_ratio: float = 1.04,
     data_wall_utilization_ratio: float = 2 / 3,
 ) -> Limits:
-    """Utilization of each size, and both walls.
+    """Return the utilization of each size, and both walls.
 
     The data-movement wall is the size at which utilization first falls below a ratio, found
-    between the sizes tried by halving their logarithm; two thirds is this program's definition,
-    chosen because the published 2e28 is a place on a slope and not a threshold.
+    between the sizes tried by halving their logarithm; two thirds is Chopper's definition, because
+    the published 2e28 is a point on a slope and not a threshold.
 
     Raises:
         UsageError: anything not positive, or a ratio outside of (0, 1).

@@ -56,7 +56,7 @@ class Fit(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Memory(Estimate, kw_only=True, frozen=True):
-    """Peak memory of one rank, and what it is made of."""
+    """Peak memory of one rank, by category."""
 
     SCHEMA: ClassVar[str] = "chopper.estimate.memory/1"
 
@@ -111,7 +111,7 @@ def _assumed(training: Training) -> tuple[str, ...]:
 
 
 def memory(training: Training) -> Memory:
-    """Peak memory of one rank; where ranks differ, of the one that needs the most.
+    """Return the peak memory of one rank; where ranks differ, of the one that needs the most.
 
     Raises:
         UsageError: options that contradict each other, or sizes that 64 bits cannot count.
@@ -156,10 +156,7 @@ _MOST, _MOST_LAYERS = 2**24, 1000
 
 
 def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architecture]) -> Fit:
-    """The largest batch, sequence and model that stay within a capacity.
-
-    Each is searched with everything else as given.
-    """
+    """Return the largest batch, sequence and model that fit a capacity, the rest unchanged."""
 
     def fits(**changed: object) -> bool:
         return _peak_bytes(training, changed) <= capacity_bytes
@@ -290,7 +287,7 @@ def of_capture(
         peak_bytes=sum(categories.values()),
         categories_bytes=categories,
         phases_bytes={},
-        peak_at="not told",
+        peak_at="unknown",
         steady_bytes=steady,
         host_bytes=0,
     )

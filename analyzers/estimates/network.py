@@ -35,12 +35,14 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     """
 
     ranks_per_node_count: Annotated[int, Option("Ranks of one node.")] = 8
-    node_link_bytes_per_s: Annotated[float, Option("One direction, per rank, in a node.")] = 450e9
+    node_link_bytes_per_s: Annotated[
+        float, Option("Links of a rank in its node, one direction.")
+    ] = 450e9
     node_latency_s: Annotated[
-        float, Option("Of one step between ranks of a node; 5.7us over PCIe.")
+        float, Option("Latency of one step within a node; 5.7us over PCIe.")
     ] = 3.4e-6
-    network_link_bytes_per_s: Annotated[float, Option("One direction, per rank.")] = 50e9
-    network_latency_s: Annotated[float, Option("Of one step between nodes.")] = 9.6e-6
+    network_link_bytes_per_s: Annotated[float, Option("Network per rank, one direction.")] = 50e9
+    network_latency_s: Annotated[float, Option("Latency of one step between nodes.")] = 9.6e-6
     base_latency_s: float = 8.4e-6
     """Of any collective."""
     uplinks_count: Annotated[
@@ -108,7 +110,7 @@ def collective_time_s(
     topology: Topology = HGX_H100,
     algorithm: str = "ring",
 ) -> float:
-    """Seconds of one collective.
+    """Return the time of one collective in seconds.
 
     Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
     together); of the steps, those that cross nodes have the network's latency. An all-to-all has no
@@ -235,7 +237,7 @@ def ecmp(
     trials_count: int = 4000,
     seed: int = 0,
 ) -> tuple[Spread, ...]:
-    """Plain ECMP (one queue pair per flow) against E-ECMP with more of them.
+    """Compare plain ECMP (one queue pair per flow) with E-ECMP (several).
 
     Raises:
         UsageError: as :func:`spread`.
@@ -417,7 +419,7 @@ def network(
     trials_count: int = 4000,
     seed: int = 0,
 ) -> Network:
-    """Everything about one collective on one network.
+    """Return times, spread and incast of one collective on one network.
 
     Raises:
         UsageError: unknown names, or sizes that make no sense.

@@ -294,10 +294,10 @@ def project(
     scales_count: tuple[int, ...] = (),
     topology: Topology | None = None,
 ) -> Projection:
-    """Carry a run to a device, check it against a run there, and to more ranks.
+    """Project a run onto a device, check it against a run there, and onto more ranks.
 
     Times are per window (a step of a rank, or the whole trace). Without devices, operators stay as
-    they are and the run is only carried to more ranks.
+    they are and only the number of ranks changes.
 
     Raises:
         InputError: nothing in the run can be projected.

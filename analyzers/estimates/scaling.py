@@ -173,11 +173,11 @@ def on_device(step: Step, compute_ratio: float) -> Step:
 def at_scale(
     step: Step, scales_count: tuple[int, ...], topology: Topology
 ) -> tuple[tuple[AtScale, ...], int | None, str | None]:
-    """The step on so many ranks, and the knee.
+    """Return the step on each number of ranks, and the knee.
 
-    Transfer is the sum of the collectives' α-β times by their fastest algorithm, less what hides
-    behind compute. Waiting is that of :func:`waits`. The knee is
-    the first size at which efficiency against the fewest ranks falls below 80 %, and its cause what
+    Transfer is the sum of the collectives' α-β times by their fastest algorithm, minus what hides
+    behind compute. Waiting is that of :func:`waits`. The knee is the
+    first size at which efficiency against the fewest ranks falls below 80 %, and its cause what
     grew most until there.
 
     Raises:

@@ -19,18 +19,18 @@ _CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A changed run beside the observed one.
+    """A changed run compared with the observed one.
 
     Attributes:
-        changes: what is different, in words.
+        changes: the changes, in words.
         observed_step_ns, predicted_step_ns: mean window over ranks and steps.
         predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
             saved, from the variation of steps; None with fewer than three.
         steps: number → (observed, predicted) nanoseconds, mean over ranks.
-        error_ratio: how far the unmodified replay is from what was observed.
+        error_ratio: relative error of the unmodified replay.
         notes: what limits the prediction.
         attribution: of the replayed schedule.
-        reference_rank: rank that all are taken to be like, where stragglers are removed.
+        reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
     """
 
@@ -55,12 +55,12 @@ class WhatIf:
 
     @property
     def untraced_step_ns(self) -> float:
-        """The predicted step, scaled to steps without a trace; itself where all are traced."""
+        """The predicted step, scaled to untraced steps; unscaled where all are traced."""
         return self.predicted_step_ns * self.observed.step_time().scale
 
     @property
     def next_bottleneck(self) -> CauseRow | None:
-        """The largest cause of the changed run that something could take away."""
+        """The largest cause of the changed run that can be removed."""
         from chopper.analyzers.replay.changes import NOT_FIXABLE
 
         return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)

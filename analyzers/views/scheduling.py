@@ -71,7 +71,7 @@ VIEW = View(
         optional("tid", "Thread id in the operating system; null for the whole rank.", "int64"),
         optional("reason", "Reason why values are null.", "text"),
     ),
-    title="Waiting for cores",
+    title="CPU contention",
     section="Steps and host",
     needs="neither threads nor the host were sampled (the collector `host` does in recorded runs)",
 )

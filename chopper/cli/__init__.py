@@ -23,7 +23,7 @@ from chopper.version import __version__
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",
     "record": "Record any training command, without changing its code.",
-    "gather": "Make one run of those that the nodes of a job recorded.",
+    "gather": "Combine the runs of a job's nodes into one.",
     "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",

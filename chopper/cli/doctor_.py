@@ -247,7 +247,7 @@ def page(found: dict[str, Any]) -> Page:
     elif not calibrations["stored"]:
         ceilings.append(Item("no calibration of this machine; run: chopper calibrate"))
     permissions = [
-        f"{name}: {fmt.UNKNOWN} (not there)" if value is None else f"{name}: {value} ({means})"
+        f"{name}: {fmt.UNKNOWN} (not present)" if value is None else f"{name}: {value} ({means})"
         for name, value, means in (switch.values() for switch in found["permissions"])
     ]
     return Page(

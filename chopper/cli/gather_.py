@@ -18,7 +18,7 @@ from chopper.cli.output import progress
 @shared.force("Replace an existing run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_json: bool) -> None:
-    """Make one run of those that the nodes of a job recorded.
+    """Combine the runs of a job's nodes into one.
 
     NODE_DIR is the run directory of a node, where it was recorded or a copy (rsync, scp), a folder
     of several, or the address of a run. Its contents are not changed. Two recordings of one rank,

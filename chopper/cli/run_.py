@@ -116,7 +116,7 @@ def command(
         )
     # Nothing has begun. Libraries that are being loaded lose an exception, or fail of it.
     try:
-        with interrupts_end_at_once(), progress("looking at this machine"):
+        with interrupts_end_at_once(), progress("probing this machine"):
             launch = prepare(
                 workload,
                 ranks=ranks,

@@ -72,7 +72,7 @@ def to_text(table: Table) -> str:
     rows = []
     for column in table.columns:
         kind = column.type + (f" ({column.unit})" if column.unit else "")
-        null = " Null: unknown." if column.nullable else ""
+        null = " Null if unknown." if column.nullable else ""
         rows.append((f"{column.name}  {kind}", column.doc + null))
     out.write_dl(rows, col_max=46)
     return out.getvalue()

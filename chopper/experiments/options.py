@@ -59,7 +59,7 @@ DTYPE = Option(
     "float32",
     choices=("float32", "bfloat16"),
 )
-SEED = Option("seed", "of weights, data and order", 0, seed)
+SEED = Option("seed", "seed of weights, data and order", 0, seed)
 DEVICE = Option(
     "device",
     "auto uses GPUs if there is one for each rank, else the CPU",

@@ -31,7 +31,7 @@ class Prices(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
 
 def load(path: Path | None = None) -> Prices:
-    """Read a list of prices from a file; None reads the one that comes with the program.
+    """Read a price list from a file, or, for None, the built-in one.
 
     Raises:
         InputError: it cannot be read, or a field is missing, unknown or wrong.

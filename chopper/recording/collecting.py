@@ -40,7 +40,7 @@ class Collecting:
         if self._options.memory:
             names = tuple(dict.fromkeys((*names, _HISTORY)))
         if not self._options.trace:
-            self._refused(_TRACE, "not asked for (trace=False)")
+            self._refused(_TRACE, "not requested (trace=False)")
         elif _TRACE in names and forking.cannot_trace():
             self._refused(
                 _TRACE,

@@ -83,7 +83,7 @@ def _wait(store: Any, key: str, patience_s: float | None = None) -> bytes:
         except RuntimeError as exc:
             before, taken_count = taken_count, store.add("taken", 0)
             if taken_count == before or patience_s is not None:
-                raise CaptureError(f"nothing was heard for {_PATIENCE_S:.0f} s") from exc
+                raise CaptureError(f"no message for {_PATIENCE_S:.0f} s") from exc
             continue
         value: bytes = store.get(key)
         store.delete_key(key)
@@ -162,7 +162,7 @@ def _received(store: Any, folder: Path, part: m.RankManifest) -> str | None:
     if refusal:
         return f"not all ranks were gathered: {refusal}; {_REMEDY}"
     if silent:
-        missing = f"nothing was heard of {plural(len(silent), 'rank')} ({some(silent)})"
+        missing = f"no message from {plural(len(silent), 'rank')} ({some(silent)})"
         return f"not all ranks were gathered: {missing}; {_REMEDY}"
     return f"gathered {plural(len(gathered), 'rank')} of other nodes" if gathered else None
 

@@ -35,17 +35,17 @@ def profile(
     name: str | None = None,
     force: bool = False,
 ) -> Profile:
-    """Record the training loop inside the ``with`` block, or the function decorated.
+    """Record the training loop in a ``with`` block, or a decorated function.
 
         with chopper.profile("runs/mine") as prof:
             for batch in prof.watch(loader):   # optional: shows the wait for input
                 train_step(batch)
-                prof.step()                    # optional: found through optimizers when absent
+                prof.step()                    # optional: else found through optimizers
 
     Every rank enters it; each writes its own part of the run. Telemetry runs throughout; a window
-    of steps is traced. The program is never changed: its exceptions pass through, and whatever
-    fails in the recording itself is said in one line on stderr while the program goes on. At its
-    end, rank 0 says on stderr where the run is, and what its findings warn of.
+    of steps is traced. The program is never changed: its exceptions propagate, and a failure of
+    the recording itself is one line on stderr while the program continues. At the end, rank 0
+    prints to stderr where the run is, and the warnings among its findings.
 
     Processes that the block starts and that train are recorded too, with the same options: ranks of
     a job as ranks of this run, others as runs inside it (``<output>/process-2``, …).
@@ -55,21 +55,21 @@ def profile(
         collect: names of the collectors to use, as a list or comma-separated; those that
             ``chopper doctor`` marks as default otherwise.
         steps: the steps to trace, from 0: ``(10, 15)``, ``range(10, 15)`` or ``"10:15"``. By
-            default ``2:7``, and in their place ``50:55`` when the program gets that far;
-            the first step when it is shorter.
+            default ``2:7``, replaced by ``50:55`` when the program gets that far; the first
+            step when it is shorter.
         shapes: record operators' shapes; needed for FLOP and bytes.
-        stacks: record Python's call stacks in the trace; costs much.
+        stacks: record Python's call stacks in the trace; slow.
         memory: record each allocation in the trace, and the allocator's own history where it
             keeps one (NVIDIA, AMD).
         trace: False for telemetry and steps only.
-        trace_limit: how much a trace may hold, as a multiple of the default: about 300,000 events,
-            1 GB of memory and 60 s. Tracing ends after the step that would go beyond it.
-        name: kept in the run, and in its path when that is chosen by default.
+        trace_limit: size limit of a trace, as a multiple of the default: about 300,000 events,
+            1 GB of memory and 60 s. Tracing ends before a step that would exceed it.
+        name: stored in the run, and part of the default path.
         force: replace an earlier run in ``output``.
 
     Raises:
-        UsageError: an unknown collector, or ``steps`` that hold no step. Entering raises it when
-            this process is recording already, and OutputError when ``output`` holds a run.
+        UsageError: unknown collector, or empty ``steps``. Entering raises it if this process is
+            already recording, and OutputError if ``output`` holds a run.
     """
     return Profile(
         make_options(
@@ -88,7 +88,7 @@ def profile(
 
 
 class Profile:
-    """A recording, before, while and after it runs. Made by :func:`profile`."""
+    """A recording before, during and after it runs, created by :func:`profile`."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -104,7 +104,7 @@ class Profile:
 
     @property
     def recording(self) -> bool:
-        """True while it records: not before it is entered, nor after it failed."""
+        """True while it records: false before it is entered and after it failed."""
         session = self._session
         return session is not None and session.recording
 
@@ -167,10 +167,10 @@ class Profile:
         return recorded  # type: ignore[return-value]
 
     def step(self, *, tokens: int | None = None) -> None:
-        """Say that a training step ended. Once called, steps are no longer guessed.
+        """Mark the end of a training step. After the first call, steps are no longer inferred.
 
         Args:
-            tokens: how many this rank worked through in it, for energy per token.
+            tokens: number that this rank processed in the step, for energy per token.
         """
         session = self._session
         if session is not None:
@@ -179,13 +179,13 @@ class Profile:
     def watch(self, iterable: Iterable[_T]) -> Watched[_T]:
         """Iterate over ``iterable`` so that the trace shows the wait for each item.
 
-        The wait is a span ``chopper::data``. Anything else that ``iterable`` offers (its length,
-        its attributes) is there too.
+        The wait is a span ``chopper::data``. The result has the length and the attributes of
+        ``iterable``.
         """
         return Watched(iterable, self)
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
-        """A ``with`` block that shows under ``name`` in the trace; free when none is taken."""
+        """Return a ``with`` block that appears as ``name`` in the trace; free without a trace."""
         # Read once: a thread that loads data may ask while the block ends.
         session = self._session
         if session is None or not session.tracing:
@@ -196,15 +196,15 @@ class Profile:
         return span
 
     def phase(self, name: str) -> Phase:
-        """A ``with`` block of work that is not a training step: evaluation, generation, a rollout.
+        """Return a ``with`` block for work outside training steps, such as evaluation.
 
             with prof.phase("evaluation"):
                 evaluate(model)
 
-        Recorded whether a trace is taken or not. Its time has the phase ``name`` in all results,
-        and its work is no part of the step's ideal time or of model FLOP. Phases may nest: the
-        innermost has the time. Forwards that gradients are recorded for, backward and the
-        optimizer's step keep their own phases inside it.
+        It is recorded with and without a trace. Its time has the phase ``name`` in all results,
+        and its work does not count for the step's ideal time or model FLOP. Phases may nest: the
+        innermost has the time. Forward passes with gradients, backward and the optimizer's step
+        keep their own phases inside it.
 
         Args:
             name: ``evaluation``, ``generation``, ``rollout``, ``checkpoint``, ``inference``, or any
@@ -213,15 +213,15 @@ class Profile:
         return Phase(self._session, name)
 
     def measure(self, name: str, value: float, **labels: str | int | float) -> None:
-        """Keep a number that the program measured, with the run.
+        """Store a number that the program measured in the run.
 
             prof.measure("tokens_per_s", 48_000)
             prof.measure("bus_bytes_per_s", 2.1e9, collective="all_reduce", size_bytes=1 << 20)
 
         Args:
             name: what it is, with its unit as suffix.
-            value: the number; what is none, NaN and infinity are not kept, and a finding says so.
-            labels: what it was measured of; kept as text where they are no numbers.
+            value: the number; NaN, infinity and non-numbers are dropped, with a finding.
+            labels: what was measured; stored as text if not numbers.
         """
         session = self._session
         if session is not None:

@@ -210,5 +210,5 @@ def keep_measure(
         texts = {str(key): _label(label) for key, label in labels.items()}
         measures.append(m.Measure(name=str(name), value=number, labels=texts))
         return
-    why = "is not a number" if number is None else f"is past the {_MAX_MEASURES}th"
-    part.note("measures.dropped", f"measure {name!r} {why}: not kept, nor others like it")
+    why = "is not a number" if number is None else f"exceeds the limit of {_MAX_MEASURES}"
+    part.note("measures.dropped", f"measure {name!r} {why}: dropped, as are further ones")

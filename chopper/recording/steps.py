@@ -65,7 +65,7 @@ trace the same ones.
 """
 
 
-DEFAULT_WINDOWS_TEXT = "2:7, then 50:55 in their place"
+DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached"
 """The default, for a help text."""
 
 

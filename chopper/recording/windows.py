@@ -327,9 +327,9 @@ class TraceWindows:
             self._upcoming.append(Window(_MOVED_TO, _MOVED_TO + 1, settle=0))
             again = f"; step {_MOVED_TO} is traced in its place, if the program gets there"
         whole = (
-            f"whole in it: {_steps_text(window.start, number)}"
+            f"complete in it: {_steps_text(window.start, number)}"
             if number > window.start
-            else "it holds no whole step, only the beginning of one"
+            else "it holds no complete step, only the beginning of one"
         )
         self._note_limit(f"the trace ended within step {number} at {excess}: {whole}{again}")
 

@@ -323,7 +323,7 @@ def _inside(base: str, name: str) -> PurePosixPath:
     """Return the path of a file below its folder's own name."""
     below = PurePosixPath(name[len(base) :].lstrip("/").partition("?")[0])
     if not below.parts or ".." in below.parts:
-        raise InputError(f"{name}: no name of a file")
+        raise InputError(f"{name}: not a file name")
     return PurePosixPath(*PurePosixPath(base).parts[-1:]) / below
 
 
@@ -344,7 +344,7 @@ def _download(fs: Any, name: str, place: Path, size: int | None, progress: Any) 
                 fs.get_file(name, str(part), callback=progress)
                 got = part.stat().st_size
                 if size is not None and got != size:
-                    raise OSError(f"{got} of {size} bytes came")
+                    raise OSError(f"{got} of {size} bytes arrived")
             except (FileNotFoundError, PermissionError, _Stopped):
                 raise
             except Exception:
@@ -452,7 +452,7 @@ def _explained(address: str, error: type[ChopperError], verb: str) -> Iterator[N
         raise error(str(exc)) from exc
     except FileNotFoundError as exc:
         if exc.__cause__ is None:
-            raise error(f"{address}: nothing is there") from exc
+            raise error(f"{address}: not found") from exc
         # fsspec's, of a server that refuses or does not answer
         denied = getattr(exc.__cause__, "status", None) in (401, 403)
         said = "access is denied" if denied else f"cannot be {verb}"

@@ -37,16 +37,16 @@ def ranks_of(manifest: RunManifest) -> pa.Table:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A recorded or imported run; nothing changes it once it was read."""
+    """A recorded or imported run, immutable."""
 
     manifest: RunManifest
-    """What the run says about itself, and what was found while it was read."""
+    """The run's metadata, and findings from reading it."""
     path: Path | None
     """Its directory, or None for traces that were loaded without one."""
     store: Mapping[tuple[int, str], pa.Table] = field(default_factory=dict)
     """All its tables, by (rank, name)."""
     source: str = ""
-    """What the user named: shown in messages and next commands."""
+    """The path or pattern that the user passed, for messages."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", self.source or str(self.path))
@@ -62,7 +62,7 @@ class Run:
     def open(cls, path: Path) -> Run:
         """Open a run directory without its traces: its manifest, and the tables recorded in it.
 
-        One that was never closed is read from its parts. :func:`chopper.load` reads traces too.
+        A run that was never closed is read from its parts. :func:`chopper.load` also reads traces.
 
         Raises:
             RunFormatError: not a run, damaged, or written by a newer version.
@@ -105,17 +105,17 @@ class Run:
         return self.store[rank, name] if (rank, name) in self.store else declared.empty()
 
     def rows_count(self, rank: int, name: str) -> int:
-        """Return how many rows a table of one rank has, without reading it."""
+        """Return the number of rows of a rank's table without reading it."""
         return self.tables.rows_count((rank, name))
 
     def of_ranks(
         self, ranks: Iterable[int], tables: Iterable[tuple[int, str]] | None = None
     ) -> Run:
-        """Return the part of some ranks.
+        """Return the run restricted to some ranks.
 
         Args:
-            ranks: those whose manifests are kept.
-            tables: those that are kept, by (rank, name); by default all of these ranks.
+            ranks: the ranks to keep.
+            tables: the tables to keep, by (rank, name); by default all of these ranks.
         """
         numbers = {*ranks}
         parts = [part for part in self.manifest.ranks if part.rank in numbers]

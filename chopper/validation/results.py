@@ -103,7 +103,7 @@ def judged(case: Case) -> Case:
     if case.error_ratio > allowed + 1e-12 and not within:
         ratio = case.recovered_ratio
         missed.append(
-            f"found {case.recovered_ns} ns of nothing"
+            f"found {case.recovered_ns} ns where nothing was injected"
             if ratio is None
             else f"recovered {fmt.ratio(ratio)}, bar {fmt.percent(case.bar.recovered_ratio, '.0f')}"
         )

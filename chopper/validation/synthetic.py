@@ -115,7 +115,7 @@ def _refused(case: Case, reason: str) -> Case:
     claimed = judged(msgspec.structs.replace(case, injected_ns=0, scale_ns=case.injected_ns))
     if claimed.status == "missed":
         return msgspec.structs.replace(
-            case, status="missed", reason=f"refused, and yet {claimed.reason}"
+            case, status="missed", reason=f"refused, but {claimed.reason}"
         )
     return msgspec.structs.replace(case, status="refused", reason=reason)
 

@@ -87,7 +87,7 @@ class CycleSource(FileSource):
                 self._files[core] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._last[core] = _registers(self._files[core])
                 if self._last[core] == (0, 0):  # a hypervisor that answers
-                    raise OSError(errno.EIO, "counts nothing")
+                    raise OSError(errno.EIO, "does not count")
             except OSError as exc:
                 reasons.append(f"{path}: {exc.strerror}")
                 if core in self._files:

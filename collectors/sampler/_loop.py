@@ -269,7 +269,7 @@ class Sampler:
             opened.append((source, hz))
             self.status.calls |= call_costs(source, clock)
         if not opened:
-            raise CollectorUnavailable("; ".join(refused) or "no source was asked for")
+            raise CollectorUnavailable("; ".join(refused) or "no source was requested")
         self._start_ns = clock.monotonic_ns()
         self._start_cpu_ns = self.status.startup_cpu_ns = clock.cpu_ns()
         self._flush_at_ns = self._start_ns + flush_ns

@@ -100,7 +100,7 @@ def test_a_rank_that_died_is_named_and_holds_up_nobody(
     here, there = node("a"), node("b")
     lines = handed_over(rank(here, 0, 4), rank(there, 3, 4))
     assert lines[0] is not None
-    assert "nothing was heard of 2 ranks (1, 2)" in lines[0]
+    assert "no message from 2 ranks (1, 2)" in lines[0]
     assert lines[3] == f"rank 3 was gathered into {here} on a"
     assert [p.name for p in sorted(here.iterdir())] == ["rank-00000", "rank-00003"]
 
@@ -114,7 +114,7 @@ def test_without_rank_0_or_a_process_group_the_command_is_named(
     if number:
         lines += handed_over(rank(node("a"), 1, 2)).values()
     for line, reason in zip(
-        lines, ("the process group had ended", "nothing was heard for 0 s"), strict=False
+        lines, ("the process group had ended", "no message for 0 s"), strict=False
     ):
         assert line is not None
         assert line.startswith(f"rank {number} was not gathered: {reason}; bring ")

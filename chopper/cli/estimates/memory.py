@@ -322,7 +322,7 @@ def _fit(fit: Fit) -> Section:
 def _rule(result: Memory) -> Section:
     counts = (*RULE_TABLE_COUNT, result.parameters_count)
     return listing(
-        "Beside it, the rule of thumb: 40 bytes × parameters",
+        "For comparison, the rule of thumb: 40 bytes × parameters",
         counts,
         {
             "parameters": lambda n: f"{n / 1e9:g} B" if n in RULE_TABLE_COUNT else "this model",

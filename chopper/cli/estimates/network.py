@@ -68,9 +68,9 @@ class Options(_options.Options, kw_only=True, frozen=True):
         16,
     )
     failed: Annotated[int, Option("Number of uplinks that failed.")] = 0
-    senders_count: Annotated[int, Option("Of the incast.")] = 32
-    trials_count: Annotated[int, Option("Of the hashing.")] = 4000
-    seed: Annotated[int, Option("Of the hashing.")] = 0
+    senders_count: Annotated[int, Option("Senders of the incast.")] = 32
+    trials_count: Annotated[int, Option("Random draws of the hashing.")] = 4000
+    seed: Annotated[int, Option("Seed of the hashing.")] = 0
 
 
 def estimate(options: Options) -> Network:

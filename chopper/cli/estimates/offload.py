@@ -47,9 +47,9 @@ class Options(_options.Options, kw_only=True, frozen=True):
     host_bandwidth_bytes_per_s: Annotated[
         float, Option("DRAM bandwidth of the node, shared by its ranks.")
     ] = 200e9
-    host_memory_bytes: Annotated[
-        int | None, Option("DRAM of the node.  [default: as much as is needed]")
-    ] = None
+    host_memory_bytes: Annotated[int | None, Option("DRAM of the node.  [default: unlimited]")] = (
+        None
+    )
 
 
 def estimate(options: Options) -> Offload:
@@ -185,7 +185,7 @@ def _facts(result: Offload) -> Iterator[str]:
         f"{machine.device}, {fmt.plural(result.ranks_count, 'rank')}, "
         f"{fmt.count(result.tokens_count)} tokens per rank and step"
     )
-    host = "as much as is needed"
+    host = "unlimited"
     if machine.host_memory_bytes is not None:
         host = f"{fmt.bytes_(machine.host_memory_bytes)} in all"
     yield (

@@ -31,7 +31,7 @@ from chopper.views import view
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
-    """Carry a recorded run to another device, and to more ranks.
+    """Project a recorded run onto another device, or more ranks.
 
     Each operator's recorded time is split into a fixed part and work; work scales with the rates
     that the devices reach. With --check, a run of the same work on the target shows the error per
@@ -53,8 +53,8 @@ class Options(_options.Options, kw_only=True, frozen=True):
             metavar="PACKAGE.MODULE:FACTORY",
         ),
     ] = None
-    batch_count: Annotated[int, Option("Of the module.")] = 1
-    sequence_count: Annotated[int, Option("Of the module.")] = 2048
+    batch_count: Annotated[int, Option("Batch size of the module.")] = 1
+    sequence_count: Annotated[int, Option("Sequence length of the module.")] = 2048
     precision: Annotated[str, Option("Precision of the module: bf16, fp32, autocast.")] = "bf16"
     device: Annotated[
         str | None,
@@ -235,7 +235,7 @@ def _recorded_on(attribution: Attributed, source: str, stated: str | None = None
         return device
     if len(names) == 1 and known:
         return known[0]
-    said = f"several devices ({', '.join(names)})" if names else "no device that is known"
+    said = f"several devices ({', '.join(names)})" if names else "no known device"
     if len(names) == 1:
         said = f"{names[0]} is not in the table of devices"
     raise UsageError(f"{source}: {said}; specify --from-device, or its closest relative")
