@@ -2,17 +2,24 @@
 
     python -m benchmarks.many_ranks [--ranks 8 16 32 64 256 1024] [--events 10000] [--traces DIR]
     CHOPPER_PEERS=PYTHON python -m benchmarks.many_ranks --ranks 8 16 32 --peers
+    python -m benchmarks.many_ranks --ranks 64 --ray 3
+    python -m benchmarks.many_ranks --ranks 1024 --report
 
 Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about three host spans per
-device event, collectives of all ranks), in one process and in one for each core, from the command's
-start to its end. The peak is the sum over all its processes of their proportional memory (PSS). HTA
-loads the same traces and makes its temporal breakdown. At the end, time and memory from 64
-ranks on are fitted by a line over the ranks and carried to 100 000 ranks.
+device event, collectives of all ranks), in one process and in one for each core, from the
+command's start to its end. The peak is the sum over all its processes of their proportional memory
+(PSS). HTA loads the same traces and makes its temporal breakdown; TraceLens builds the tree of
+each and its two central tables, one after the other. With ``--ray``, a cluster of four nodes of
+one core each runs the same in turns with four processes. With ``--report``, the HTML report is
+written and opened in Chromium. At the end, time and memory from 64 ranks on are fitted by a line
+over the ranks and carried to 100 000 ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,8 +29,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks._cluster import Cluster, cluster
 from benchmarks._peers import Sample, peer_python
 from benchmarks._ranks import write_ranks
+from benchmarks.report import interactive
 from chopper.limits import usable_cores
 
 RANKS = (8, 16, 32, 64, 256, 1024)
@@ -32,12 +41,21 @@ BEYOND = (1024, 10_000, 100_000)
 LIMIT_S, LIMIT_BYTES = 150, 2e9
 """Of 1 024 ranks on two cores."""
 _SAMPLE_S = 0.1
+CHOPPER = [sys.executable, "-m", "chopper"]
+ANALYZE = [*CHOPPER, "analyze", "--json"]
 _HTA = """
 import logging, sys; logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis
 files = {i: f for i, f in enumerate(sys.argv[1:])}
 TraceAnalysis(trace_files=files).get_temporal_breakdown(visualize=False)
 """
+_TRACELENS = """
+import logging, sys; logging.disable(logging.CRITICAL)
+from TraceLens import TreePerfAnalyzer
+for file in sys.argv[1:]:
+    p = TreePerfAnalyzer.from_file(file); p.get_df_gpu_timeline(); p.get_df_kernel_launchers()
+"""
+NODES = 4
 
 
 def main() -> None:
@@ -45,34 +63,100 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=list(RANKS))
     parser.add_argument("--events", type=int, default=10_000, help="device events of each rank")
     parser.add_argument("--traces", type=Path, help="where they are written, and stay")
-    parser.add_argument("--peers", action="store_true", help="HTA beside")
+    parser.add_argument("--peers", action="store_true", help="HTA and TraceLens beside")
+    parser.add_argument("--ray", type=int, default=0, metavar="TURNS", help="Ray beside processes")
+    parser.add_argument("--report", action="store_true", help="the HTML report of each, instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        rows = measured(options.traces or Path(made), options)
-    fitted(rows)
+        folder = options.traces or Path(made)
+        print(f"{options.events} device events per rank, {usable_cores()} cores, {load()}")
+        if options.report:
+            reported(folder, options)
+        elif options.ray:
+            in_turns(folder, options)
+        else:
+            fitted(measured(folder, options))
+        print(load())
+
+
+def load() -> str:
+    """What else the machine does."""
+    return f"load {', '.join(f'{x:.1f}' for x in os.getloadavg())}"
+
+
+def traces_of(folder: Path, ranks: int, events: int) -> Path:
+    """Write the traces of so many ranks, unless they are there."""
+    traces = folder / f"{ranks}"
+    if not (traces / f"rank-{ranks - 1}.json.gz").exists():
+        write_ranks(traces, ranks, events)
+    return traces
 
 
 def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Sample]]:
     """One line per number of ranks; return those in one process for each core."""
-    peer = peer_python("hta") if options.peers else None
-    if options.peers and peer is None:
-        print("HTA is not installed: set CHOPPER_PEERS to a python that has it")
-    print(f"{options.events} device events per rank, {usable_cores()} cores")
+    peers = {}
+    for name, module, code in (("HTA", "hta", _HTA), ("TraceLens", "TraceLens", _TRACELENS)):
+        python = peer_python(module) if options.peers else None
+        if python is not None:
+            peers[name] = [python, "-c", code]
+        elif options.peers:
+            print(f"{name} is not installed: set CHOPPER_PEERS to a python that has it")
     print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8} {'peak MB':>8}")
     rows = []
     for ranks in options.ranks:
-        traces = folder / f"{ranks}"
-        if not (traces / f"rank-{ranks - 1}.json.gz").exists():
-            write_ranks(traces, ranks, options.events)
+        traces = traces_of(folder, ranks, options.events)
         files = sorted(map(str, traces.glob("rank-*.json.gz")))
-        chopper = [sys.executable, "-m", "chopper", "analyze", "--json", str(traces)]
+        chopper = [*ANALYZE, str(traces)]
         if ranks <= SERIAL_UP_TO:
             shown(ranks, "one process", watched([*chopper, "--workers", "1"]))
         rows.append((ranks, watched(chopper)))
         shown(ranks, "all cores", rows[-1][1])
-        if peer is not None:
-            shown(ranks, "HTA", watched([peer, "-c", _HTA, *files]))
+        for name, command in peers.items():
+            try:
+                shown(ranks, name, watched([*command, *files]))
+            except RuntimeError as exc:
+                print(f"{ranks:>6} {name:>12} failed: {str(exc).splitlines()[-1]}")
     return rows
+
+
+def reported(folder: Path, options: argparse.Namespace) -> None:
+    """One line per number of ranks: what the HTML report takes."""
+    print(f"{'ranks':>6} {'wall s':>8} {'peak MB':>8} {'page MB':>8} {'interactive s':>14}")
+    for ranks in options.ranks:
+        page = folder / f"{ranks}.html"
+        traces = traces_of(folder, ranks, options.events)
+        found = watched([*CHOPPER, "report", str(traces), "-o", str(page), "--force"])
+        size, ready = page.stat().st_size / 1e6, interactive(page)["interactive_s"]
+        print(
+            f"{ranks:>6} {found.wall_s:>8.1f} {found.peak_bytes / 1e6:>8.0f} {size:>8.2f} "
+            f"{'–' if ready is None else f'{ready:.2f}':>14}",
+            flush=True,
+        )
+
+
+def in_turns(folder: Path, options: argparse.Namespace) -> None:
+    """Processes and Ray in turns, as many at a time; and the ratios of their medians."""
+    print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8}")
+    with cluster(NODES) as nodes:
+        for ranks in options.ranks:
+            command = [*ANALYZE, str(traces_of(folder, ranks, options.events))]
+            ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", nodes.address]}
+            turns: dict[str, list[Sample]] = {how: [] for how in ways}
+            for _ in range(options.ray):
+                for how, words in ways.items():
+                    found = with_nodes([*command, *words], nodes)
+                    turns[how].append(found)
+                    print(f"{ranks:>6} {how:>12} {found.wall_s:>8.1f} {found.cpu_s:>8.1f}")
+            for what in ("wall_s", "cpu_s"):
+                of = [statistics.median(getattr(s, what) for s in turns[how]) for how in ways]
+                print(f"{ranks:>6} {what}: Ray takes {of[1] / of[0] - 1:+.0%}", flush=True)
+
+
+def with_nodes(command: list[str], nodes: Cluster) -> Sample:
+    """Run a command; count the CPU time of the cluster, too."""
+    before_s = nodes.cpu_s()
+    found = watched(command)
+    return Sample(found.wall_s, found.cpu_s + nodes.cpu_s() - before_s, found.peak_bytes)
 
 
 def watched(command: list[str]) -> Sample:

@@ -110,9 +110,8 @@ def ranks_beside(run: Run, rank: int) -> list[int]:
     if part.hostname is None:
         return [rank]
     # A container samples what it sees: under one name of one machine.
-    names = part.hostname, part.host
-    beside = (p.rank for p in run.manifest.ranks if (p.hostname, p.host) == names)
-    return [rank, *sorted({*beside} - {rank})]
+    beside = run.ranks_by_host[part.hostname, part.host]
+    return [rank, *(other for other in beside if other != rank)]
 
 
 def _device_of(part: RankManifest) -> Device | None:

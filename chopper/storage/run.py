@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +84,20 @@ class Run:
 
     def part(self, rank: int) -> RankManifest:
         """Return the manifest part of one rank."""
-        return next(part for part in self.manifest.ranks if part.rank == rank)
+        return self.manifest.ranks[self._place[rank]]
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """Rank → place of its part in the manifest."""
+        return {part.rank: place for place, part in enumerate(self.manifest.ranks)}
+
+    @cached_property
+    def ranks_by_host(self) -> dict[tuple[str | None, str | None], list[int]]:
+        """Names of a host and of its machine → ranks there, ascending."""
+        named: dict[tuple[str | None, str | None], list[int]] = {}
+        for part in sorted(self.manifest.ranks, key=lambda part: part.rank):
+            named.setdefault((part.hostname, part.host), []).append(part.rank)
+        return named
 
     def rank_dir(self, rank: int) -> Path:
         """Return the folder of one rank.
@@ -118,7 +132,8 @@ class Run:
             tables: the tables to keep, by (rank, name); by default all of these ranks.
         """
         numbers = {*ranks}
-        parts = [part for part in self.manifest.ranks if part.rank in numbers]
+        places = sorted(self._place[rank] for rank in numbers & self._place.keys())
+        parts = [self.manifest.ranks[place] for place in places]
         keys = itertools.product(numbers, TABLES) if tables is None else tables
         manifest = msgspec.structs.replace(self.manifest, ranks=parts)
         return replace(self, manifest=manifest, store=self.tables.chosen(keys))
