@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -130,7 +131,7 @@ class TorchTrace:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
         if self._profiler is None:
             self._profiler = self._make()
-            with self._own():
+            with self._own(), _compiler_left_alone():
                 self._profiler.prepare_trace()
 
     def begin(self) -> None:
@@ -441,6 +442,33 @@ def _end_lost() -> None:
     ended.set()
     thread.join()
     module._run_on_profiler_stop()
+
+
+@contextlib.contextmanager
+def _compiler_left_alone() -> Iterator[None]:
+    """Keep torch.profiler from importing torch's compiler, which takes seconds, for one setting.
+
+    A program that compiles has it loaded: its setting is read as ever.
+    """
+    import torch
+
+    names = vars(torch)
+    load = names.get("__getattr__")
+    if load is None or "torch._inductor" in sys.modules:
+        yield
+        return
+    here = threading.get_ident()
+
+    def load_others(name: str) -> Any:
+        if name == "_inductor" and threading.get_ident() == here:
+            raise AttributeError(name)
+        return load(name)
+
+    names["__getattr__"] = load_others
+    try:
+        yield
+    finally:
+        names["__getattr__"] = load
 
 
 def _profiler_enabled() -> bool:

@@ -13,6 +13,26 @@ from chopper.storage.run import Run
 
 TRACE_ONLY = ("torch_trace",)
 
+DESCENT = """
+import torch
+
+class Descent(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def add_param_group(self, group):
+        torch.optim.Optimizer.add_param_group.__wrapped__(self, group)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad
+                    parameter.grad = None
+"""
+"""An optimizer for programs: torch's own import its compiler, which doubles how long they take."""
+
 
 class Task:
     """A model, its optimizer, and one training step."""

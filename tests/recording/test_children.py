@@ -11,17 +11,17 @@ import pytest
 import chopper
 from chopper.recording.hook import arming
 from chopper.storage.run import Run
-from tests.recording.make import TRACE_ONLY
+from tests.recording.make import DESCENT, TRACE_ONLY
 from tests.waiting import PATIENCE_S
 
 CHILDREN = """
-import os, sys, torch, chopper
+import os, sys, chopper
 import torch.distributed as dist, torch.multiprocessing as mp
 from concurrent.futures import ProcessPoolExecutor
 
 def train(count):
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = Descent(model.parameters(), lr=0.1)
     for _ in range(count):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 
 
 def recorded(directory, how):
-    (directory / "script.py").write_text(CHILDREN)
+    (directory / "script.py").write_text(DESCENT + CHILDREN)
     done = subprocess.run(
         [sys.executable, "script.py", how],
         cwd=directory,

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -20,7 +19,7 @@ from chopper.storage.parts import RunWriter
 from chopper.storage.process_identity import identity_of
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter
-from tests.waiting import PATIENCE_S
+from tests import command
 
 HOUR_NS = 3600 * 10**9
 
@@ -55,11 +54,10 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0, j
 
 
 def gathered(*args):
-    """The command in a process of its own, as a user runs it."""
-    command = [sys.executable, "-m", "chopper", "gather", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert "Traceback" not in done.stderr
-    return done
+    """The command's exit code and messages, but for its progress."""
+    done = command.run("gather", *args)
+    said = "".join(f"{line}\n" for line in done.lines)
+    return subprocess.CompletedProcess(args, done.code, done.out, said)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-import textwrap
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from chopper.recording.prometheus import parse_address, serve
 from chopper.reports.live import panel, reasons_text
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
+from tests.recording.make import DESCENT
 from tests.waiting import PATIENCE_S, until
 
 
@@ -234,14 +234,13 @@ def test_the_endpoint_serves_what_is_known_in_base_units() -> None:
 
 
 PROGRAM = """
-import sys, time, torch
+import sys, time
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer = Descent(model.parameters(), 0.1)
 print("begun", flush=True)
 while True:
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
-    optimizer.zero_grad()
     time.sleep(0.02)
     from pathlib import Path
     if Path(sys.argv[1]).exists():
@@ -253,7 +252,7 @@ print("ended", flush=True)
 def program(folder: Path) -> list[str]:
     pytest.importorskip("torch")
     file = folder / "program.py"
-    file.write_text(textwrap.dedent(PROGRAM))
+    file.write_text(DESCENT + PROGRAM)
     return [sys.executable, str(file), str(folder / "enough")]
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import chopper
 from chopper.recording import session as _session
 from chopper.storage.layout import MANIFEST
 from chopper.storage.run import Run
-from tests.recording.make import TRACE_ONLY, findings_of, steps_of, traced_of
+from tests.recording.make import DESCENT, TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S, until
 
 
@@ -75,9 +74,9 @@ def test_a_child_that_is_forked_while_another_thread_is_in_the_recorder_goes_on(
 
 
 FORKS = """
-import os, sys, torch, chopper
+import os, sys, chopper
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters(), lr=0.1)
 def train(count):
     for _ in range(count):
         model(torch.ones(2, 4)).sum().backward()
@@ -96,7 +95,7 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
 
 @pytest.mark.slow
 def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
-    (tmp_path / "script.py").write_text(FORKS)
+    (tmp_path / "script.py").write_text(DESCENT + FORKS)
     done = subprocess.run(
         [sys.executable, "script.py"],
         cwd=tmp_path,
@@ -178,10 +177,10 @@ def test_the_last_steps_outlive_a_kill_of_an_idle_program(tmp_path):
 
 
 TERMINATED = """
-import sys, torch, chopper
+import sys, chopper
 {handler}
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters(), lr=0.1)
 with chopper.profile("run", collect=["torch_trace"]) as prof:
     for _ in range(9):
         model(torch.ones(2, 4)).sum().backward()
@@ -196,7 +195,7 @@ AWAKE = "import time\n    while True: time.sleep(0.01)"
 
 def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(TERMINATED).format(wait=wait, handler=handler))
+    script.write_text(DESCENT + TERMINATED.format(wait=wait, handler=handler))
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdin=subprocess.PIPE,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
 import chopper
+from chopper import cli
 from chopper.api import AttributedRun
 from chopper.attribution import Attribution
 from chopper.collectors import registry
@@ -22,6 +25,7 @@ from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from tests import command
 from tests.command import Outcome
+from tests.recording.make import DESCENT
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,15 +35,15 @@ TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
 
 pytestmark = pytest.mark.slow
 
-MODEL = """
-import os, sys, torch
+MODEL = f"""
+import os, sys
+{DESCENT}
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters(), lr=0.1)
 
 def step(x=None):
     model(torch.ones(4, 8) if x is None else x).sum().backward()
     optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -58,8 +62,8 @@ rank.save()
 class Recorder:
     """Runs `chopper record` in a directory, with children that can be told from all others."""
 
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, directory, capfd):
+        self.directory, self.capfd = directory, capfd
         self.mark = f"chopper-test-{os.getpid()}-{directory.name}"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")}
         self.env |= {"CHOPPER_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1"}
@@ -84,9 +88,19 @@ class Recorder:
         )
 
     def __call__(self, *command, options=("-o", "run")):
-        with self.popen(*command, options=options) as process:
-            out, err = process.communicate(timeout=PATIENCE_S)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        """Record from this process, which has imported what the command needs."""
+        self.capfd.readouterr()
+        argv = ["chopper", *self.argv(*command, options=options)[3:]]
+        with (
+            contextlib.chdir(self.directory),
+            mock.patch.dict(os.environ, self.env, clear=True),
+            mock.patch.object(sys, "argv", argv),
+            pytest.raises(SystemExit) as ended,
+        ):
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(argv, code, *self.capfd.readouterr())
 
     def write_earlier(self):
         """A run that was recorded before."""
@@ -115,8 +129,8 @@ class Recorder:
 
 
 @pytest.fixture
-def record(tmp_path):
-    recorder = Recorder(tmp_path)
+def record(tmp_path, capfd):
+    recorder = Recorder(tmp_path, capfd)
     yield recorder
     assert recorder.left() == []
 
@@ -161,10 +175,16 @@ def test_torchrun_and_a_script_that_knows_nothing_of_chopper(record):
 
 
 def test_a_plain_script(record):
-    script = record.script("for _ in range(3): step()\nprint('out', sys.argv[1:])")
+    script = record.script(
+        """
+        for _ in range(3): step()
+        print("out", sys.argv[1:], {"torch._dynamo", "torch._inductor"} & {*sys.modules})
+        """
+    )
     done = record(sys.executable, script, "--steps", "8", "-o", "x")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "out ['--steps', '8', '-o', 'x']\n"
+    # What the program does not use of torch is not imported for it.
+    assert done.stdout == "out ['--steps', '8', '-o', 'x'] set()\n"
     assert record.run().table(0, "step").num_rows == 3
     names = record.spans(0)
     # The recording began inside the first forward, which is named all the same.
@@ -283,7 +303,11 @@ def test_processes_that_outlive_the_command_are_ended(record):
     assert record.left() == []
 
 
-def test_ranks_of_multiprocessing(record):
+START_METHODS = (pytest.param("spawn", marks=pytest.mark.long), "fork")
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_ranks_of_multiprocessing(record, method):
     script = record.script(
         """
         import torch.distributed as dist, torch.multiprocessing as mp
@@ -300,17 +324,16 @@ def test_ranks_of_multiprocessing(record):
             mp.start_processes(main, nprocs=2, start_method=sys.argv[1])
         """
     )
-    for method in ("spawn", "fork"):
-        (record.directory / "rendezvous").unlink(missing_ok=True)
-        done = record(sys.executable, script, method, options=("-o", "run", "--force"))
-        assert done.returncode == 0, done.stderr
-        run = record.run()
-        assert run.ranks == [0, 1]
-        assert {run.part(rank).status for rank in run.ranks} == {"complete"}
-        assert run.table(1, "step").num_rows == 4
+    done = record(sys.executable, script, method)
+    assert done.returncode == 0, done.stderr
+    run = record.run()
+    assert run.ranks == [0, 1]
+    assert {run.part(rank).status for rank in run.ranks} == {"complete"}
+    assert run.table(1, "step").num_rows == 4
 
 
-def test_data_loader_workers_do_not_record(record):
+@pytest.mark.parametrize("method", START_METHODS)
+def test_data_loader_workers_do_not_record(record, method):
     script = record.script(
         """
         from torch.utils.data import DataLoader, Dataset
@@ -327,15 +350,14 @@ def test_data_loader_workers_do_not_record(record):
             for x in loader: step(x)
         """
     )
-    for method in ("spawn", "fork"):
-        done = record(sys.executable, script, method, options=("-o", "run", "--force"))
-        assert done.returncode == 0, done.stderr
-        assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
-            "manifest.json",
-            "rank-00000",
-        ]
-        assert record.run().table(0, "step").num_rows == 3
-        assert len(lines_of_chopper(done.stderr)) == 3
+    done = record(sys.executable, script, method)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
+        "manifest.json",
+        "rank-00000",
+    ]
+    assert record.run().table(0, "step").num_rows == 3
+    assert len(lines_of_chopper(done.stderr)) == 3
 
 
 def test_processes_without_rank_have_runs_of_their_own(record):
@@ -396,7 +418,7 @@ def test_the_rank_of_a_parent_that_took_no_step_goes_to_its_children(record):
 def test_set_up_is_not_part_of_the_first_step(record):
     script = record.script(
         """
-        import time, torch
+        import time
 
         class Detector(torch.nn.Module):
             def __init__(self):
@@ -408,13 +430,13 @@ def test_set_up_is_not_part_of_the_first_step(record):
 
         model = Detector()
         model(torch.ones(1, 8))  # set-up: what comes before the optimizer is not a step
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = Descent(model.parameters(), lr=0.1)
         print(time.time_ns())
         for _ in range(3):
             model(torch.ones(4, 8)).sum().backward()
             optimizer.step()
         """,
-        begin="",
+        begin=DESCENT,
     )
     done = record(sys.executable, script)
     assert done.returncode == 0, done.stderr
@@ -668,10 +690,9 @@ def test_what_watches_for_training_raises_nothing_in_the_program(record, body, s
     assert record.run().table(0, "step").num_rows >= steps
 
 
-_MODEL = "import torch; net = torch.nn.Linear(8, 8); x = torch.ones(4, 8)\n"
+_MODEL = f"{DESCENT}\nnet = torch.nn.Linear(8, 8); x = torch.ones(4, 8)\n"
 _TRAINS = (
-    "o = torch.optim.SGD(net.parameters(), 0.1)\n"
-    "for _ in range(12): o.zero_grad(); net(x).sum().backward(); o.step()\n"
+    "o = Descent(net.parameters(), 0.1)\nfor _ in range(12): net(x).sum().backward(); o.step()\n"
 )
 _INFERS = "net.eval()\nwith torch.no_grad():\n  for _ in range(20): net(x)\nnet.train()\n"
 

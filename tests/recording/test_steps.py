@@ -30,6 +30,7 @@ from chopper.recording.steps import (
     parse_windows,
 )
 from chopper.storage.run import Run
+from tests import command
 from tests.recording.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
 
 
@@ -700,10 +701,8 @@ assert len(passes) == 9, passes
 def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     """Also one that puts a function of its own around torch's backward pass."""
     (tmp_path / "script.py").write_text(MANUAL + program)
-    command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
-    subprocess.run(
-        [*command, "--", sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600
-    )
+    options = ["-o", "run", "--collect", "torch_trace"]
+    assert command.run("record", *options, "--", sys.executable, "script.py").code == 0
     assert len(steps_of(tmp_path / "run")) == 9
     assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from chopper.errors import UsageError
 from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
 from chopper.recording.steps import Window
 from chopper.storage.run import Run
+from tests import command
 from tests.recording.make import (
+    DESCENT,
     TRACE_ONLY,
     findings_of,
     names_of,
@@ -148,10 +149,10 @@ def test_a_limit_is_above_zero(limit):
         chopper.profile(trace_limit=limit)
 
 
-PROGRAM = """
-import torch
+PROGRAM = f"""
+{DESCENT}
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters(), lr=0.1)
 for _ in range(9):
     for _ in range(30):
         model(torch.ones(2, 4)).sum().backward()
@@ -161,17 +162,11 @@ for _ in range(9):
 
 def test_options_of_the_trace_reach_the_recorded_program(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
-    options = ["--no-shapes", "--stacks", "--trace-limit", "0.02"]
-    done = subprocess.run(
-        [*command, *options, "--", sys.executable, "train.py"],
-        cwd=tmp_path,
-        check=True,
-        timeout=600,
-        capture_output=True,
-        text=True,
-    )
-    assert "--trace-limit" in done.stderr
+    options = ["-o", "run", "--collect", "torch_trace", "--no-shapes", "--stacks"]
+    options += ["--trace-limit", "0.02"]
+    done = command.run("record", *options, "--", sys.executable, "train.py")
+    assert done.code == 0
+    assert "--trace-limit" in done.err
     events = trace_of(tmp_path / "run")["traceEvents"]
     operators = [event["args"] for event in events if event.get("cat") == "cpu_op"]
     assert operators
@@ -181,13 +176,7 @@ def test_options_of_the_trace_reach_the_recorded_program(tmp_path):
 
 def test_a_window_that_the_program_never_reaches_is_said(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
-    done = subprocess.run(
-        [*command, "--steps", "100:105", "--", sys.executable, "train.py"],
-        cwd=tmp_path,
-        check=True,
-        timeout=600,
-        capture_output=True,
-        text=True,
-    )
-    assert "9 steps, no trace: the program ended after 9 steps, before steps 100:105" in done.stderr
+    options = ["-o", "run", "--collect", "torch_trace", "--steps", "100:105"]
+    done = command.run("record", *options, "--", sys.executable, "train.py")
+    assert done.code == 0
+    assert "9 steps, no trace: the program ended after 9 steps, before steps 100:105" in done.err
