@@ -7,6 +7,8 @@ with fair queueing), and change when a flow ends or is admitted, or an uplink fa
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import numpy as np
 
@@ -140,6 +142,7 @@ def check_counts(failed_count: int, uplinks_count: int, **counts: int) -> None:
         )
 
 
+@functools.lru_cache(maxsize=64)
 def simulate(
     flows_count: int,
     uplinks_count: int,

@@ -51,7 +51,7 @@ byte_edits = st.lists(
     min_size=1,
     max_size=5,
 )
-fuzz = settings(max_examples=120, derandomize=True)
+fuzz = settings(max_examples=60, derandomize=True)
 
 
 @given(seed=st.sampled_from(SEEDS), edits=byte_edits, packed=st.booleans())
