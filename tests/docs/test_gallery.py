@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from docs.gallery import EXHIBITS, ROOT, reports
 from tests.golden.fetch import catalogue
 
@@ -23,6 +25,7 @@ def test_every_exhibit_has_its_recordings_and_writes_the_page_of_its_name() -> N
     assert len({exhibit.name for exhibit in EXHIBITS}) == len(EXHIBITS)
 
 
+@pytest.mark.long
 def test_without_traces_of_others_the_gallery_has_each_kind_of_report(monkeypatch) -> None:
     monkeypatch.delenv("CHOPPER_TRACES", raising=False)
     own = {e.name for e in EXHIBITS if not any(":" in place for _, place in e.inputs)}

@@ -123,12 +123,18 @@ def samples(read_steps):
     return [[Counter(batch.marked()) for batch in ranks] for ranks in read_steps]
 
 
-def test_every_rank_gets_what_was_planned_whole_and_once(started):
-    made = setup("plain")
-    _, constructor = started(made)
-    found = read(constructor)
-    assert samples(found) == planned(made, range(STEPS))
-    for ranks in found:
+@pytest.fixture(scope="module")
+def whole(ray):
+    """All steps of a setup, read once."""
+    actors = d.start_actors(setup("whole"))
+    found = read(actors[1])
+    d.stop_actors(actors)
+    return found
+
+
+def test_every_rank_gets_what_was_planned_whole_and_once(whole):
+    assert samples(whole) == planned(setup("whole"), range(STEPS))
+    for ranks in whole:
         total = sum(sum(map(sum, batch.documents)) for batch in ranks)
         for batch in ranks:
             assert batch.step_tokens == total
@@ -138,8 +144,7 @@ def test_every_rank_gets_what_was_planned_whole_and_once(started):
                 assert (row[sum(lengths) :] == 0).all()
 
 
-def test_a_restart_goes_on_where_it_was_left(started):
-    whole = read(started(setup("whole"))[1])
+def test_a_restart_goes_on_where_it_was_left(started, whole):
     later = read(started(setup("later"))[1], first=10, steps=STEPS - 10)
     for a, b in zip(whole[10:], later, strict=True):
         for one, other in zip(a, b, strict=True):
@@ -172,6 +177,7 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, rol
     assert psutil.wait_procs(killed, timeout=PATIENCE_S)[1] == []
 
 
+@pytest.mark.long
 def test_a_source_is_open_in_one_loader_only(ray, started):
     made = setup("opened", limits=Limits(threads=16, memory_bytes=1 << 30, most=2, least=2))
     planner_actor, constructor = started(made)
@@ -343,10 +349,8 @@ def test_what_starts_the_ranks_clears_away_what_they_could_not(tmp_path):
     assert not left.exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, number, code):
     words = [
         "--repetitions",

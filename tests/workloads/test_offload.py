@@ -395,6 +395,7 @@ def test_variants_lose_alike(measured):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_command_runs_its_ranks_and_draws_its_tables(tmp_path):
     from chopper.cli.run_ import command
 

@@ -251,7 +251,7 @@ def has_trace(directory):
     [
         ("chopper", signal.SIGINT, 130),
         ("chopper", signal.SIGKILL, -signal.SIGKILL),
-        ("rank", signal.SIGKILL, 128 + signal.SIGKILL),
+        pytest.param("rank", signal.SIGKILL, 128 + signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("launcher", signal.SIGKILL, 128 + signal.SIGKILL, marks=pytest.mark.long),
     ],
     ids=["ctrl-c", "killed", "rank killed", "launcher killed"],

@@ -102,6 +102,7 @@ def test_bfloat16_losses_are_near(workload, reference, sharded):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_rank_is_a_world_too(tmp_path):
     losses = trained(tmp_path, "fsdp1", "fsdp2", ranks=1)
     assert [len(found) for found in losses.values()] == [STEPS, STEPS]

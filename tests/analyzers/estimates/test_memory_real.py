@@ -28,10 +28,8 @@ DEBUG = Architecture(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("checkpoint", "sequence"),
-    [("full", 512), pytest.param("none", 1024, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("checkpoint", "sequence"), [("full", 512), ("none", 1024)])
 def test_fsdp2_on_two_ranks_within_5_percent(
     tmp_path: Path, checkpoint: Any, sequence: int
 ) -> None:
