@@ -293,7 +293,11 @@ class _Stages:
                     self.closely[rank] = done.held.get()
                 yield totals
             if not (self.closely if closely else self.shares):
-                raise InputError(self.lost[0].message)
+                first = self.lost[0]
+                raise InputError(
+                    f"{self._recording.source}: no rank can be attributed (rank {first.rank} "
+                    f"{first.message})"
+                )
 
         return merged(each())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline
 from chopper.analyzers.causes.closer import closer_ranks
+from chopper.engines import Done, Lost, lost
 from chopper.engines.processes import Processes
 from chopper.engines.serial import Serial
-from chopper.errors import UsageError
+from chopper.errors import InputError, UsageError
 from chopper.reports import render
 from chopper.views import VIEWS, view
 from tests import command
@@ -134,8 +136,30 @@ def test_the_same_ranks_of_two_large_runs_are_compared(
     assert [len(run.ranks) for run in chopper.compare(every, b).runs] == [2, 2]
     shown = command.run("compare", str(traces), str(traces), "--ranks", "1,3", "--json")
     assert "ranks 1,3 of 5 ranks in A, 1,3 of 5 ranks in B" in json.loads(shown.out)["notes"][0]
+    # Before anything is read.
+    line = command.run("analyze", "nothing.json", "--ranks", "3-1").line
+    assert line.startswith("chopper: --ranks '3-1': not a list of whole numbers")
     line = command.run("compare", str(traces), str(files[0]), "--ranks", "1,3").line
     assert line == f"chopper: {files[0]}: no rank 1,3: it has 0"
+
+
+class WithoutMemory(Serial):
+    """An engine whose workers have no memory for any join."""
+
+    def map(
+        self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
+    ) -> Iterator[Done | Lost]:
+        for result in super().map(function, calls, label=label):
+            yield result if label == "read" else lost(MemoryError(), 256_000_000)
+
+
+def test_where_every_rank_is_lost_one_line_says_why(traces: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        chopper.attribute(str(traces), engine=WithoutMemory())
+    assert str(refused.value) == (
+        f"{traces}: no rank can be attributed (rank 0 omitted: it takes more than --memory "
+        "244 MiB: raise it)"
+    )
 
 
 def test_ranks_that_differ_are_looked_at_first() -> None:

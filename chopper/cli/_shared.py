@@ -319,15 +319,14 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
 
     counted: deque[str] = deque([""], maxlen=1)
     ranks = click.get_current_context().meta.get("chopper.ranks")
+    chosen = None if ranks is None else integers(ranks, "--ranks")
     with progress(f"looking for {name or 'the run'}", counted):
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine)
     with progress(f"attributing {name}".rstrip(), counted):
-        return attribute(
-            run, engine=engine, ranks=None if ranks is None else integers(ranks, "--ranks")
-        )
+        return attribute(run, engine=engine, ranks=chosen)
 
 
 def quoted(*sources: str | Path) -> str:

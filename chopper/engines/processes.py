@@ -18,7 +18,7 @@ from chopper.errors import ChopperError, UsageError
 from chopper.wording import bytes_
 
 _MOST_ATTEMPTS = 3
-_LEAST_MEMORY_BYTES = 256 << 20
+_LEAST_MEMORY_BYTES = 256_000_000
 """A worker takes 90 MB before it does anything."""
 
 _Call = tuple[int, Sequence[Any]]
@@ -55,8 +55,7 @@ class Processes:
     ) -> None:
         if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
             raise UsageError(
-                f"--memory {bytes_(memory_bytes)}: a worker needs at least "
-                f"{bytes_(_LEAST_MEMORY_BYTES)}"
+                f"--memory {bytes_(memory_bytes)}: too little for a worker; give at least 256MB"
             )
         self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress

@@ -186,9 +186,11 @@ def answers(address: str) -> None:
             "submit --address http://HOST:8265 -- chopper analyze RUN --ray`"
         )
     host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise _no_cluster(address, "it names no port")
     try:
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
-    except (OSError, ValueError, OverflowError) as exc:
+    except (OSError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
     asked = subprocess.run(
         own_python(__name__, address, str(ANSWER_S)),

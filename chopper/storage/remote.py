@@ -470,7 +470,8 @@ def _explained(address: str, error: type[ChopperError], verb: str) -> Iterator[N
             raise error(
                 f"{address}: {_scheme(address)} is no known kind of address; expected {_SCHEMES}"
             ) from exc
-        raise error(f"{address}: cannot be {verb} ({_named(exc)})") from exc
+        remedy = "; check the credentials" if "Credentials" in type(exc).__name__ else ""
+        raise error(f"{address}: cannot be {verb} ({_named(exc)}){remedy}") from exc
 
 
 def _named(exc: BaseException) -> str:

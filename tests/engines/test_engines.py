@@ -137,7 +137,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match="contradict each other: a cluster schedules"):
             engine_of([], options)
-    with pytest.raises(UsageError, match="a worker needs at least 256 MiB"):
+    with pytest.raises(UsageError, match="too little for a worker; give at least 256MB"):
         engine_of([], EngineOptions(memory_bytes=1 << 20))
 
 

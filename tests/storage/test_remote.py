@@ -380,6 +380,17 @@ def test_what_cannot_be_read_is_one_line(s3: Any, address: str, said: str) -> No
     assert re.search(said, line)
 
 
+def test_without_credentials_it_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    s3.clear_instance_cache()
+    line = run("analyze", f"{BUCKET}/one.json").line
+    s3.clear_instance_cache()
+    assert "(NoCredentialsError: Unable to locate credentials); check the credentials" in line
+
+
 def test_ten_thousand_files_are_too_many(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_MOST_FILES", 2)
     for i in range(3):
