@@ -234,6 +234,27 @@ def test_an_exception_keeps_its_exit_code_and_what_was_recorded(record):
     assert any("its recording is kept" in line for line in lines_of_chopper(done.stderr))
 
 
+def test_what_ended_a_child_of_multiprocessing_is_known(record):
+    script = record.script(
+        """
+        import multiprocessing
+
+        def work():
+            for _ in range(4): step()
+            raise ValueError("loss is nan")
+
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+        """
+    )
+    done = record(sys.executable, script)
+    assert done.returncode == 1
+    part = record.run().part(0)
+    assert (part.status, part.error) == ("failed", "ValueError: loss is nan"), done.stderr
+
+
 LOOP = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
