@@ -34,7 +34,7 @@ _SURE_WIDTH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing in which two runs of the same workload agree."""
+    """One property in which two runs of the same workload agree."""
 
     id: str
     label: str
@@ -49,10 +49,10 @@ class Check:
     note: str
     """Meaning of the values, and their origin."""
     explains: bool = False
-    """The difference alone may explain a difference of time, whatever the program does."""
+    """The difference alone may explain a difference in time, whatever the program does."""
 
     def shown(self, side: Literal["a", "b"]) -> str:
-        """A side's value for people."""
+        """Return a side's value, formatted."""
         value = self.a if side == "a" else self.b
         if value is None:
             return fmt.UNKNOWN
@@ -115,7 +115,7 @@ class Item:
     by_duration_ns: int
     ci95_ns: Interval | None
     told: bool | None
-    """Told from noise with at most 5 % false discoveries in the table; None: too few steps."""
+    """Whether it is beyond noise (at most 5 % false discoveries); None: too few steps."""
 
 
 @dataclass(frozen=True, slots=True)

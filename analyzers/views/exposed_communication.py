@@ -1,6 +1,6 @@
 """Exposed and hidden communication by collective, group, phase and layer.
 
-Summed over ranks and steps: what no computing hid, and what it did.
+Summed over ranks and steps: exposed and hidden time.
 """
 
 from __future__ import annotations

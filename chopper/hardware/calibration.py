@@ -98,11 +98,11 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     launch_ns: int | None = None
     """Time the host takes to issue the smallest operator."""
     roundtrip_ns: int | None = None
-    """Time from issuing the smallest operator to knowing that it has run."""
+    """Time from issuing the smallest operator until its completion is known."""
     absent: dict[str, str] = {}
     """Part that could not be measured → the reason."""
     fed: dict[str, str] = {}
-    """Section (``gemm``, ``memory``, ``link``) → the experiment that it was taken from."""
+    """Section (``gemm``, ``memory``, ``link``) → the experiment that it comes from."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.created_ns < _LATEST_NS:
@@ -139,13 +139,13 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def spread_ratio(self) -> float | None:
-        """Median spread of the matrix products and of memory: above 0.2 something else ran too."""
+        """Median spread of the matrix products and of memory; above 0.2 the machine was busy."""
         spreads = [m.spread_ratio for rates in (*self.gemm.values(), self.memory) for m in rates]
         return statistics.median(spreads) if spreads else None
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """Conditions that one result stands for; a newer one of the same key replaces it."""
+        """Conditions of the result; a newer one with the same key replaces it."""
         return self.hostname, self.device_name, self.ranks, self.threads
 
 
@@ -192,7 +192,7 @@ def load(
     threads: int | None = None,
     path: Path | None = None,
 ) -> Calibration | None:
-    """The newest stored result for a device of a machine, None when there is none.
+    """Return the newest stored result for a device of a machine, or None.
 
     Args:
         device_name: as torch names the device; None for the host's cores.

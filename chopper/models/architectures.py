@@ -78,7 +78,7 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     positions_count: int = 0
     """Learned position embeddings; 0 for rotary."""
     positions_unused_count: int = 0
-    """Of them, which no token can have (OPT's first two)."""
+    """Number of them that no token can have (OPT's first two)."""
     gated: bool = True
     """SwiGLU or GeGLU: two up projections; else one, with GELU."""
     norm: Literal["rms", "layer"] = "rms"
@@ -114,7 +114,7 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     mlp_bias: bool = False
     dropout: bool = False
     context_count: int = 0
-    """Longest sequence that it was made for; 0 for not known."""
+    """Longest sequence that it was trained for; 0 if unknown."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built, or counted.
@@ -254,7 +254,7 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     @property
     def active_count(self) -> int:
-        """Parameters that one token goes through: of the experts, those that it chooses."""
+        """Parameters that one token uses: of the experts, only the chosen ones."""
         if self.experts is None:
             return self.parameters_count
         idle = self.experts.count - self.experts.chosen_count
@@ -273,10 +273,10 @@ _ALIASES = {"llama3-405b": "llama3.1-405b", "llama3.2-8b": "llama3.1-8b", "gpt3"
 
 
 def named(name: str) -> Architecture:
-    """The model that a person means: ``llama3-8b``, ``Llama 3 8B``, ``Meta-Llama-3-8B``.
+    """Return the model of a name: ``llama3-8b``, ``Llama 3 8B``, ``Meta-Llama-3-8B``.
 
     Raises:
-        UsageError: no model is called so; the nearest names are suggested.
+        UsageError: unknown name; the nearest ones are suggested.
     """
 
     def plain(text: str) -> str:

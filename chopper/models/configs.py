@@ -192,7 +192,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_interme
 
 
 def read_config(path: Path) -> Architecture:
-    """The shapes that a Hugging Face config.json describes.
+    """Read the shapes from a Hugging Face config.json.
 
     Raises:
         InputError: no JSON object, an architecture that is not supported, a missing or wrong size.

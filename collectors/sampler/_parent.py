@@ -22,7 +22,7 @@ _KILL_S = 2.0
 
 
 class SamplerProcess:
-    """The sampler as its parent sees it; rows stay in its memory for ``flush_ns`` at most."""
+    """Parent's handle of a sampler process, which flushes its rows every ``flush_ns``."""
 
     def __init__(
         self,

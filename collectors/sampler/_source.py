@@ -69,10 +69,10 @@ class Part:
 
 
 class Source(Protocol):
-    """Something that can be read at a fixed rate, inside the sampler process.
+    """A source that the sampler process reads at a fixed rate.
 
-    It may have more: ``parts() -> list[Part]``, read one by one with a time of its own each, so
-    that one that blocks keeps no other waiting; ``plan() -> Plan`` with
+    Optional methods: ``parts() -> list[Part]``, read one by one with a time of its own each, so
+    that one that blocks does not delay the others; ``plan() -> Plan`` with
     ``learn(list[DeviceTotals])``, to be read in C; ``calls() -> dict[str, Callable]``, calls of a
     driver whose cost is measured at the start.
     """
@@ -107,7 +107,7 @@ class Source(Protocol):
 
 
 class SourceSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """A source to be made inside the sampler process."""
+    """Specification of a source that the sampler process creates."""
 
     factory: str
     """``module:Class``, called with ``options`` as keywords."""
@@ -115,14 +115,14 @@ class SourceSpec(msgspec.Struct, kw_only=True, frozen=True):
     options: dict[str, Any] = {}
 
     def make(self) -> Source:
-        """Import the class and make the source."""
+        """Import the class and create the source."""
         module, _, name = self.factory.partition(":")
         source: Source = getattr(importlib.import_module(module), name)(**self.options)
         return source
 
 
 class SystemClock:
-    """The real clocks; :class:`chopper.testing.FakeClock` is told the time.
+    """The system's clocks; :class:`chopper.testing.FakeClock` replaces them in tests.
 
     They wait on a pipe, so that word to stop is heard while asleep: ``stop_fd`` becomes readable.
     They stop without the process ``parent_pid``, too.
