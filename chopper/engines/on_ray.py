@@ -8,6 +8,7 @@ import os
 import pickle
 import platform
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from chopper.version import __version__
 
 _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
-_ANSWER_S = 60.0
+_ANSWER_S = 300.0
 """Patience with the nodes of a cluster, which start a process to answer."""
 
 
@@ -128,6 +129,7 @@ class OnRay:
                 _check_nodes(ray)
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
+        self._copying: deque[Any] = deque(maxlen=2 * self.workers)
         self._task = ray.remote(num_returns=2, max_retries=_MOST_RETRIES)(_call)
 
     def map(
@@ -152,11 +154,18 @@ class OnRay:
                     running[value] = number, big
                 if not running:
                     return
-                finished, _ = ray.wait([*running], num_returns=1)
+                # Waiting for a held value copies it here: it is not lost with the node that made
+                # it. A store that is full drops the copy.
+                finished, _ = ray.wait([*running, *self._copying], num_returns=1)
                 for reference in finished:
+                    if reference not in running:
+                        self._copying.remove(reference)
+                        continue
                     number, big = running.pop(reference)
-                    results[number] = _done(reference, big)
+                    results[number] = done = _done(reference, big)
                     count += 1
+                    if isinstance(done, Done) and done.held is not None:
+                        self._copying.append(big)
                     if self._progress is not None:
                         self._progress(label, count)
                 while following in results:
@@ -170,6 +179,7 @@ class OnRay:
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
+        self._copying.clear()
         self._cluster.close()
 
     def __enter__(self) -> Self:

@@ -31,6 +31,12 @@ def table(rows: int) -> Kept:
     return Kept(rows, {"number": rows, "rows": pa.table({"row": np.arange(rows)})})
 
 
+def noted_table(rows: int, folder: Path) -> Kept:
+    """A table; each time that it is made leaves a file."""
+    (folder / f"{rows}.{os.getpid()}.{time.monotonic_ns()}").touch()
+    return table(rows)
+
+
 def total(held: dict[str, Any], more: int) -> tuple[int, int]:
     return held["number"], int(np.asarray(held["rows"]["row"]).sum()) + more
 

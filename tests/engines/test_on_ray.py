@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import chopper
+from benchmarks._ranks import write_ranks
 from chopper.engines import Done, Engine, Lost
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
@@ -37,6 +40,19 @@ SIZE = ("--num-cpus=1", "--object-store-memory=100000000")
 START = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 
 
+OPENED = """
+import os, sys
+def look(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        name = os.path.basename(arguments[0])
+        if name.startswith("rank-"):
+            with open({log!r}, "a") as log:
+                log.write(name + os.linesep)
+sys.addaudithook(look)
+"""
+"""Site of the nodes: it notes each trace that is opened."""
+
+
 class Nodes:
     """Nodes of a cluster, each of a process group of its own."""
 
@@ -46,11 +62,14 @@ class Nodes:
         guard.mkdir()
         # AMD's package without its library ends each of Ray's processes.
         (guard / "amdsmi.py").write_text('raise ImportError("not here")\n')
-        self.guard = guard
+        self.guard, self.log = guard, folder / "opened"
+        (guard / "sitecustomize.py").write_text(OPENED.format(log=str(self.log)))
         self.cache = folder / "cache"
         try:
             self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
-            self.address = (folder / "ray_current_cluster").read_text().strip()
+            current = folder / "ray_current_cluster"
+            until(lambda: current.exists() and current.read_text(), "the cluster's address")
+            self.address = current.read_text().strip()
         except BaseException:
             self.end()
             raise
@@ -101,8 +120,12 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    # Sockets have short paths only.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    # Sockets have short paths only. A token in ~/.ray would be the head's alone.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_AUTH_MODE", "disabled")
         cluster = Nodes(Path(folder))
         try:
             yield cluster
@@ -114,15 +137,17 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     second = nodes.start()
-    calls = [(100 * n,) for n in range(12)]
+    made = tmp_path / "made"
+    made.mkdir()
+    calls = [(100 * n, made) for n in range(12)]
     seen: list[int] = []
     with Serial() as serial, OnRay(nodes.address, progress=lambda _, n: seen.append(n)) as engine:
         assert engine.workers == 2
         both: tuple[Engine, ...] = (serial, engine)
-        results = [[*one.map(tasks.table, calls, label="")] for one in both]
-        assert done(results[1]) == done(results[0]) == [n for (n,) in calls]
+        results = [[*one.map(tasks.noted_table, calls, label="")] for one in both]
+        assert done(results[1]) == done(results[0]) == [n for n, _ in calls]
         assert seen == [*range(1, 13)]
-        # Half of what is held goes with the node, and is made again.
+        # Half of what is held goes with the node, and was copied but for the last.
         nodes.kill(second)
         later, refused = [], []
         for one, of in zip(both, results, strict=True):
@@ -131,6 +156,7 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
             lost = one.map(tasks.refused, [(n,) for n in range(4)], label="")
             refused.append([r.reason for r in lost if isinstance(r, Lost)])
         assert later[1] == later[0]
+        assert len([*made.iterdir()]) <= 2 * len(calls) + 1
         assert refused[1] == refused[0]
         with pytest.raises(ZeroDivisionError):
             next(engine.map(tasks.wrong, [(1,)], label=""))
@@ -142,6 +168,31 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
         assert last.held.get()["rows"].num_rows == 3
     with pytest.raises(InputError, match="a value of the cluster was lost"):
         last.held.get()
+
+
+@pytest.mark.long
+def test_a_node_that_leaves_costs_an_analysis_a_rank_at_most(nodes: Nodes, tmp_path: Path) -> None:
+    write_ranks(tmp_path / "traces", 8, 500)
+    arguments = ("analyze", str(tmp_path / "traces"), "--json")
+    second = nodes.start()
+    command = [sys.executable, "-m", "chopper", *arguments, "--ray", nodes.address]
+    environment = {**os.environ, "PYTHONPATH": str(nodes.guard)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as analysis:
+
+        def opened() -> Counter[str]:
+            return Counter(nodes.log.read_text().split() if nodes.log.exists() else ())
+
+        until(lambda: analysis.poll() is not None or len(opened()) >= 4, "half of the ranks")
+        nodes.kill(second)
+        out, err = analysis.communicate(timeout=PATIENCE_S)
+    assert analysis.returncode == 0, err
+    assert json.loads(out) == json.loads(run(*arguments).out)
+    every = opened()
+    assert len(every) == 8
+    each = min(every.values())
+    assert sum(-(-count // each) - 1 for count in every.values()) <= 1, every
 
 
 @pytest.mark.long
@@ -222,8 +273,8 @@ def test_an_address_that_is_no_cluster_is_one_line() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{nobody.getsockname()[1]}"
-        for address in (where, "here"):
-            with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there"):
+        for address, why in ((where, ""), ("here", r" \(it names no port\)")):
+            with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there{why}"):
                 OnRay(address)
 
 
