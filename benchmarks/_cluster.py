@@ -10,10 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 _START = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 _PATIENCE_S = 120
@@ -26,27 +23,9 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Where it is, and its nodes."""
-
-    address: str
-    nodes: list[subprocess.Popen[bytes]]
-
-    def cpu_s(self) -> float:
-        """Seconds of CPU time of all its processes, those that ended included."""
-        total = 0.0
-        for node in self.nodes:
-            root = psutil.Process(node.pid)
-            for process in (root, *root.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    total += sum(process.cpu_times()[:4])
-        return total
-
-
 @contextlib.contextmanager
-def cluster(nodes_count: int) -> Iterator[Cluster]:
-    """Start so many nodes for the length of the block."""
+def cluster(nodes_count: int) -> Iterator[str]:
+    """Start so many nodes for the length of the block; yield its address."""
     nodes: list[subprocess.Popen[bytes]] = []
     # Sockets have short paths only.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
@@ -64,7 +43,7 @@ def cluster(nodes_count: int) -> Iterator[Cluster]:
             for number in range(1, nodes_count):
                 log = folder / f"log-{number}"
                 nodes.append(_node([f"--address={address}"], log, environment))
-            yield Cluster(address, nodes)
+            yield address
         finally:
             for node in nodes:
                 with contextlib.suppress(ProcessLookupError):

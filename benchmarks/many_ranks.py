@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks._cluster import Cluster, cluster
+from benchmarks._cluster import cluster
 from benchmarks._peers import Sample, peer_python
 from benchmarks._ranks import write_ranks
 from benchmarks.report import interactive
@@ -135,28 +135,20 @@ def reported(folder: Path, options: argparse.Namespace) -> None:
 
 
 def in_turns(folder: Path, options: argparse.Namespace) -> None:
-    """Processes and Ray in turns, as many at a time; and the ratios of their medians."""
-    print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8}")
-    with cluster(NODES) as nodes:
+    """Processes and Ray in turns, as many at a time; and the ratio of their medians."""
+    print(f"{'ranks':>6} {'how':>12} {'wall s':>8}")
+    with cluster(NODES) as address:
         for ranks in options.ranks:
             command = [*ANALYZE, str(traces_of(folder, ranks, options.events))]
-            ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", nodes.address]}
+            ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", address]}
             turns: dict[str, list[Sample]] = {how: [] for how in ways}
             for _ in range(options.ray):
                 for how, words in ways.items():
-                    found = with_nodes([*command, *words], nodes)
+                    found = watched([*command, *words])
                     turns[how].append(found)
-                    print(f"{ranks:>6} {how:>12} {found.wall_s:>8.1f} {found.cpu_s:>8.1f}")
-            for what in ("wall_s", "cpu_s"):
-                of = [statistics.median(getattr(s, what) for s in turns[how]) for how in ways]
-                print(f"{ranks:>6} {what}: Ray takes {of[1] / of[0] - 1:+.0%}", flush=True)
-
-
-def with_nodes(command: list[str], nodes: Cluster) -> Sample:
-    """Run a command; count the CPU time of the cluster, too."""
-    before_s = nodes.cpu_s()
-    found = watched(command)
-    return Sample(found.wall_s, found.cpu_s + nodes.cpu_s() - before_s, found.peak_bytes)
+                    print(f"{ranks:>6} {how:>12} {found.wall_s:>8.1f}")
+            of = [statistics.median(s.wall_s for s in turns[how]) for how in ways]
+            print(f"{ranks:>6} Ray takes {of[1] / of[0] - 1:+.0%}", flush=True)
 
 
 def watched(command: list[str]) -> Sample:
