@@ -134,7 +134,7 @@ def test_a_phase_outside_of_a_recording_or_after_its_failure_does_nothing(task, 
         session = _session.active()
         assert session is not None
         with prof.phase("evaluation"):
-            session._give_up("a disk that vanished")
+            session._give_up(OSError("a disk that vanished"))
             task.step()
         with prof.phase("evaluation"):
             task.step()

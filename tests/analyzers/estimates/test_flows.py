@@ -104,4 +104,4 @@ def test_it_stands_beside_the_table() -> None:
 )
 def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        simulate(**{"flows_count": 128, "uplinks_count": 16, **options})  # type: ignore[arg-type]
+        simulate(**{"flows_count": 128, "uplinks_count": 16, **options})
