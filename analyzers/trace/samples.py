@@ -110,7 +110,7 @@ def ranks_beside(run: Run, rank: int) -> list[int]:
     if part.hostname is None:
         return [rank]
     # A container samples what it sees: under one name of one machine.
-    beside = run.ranks_by_host[part.hostname, part.host]
+    beside = run.ranks_by_host.get((part.hostname, part.host), ())
     return [rank, *(other for other in beside if other != rank)]
 
 

@@ -67,7 +67,7 @@ def test_infiniband_counts_words_and_efa_counts_bytes(tmp_path: Path) -> None:
 def test_what_no_port_counts_is_named(tmp_path: Path) -> None:
     write(port(tmp_path, "mlx5_0"), counters__port_xmit_data="1")
     source = opened(tmp_path)
-    assert source.absent["fabric_port.rdma_read_bytes"] == "no port here counts it"
+    assert source.absent["fabric_port.rdma_read_bytes"] == "no port of this machine counts it"
     assert "fabric_port.tx_bytes" not in source.absent
 
 

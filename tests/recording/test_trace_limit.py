@@ -105,7 +105,7 @@ def test_a_step_that_is_too_large_alone_is_traced_in_part(task):
     assert "aten::addmm" in names_of("run")
     assert events_of("run") < 4 * EVENTS * limit
     assert "the trace ended within step 0 at about" in finding()
-    assert "it holds no whole step" in finding()
+    assert "it holds no complete step" in finding()
     assert chopper.attribute("run").observed_ns > 0
 
 

@@ -23,7 +23,11 @@ from chopper.workloads.collectives import fit  # noqa: E402
         ("gemm", ["--shapes", "1000000x1000000x1000000"], "needs about 24000 GB, one rank here"),
         ("gemm", ["--shapes", "8x8"], "'8x8' is not MxNxK, for example 4096x4096x4096"),
         ("gemm", ["--shapes", "8x8x0"], "'8x8x0' is not MxNxK"),
-        ("gemm", ["--dtypes", "int4"], "'int4' is none of float64, float32, float16, bfloat16"),
+        (
+            "gemm",
+            ["--dtypes", "int4"],
+            "'int4' unknown: one of float64, float32, float16, bfloat16",
+        ),
         ("membw", ["--largest", "1000000000000"], "needs about 3000 GB, one rank here"),
         ("membw", ["--smallest", "9", "--largest", "8"], "--smallest 9 is larger than --largest 8"),
         ("collectives", ["--factor", "1"], "--factor 1: sizes must grow: choose 2 or more"),
