@@ -289,7 +289,7 @@ def _model(device: DevicePeaks) -> tuple[str, str]:
 
 def _words(name: str) -> set[str]:
     """Return the words of a device's name as people write it: ``RTX4090``, ``SXM5``, ``80 GB``."""
-    text = re.sub(r"(?<!\d)(\d+) ?(gb|ti)\b", r" \1\2", name.lower().replace("_", " "))
+    text = re.sub(r"(?<!\d)(\d{1,6}) ?(gb|ti)\b", r" \1\2", name.lower().replace("_", " "))
     text = re.sub(r"(rtx|nvidia|amd)(?=\w)", r"\1 ", re.sub(r"sxm\d\b", "sxm", text))
     return set(re.findall(r"\w+", re.sub(r"(?<=\d)ti\b", " ti", text)))
 
