@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks._cluster import cluster
 from benchmarks._peers import Sample, peer_python
 from benchmarks._ranks import write_ranks
 from benchmarks.report import interactive
 from chopper.limits import usable_cores
+from tests.engines.nodes import started_nodes
 
 RANKS = (8, 16, 32, 64, 256, 1024)
 SERIAL_UP_TO = 64
@@ -137,10 +137,10 @@ def reported(folder: Path, options: argparse.Namespace) -> None:
 def in_turns(folder: Path, options: argparse.Namespace) -> None:
     """Processes and Ray in turns, as many at a time; and the ratio of their medians."""
     print(f"{'ranks':>6} {'how':>12} {'wall s':>8}")
-    with cluster(NODES) as address:
+    with started_nodes(NODES, store_bytes=500_000_000) as nodes:
         for ranks in options.ranks:
             command = [*ANALYZE, str(traces_of(folder, ranks, options.events))]
-            ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", address]}
+            ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", nodes.address]}
             turns: dict[str, list[Sample]] = {how: [] for how in ways}
             for _ in range(options.ray):
                 for how, words in ways.items():

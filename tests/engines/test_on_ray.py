@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -29,16 +26,13 @@ from chopper.engines.serial import Serial
 from chopper.errors import InputError
 from tests.command import run
 from tests.engines import tasks
+from tests.engines.nodes import Nodes, started_nodes
 from tests.engines.tasks import done
 from tests.ingest.test_logs import trace
 from tests.waiting import PATIENCE_S, until
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray", allow_module_level=True)
-
-SIZE = ("--num-cpus=1", "--object-store-memory=100000000")
-START = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
-
 
 OPENED = """
 import os, sys
@@ -53,84 +47,10 @@ sys.addaudithook(look)
 """Site of the nodes: it notes each trace that is opened."""
 
 
-class Nodes:
-    """Nodes of a cluster, each of a process group of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._groups = folder, list[subprocess.Popen[bytes]]()
-        guard = folder / "guard"
-        guard.mkdir()
-        # AMD's package without its library ends each of Ray's processes.
-        (guard / "amdsmi.py").write_text('raise ImportError("not here")\n')
-        self.guard, self.log = guard, folder / "opened"
-        (guard / "sitecustomize.py").write_text(OPENED.format(log=str(self.log)))
-        self.cache = folder / "cache"
-        try:
-            self.start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}")
-            current = folder / "ray_current_cluster"
-            until(lambda: current.exists() and current.read_text(), "the cluster's address")
-            self.address = current.read_text().strip()
-        except BaseException:
-            self.end()
-            raise
-
-    def start(self, *options: str, path: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a node; ``path`` comes first where it imports from."""
-        log = self._folder / f"log-{len(self._groups)}"
-        options = options or (f"--address={self.address}",)
-        paths = [str(p) for p in (path, self.guard) if p is not None]
-        with log.open("w") as file:
-            node = subprocess.Popen(
-                [sys.executable, "-c", START, "start", *options, *SIZE, "--block"],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "RAY_USAGE_STATS_ENABLED": "0",
-                    "XDG_CACHE_HOME": str(self.cache),
-                    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-                    "RAY_enable_worker_prestart": "0",
-                    # A node that is gone is noticed soon.
-                    "RAY_health_check_initial_delay_ms": "1000",
-                    "RAY_health_check_period_ms": "500",
-                    "RAY_health_check_timeout_ms": "3000",
-                    "RAY_health_check_failure_threshold": "3",
-                },
-                start_new_session=True,
-            )
-        self._groups.append(node)
-        until(lambda: "runtime started" in log.read_text() or node.poll() is not None, "a node")
-        assert node.poll() is None, log.read_text()
-        return node
-
-    def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """End a node as a machine that fails does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(node.pid, signal.SIGKILL)
-        node.wait(PATIENCE_S)
-        if node in self._groups:
-            self._groups.remove(node)
-
-    def end(self) -> None:
-        for node in [*self._groups]:
-            self.kill(node)
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    # Sockets have short paths only. A token in ~/.ray would be the head's alone.
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        cluster = Nodes(Path(folder))
-        try:
-            yield cluster
-        finally:
-            cluster.end()
+    with started_nodes(site=OPENED) as cluster:
+        yield cluster
 
 
 def test_results_are_those_of_one_process_also_when_a_node_ends(
@@ -182,7 +102,7 @@ def test_a_node_that_leaves_costs_an_analysis_a_rank_at_most(nodes: Nodes, tmp_p
     ) as analysis:
 
         def opened() -> Counter[str]:
-            return Counter(nodes.log.read_text().split() if nodes.log.exists() else ())
+            return Counter(nodes.opened.read_text().split() if nodes.opened.exists() else ())
 
         until(lambda: analysis.poll() is not None or len(opened()) >= 4, "half of the ranks")
         nodes.kill(second)

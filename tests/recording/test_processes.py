@@ -186,11 +186,12 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         prof.step()
-    print("ready", flush=True)
+    import time
     {wait}
 """
-BLOCKED = "torch.distributed.TCPStore('127.0.0.1', 0, is_master=True).get('never')"
-AWAKE = "import time\n    while True: time.sleep(0.01)"
+READY = 'print("ready", flush=True)'
+BLOCKED = f"{READY}; torch.distributed.TCPStore('127.0.0.1', 0, is_master=True).get('never')"
+AWAKE = f"{READY}\n    while True: time.sleep(0.01)"
 
 
 def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
@@ -228,7 +229,7 @@ def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number)
 @pytest.mark.slow
 def test_a_hang_up_that_the_program_ignores_changes_nothing(tmp_path):
     handler = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    code, _ = terminated(tmp_path, "sys.stdin.read()", handler, number=signal.SIGHUP)
+    code, _ = terminated(tmp_path, f"{READY}; sys.stdin.read()", handler, number=signal.SIGHUP)
     assert code == 0
     assert Run.open(tmp_path / "run").part(0).status == "complete"
 
@@ -251,7 +252,7 @@ def test_the_programs_own_sigterm_handler_stays(tmp_path):
 )
 def test_whatever_ends_a_program_after_ctrl_c_it_was_interrupted(tmp_path, raised):
     caught = f"    except KeyboardInterrupt:\n        raise {raised}"
-    wait = f"import time\n    try:\n        while True: time.sleep(0.01)\n{caught}"
+    wait = f"try:\n        {READY}\n        while True: time.sleep(0.01)\n{caught}"
     code, _ = terminated(tmp_path, wait, number=signal.SIGINT)
     assert code == (0 if raised == "SystemExit(0)" else 1)
     assert Run.open(tmp_path / "run").part(0).status == "interrupted"
