@@ -123,12 +123,14 @@ def read(path: Path, name: str) -> pa.Table:
     texts = [column.name for column in declared.columns if column.type == "string"]
     try:
         with path.open("rb") as file:
+            there = pq.read_schema(file).names  # an older file lacks columns of today
+            texts = [text for text in texts if text in there]
             table = pq.ParquetFile(file, read_dictionary=texts).read()
         names = [name for name in declared.arrow.names if name in table.column_names]
         return declared.completed(
             table.select(names).replace_schema_metadata(table.schema.metadata)
         )
-    except (SchemaError, pa.ArrowException, OSError, ValueError) as exc:
+    except (SchemaError, *arrow_errors()) as exc:
         raise _damaged(path, exc) from exc
 
 

@@ -208,3 +208,16 @@ def _rank(run: Path, rank: int, tables: dict[str, pa.Table]) -> None:
     part = manifest.RankManifest(rank=rank, status="imported")
     write_atomic(folder / MANIFEST, manifest.encode(part))
     parquet.write_rank(folder, rank, tables)
+
+
+def test_a_column_that_a_file_lacks_is_unknown_or_one_line(imported: Path, tmp_path: Path) -> None:
+    (first, *_) = sorted(imported.glob("rank-*/device_event.parquet"))
+    whole = parquet.read(first, "device_event")
+    file = tmp_path / "device_event.parquet"
+    pq.write_table(whole.drop_columns(["grid"]), file)
+    table = parquet.read(file, "device_event")
+    assert table["grid"].null_count == whole.num_rows
+    assert table.drop_columns(["grid"]).equals(whole.drop_columns(["grid"]))
+    pq.write_table(whole.drop_columns(["name"]), file)
+    with pytest.raises(InputError, match=r"device_event\.parquet: damaged \(.*name"):
+        parquet.read(file, "device_event")

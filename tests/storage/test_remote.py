@@ -278,7 +278,7 @@ def test_nodes_are_gathered_from_addresses(s3: Any, tmp_path: Path) -> None:
     outcome = run("gather", f"{BUCKET}/node0", f"{BUCKET}/node1", "-o", f"{BUCKET}/runs/all")
     assert outcome.code == 0, outcome.err
     assert [p.rank for p in chopper.load(f"{BUCKET}/runs/all").manifest.ranks] == [0, 1, 2, 3]
-    assert run("gather", f"{BUCKET}/none", "x").line.endswith(f"{BUCKET}/none: nothing is there")
+    assert run("gather", f"{BUCKET}/none", "x").line.endswith(f"{BUCKET}/none: not found")
 
 
 def test_what_another_command_copies_stays(s3: Any, traces: Path) -> None:
@@ -364,10 +364,10 @@ def test_a_file_address_is_a_path(traces: Path) -> None:
     ("address", "said"),
     [
         ("s3://nobucket/trace.json", r"cannot be read \(NoSuchBucket: .*does not exist"),
-        ("s3://bucket/none.json", r"nothing is there"),
+        ("s3://bucket/none.json", r"not found"),
         ("s3://bucket/none*.json", r"no file is there, or the pattern matches none"),
         ("nope://bucket/a.json", r"nope is no known kind of address; expected s3, gs"),
-        ("S3://bucket/none.json", r"nothing is there"),
+        ("S3://bucket/none.json", r"not found"),
         ("gs://bucket/a.json", r"pip install 'chopper-profiler\[gs\]'"),
         ("http://127.0.0.1:9/trace.json", r"cannot be read \(ClientConnectorError"),
     ],
