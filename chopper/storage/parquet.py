@@ -121,6 +121,7 @@ def read(path: Path, name: str) -> pa.Table:
 
     declared = TABLES[name]
     texts = [column.name for column in declared.columns if column.type == "string"]
+    damage: tuple[type[Exception], ...] = (SchemaError, *arrow_errors())
     try:
         with path.open("rb") as file:
             there = pq.read_schema(file).names  # an older file lacks columns of today
@@ -130,7 +131,7 @@ def read(path: Path, name: str) -> pa.Table:
         return declared.completed(
             table.select(names).replace_schema_metadata(table.schema.metadata)
         )
-    except (SchemaError, *arrow_errors()) as exc:
+    except damage as exc:
         raise _damaged(path, exc) from exc
 
 
