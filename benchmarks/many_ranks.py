@@ -8,11 +8,12 @@
 Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about three host spans per
 device event, collectives of all ranks), in one process and in one for each core, from the
 command's start to its end. The peak is the sum over all its processes of their proportional memory
-(PSS). HTA loads the same traces and makes its temporal breakdown; TraceLens builds the tree of
-each and its two central tables, one after the other. With ``--ray``, a cluster of four nodes of
-one core each runs the same in turns with four processes. With ``--report``, the HTML report is
-written and opened in Chromium. At the end, time and memory from 64 ranks on are fitted by a line
-over the ranks and carried to 100 000 ranks.
+(PSS); own CPU is that of the command's own process, the rest is its workers'. HTA loads the same
+traces and makes its temporal breakdown; TraceLens builds the tree of each and its two central
+tables, one after the other. With ``--ray``, a cluster of four nodes of one core each runs the same
+in turns with four processes. With ``--report``, the HTML report is written and opened in Chromium.
+At the end, time and memory from 64 ranks on are fitted by a line over the ranks and carried to
+100 000 ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +94,7 @@ def traces_of(folder: Path, ranks: int, events: int) -> Path:
     return traces
 
 
-def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Sample]]:
+def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Watched]]:
     """One line per number of ranks; return those in one process for each core."""
     peers = {}
     for name, module, code in (("HTA", "hta", _HTA), ("TraceLens", "TraceLens", _TRACELENS)):
@@ -101,7 +103,7 @@ def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Sampl
             peers[name] = [python, "-c", code]
         elif options.peers:
             print(f"{name} is not installed: set CHOPPER_PEERS to a python that has it")
-    print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8} {'peak MB':>8}")
+    print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8} {'own CPU s':>10} {'peak MB':>8}")
     rows = []
     for ranks in options.ranks:
         traces = traces_of(folder, ranks, options.events)
@@ -141,7 +143,7 @@ def in_turns(folder: Path, options: argparse.Namespace) -> None:
         for ranks in options.ranks:
             command = [*ANALYZE, str(traces_of(folder, ranks, options.events))]
             ways = {"processes": ["--workers", f"{NODES}"], "Ray": ["--ray", nodes.address]}
-            turns: dict[str, list[Sample]] = {how: [] for how in ways}
+            turns: dict[str, list[Watched]] = {how: [] for how in ways}
             for _ in range(options.ray):
                 for how, words in ways.items():
                     found = watched([*command, *words])
@@ -151,7 +153,14 @@ def in_turns(folder: Path, options: argparse.Namespace) -> None:
             print(f"{ranks:>6} Ray takes {of[1] / of[0] - 1:+.0%}", flush=True)
 
 
-def watched(command: list[str]) -> Sample:
+@dataclass(frozen=True)
+class Watched(Sample):
+    """``own_cpu_s`` is the part of the command's own process."""
+
+    own_cpu_s: float
+
+
+def watched(command: list[str]) -> Watched:
     """Run a command; return its times and the peak memory of all its processes."""
     start_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -171,7 +180,7 @@ def watched(command: list[str]) -> Sample:
         if process.returncode:
             assert process.stderr is not None
             raise RuntimeError(f"{command}: {process.stderr.read().decode()[-2000:]}")
-    return Sample(wall_s, sum(cpu_s.values()), peak)
+    return Watched(wall_s, sum(cpu_s.values()), peak, cpu_s.get(process.pid, 0.0))
 
 
 def _children(tree: psutil.Process) -> list[psutil.Process]:
@@ -181,15 +190,15 @@ def _children(tree: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def shown(ranks: int, how: str, found: Sample) -> None:
+def shown(ranks: int, how: str, found: Watched) -> None:
     print(
         f"{ranks:>6} {how:>12} {found.wall_s:>8.1f} {found.cpu_s:>8.1f} "
-        f"{found.peak_bytes / 1e6:>8.0f}",
+        f"{found.own_cpu_s:>10.1f} {found.peak_bytes / 1e6:>8.0f}",
         flush=True,
     )
 
 
-def fitted(rows: list[tuple[int, Sample]]) -> None:
+def fitted(rows: list[tuple[int, Watched]]) -> None:
     """Print lines over the ranks, and where they lead."""
     large = {ranks: found for ranks, found in rows if ranks == max(BEYOND[:1])}
     for found in large.values():
@@ -201,8 +210,11 @@ def fitted(rows: list[tuple[int, Sample]]) -> None:
         return
     ranks = np.array([r for r, _ in rows], dtype=float)
     cpu = np.polyfit(ranks, [s.cpu_s for _, s in rows], 1)
+    own = np.polyfit(ranks, [s.own_cpu_s for _, s in rows], 1)
     memory = np.polyfit(ranks, [s.peak_bytes / 1e6 for _, s in rows], 1)
     print(f"CPU seconds = {cpu[1]:.1f} + {cpu[0]:.3f} × ranks")
+    print(f"own CPU s   = {own[1]:.1f} + {own[0]:.3f} × ranks")
+    print(f"workers that keep the own process busy: {(cpu[0] - own[0]) / own[0]:.0f}")
     print(f"peak MB     = {memory[1]:.0f} + {memory[0]:.2f} × ranks")
     print(f"{'ranks':>7} {'core hours':>11} {'peak GB':>8}   (by these lines)")
     for count in BEYOND:
