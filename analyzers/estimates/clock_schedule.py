@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from chopper.analyzers.replay.solve import solve
-from chopper.collectors.formats.clock_tables import INSTRUCTIONS, ClockTable
+from chopper.hardware.clock_tables import INSTRUCTIONS, ClockTable
 
 MOST_INSTRUCTIONS = 8192
 """Of one step: the linear program of more takes minutes."""

@@ -20,8 +20,8 @@ from chopper.analyzers.estimates.clock_schedule import (
     Schedule,
     one_forward_one_backward,
 )
-from chopper.collectors.formats.clock_tables import ClockTable
 from chopper.errors import InputError, UsageError
+from chopper.hardware.clock_tables import ClockTable
 from chopper.quantities import between
 from chopper.statistics import kept_back, line
 from chopper.wording import ranges

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,39 +17,15 @@ import numpy as np
 
 from chopper.collectors.formats.unpack import DAMAGE, lines
 from chopper.errors import InputError, reason_of
+from chopper.hardware.clock_tables import INSTRUCTIONS, ClockTable
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-INSTRUCTIONS = ("forward", "backward")
 _HELD_RATIO = 12
 """Memory for each byte of text: cells of some bytes as Python texts."""
 _MOST_STAGES = 1024
 _MOST_ROWS = 1_000_000
 _MOST_MHZ, _MOST_S, _MOST_J = 20e3, 1e5, 1e9
 """No device, instruction or meter has more."""
-
-
-@dataclass(frozen=True)
-class ClockTable:
-    """Time and energy of the instructions of one pipeline stage at several clocks.
-
-    Attributes:
-        stage: number of the stage, from 0.
-        instruction: ``forward`` or ``backward``.
-        clock_hz: (clocks,) locked clocks, descending, each once.
-        time_ns: (clocks,) of one instruction, int64.
-        energy_j: (clocks,) of one instruction.
-    """
-
-    stage: int
-    instruction: str
-    clock_hz: np.ndarray
-    time_ns: np.ndarray
-    energy_j: np.ndarray
-
-    @property
-    def power_w(self) -> np.ndarray:
-        """(clocks,) mean power."""
-        return self.energy_j / (self.time_ns / 1e9)
 
 
 def read_clock_tables(path: Path) -> list[ClockTable]:

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from chopper.analyzers.estimates.clock_schedule import Planner, one_forward_one_backward
 from chopper.analyzers.estimates.energy import Energy, energy, fits_of, predicted
 from chopper.cli import cli
-from chopper.collectors.formats.clock_tables import ClockTable, read_clock_tables
+from chopper.collectors.formats.clock_tables import read_clock_tables
 from chopper.errors import InputError, UsageError
+from chopper.hardware.clock_tables import ClockTable
 
 ROOT = Path(__file__).resolve().parents[3]
 CLOCKS_HZ = np.arange(1400, 700, -50, dtype=np.int64) * 1_000_000
