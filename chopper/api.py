@@ -11,6 +11,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Attribution
 from chopper.engines.choice import engine_of, trace_bytes
 from chopper.errors import UsageError
+from chopper.hardware.rank_device import with_devices
 from chopper.ingest import files_of
 from chopper.notebook import as_cell
 from chopper.storage.run import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.attribution import Recoverable
     from chopper.engines import Engine
+    from chopper.hardware.rank_device import Stated
     from chopper.pipeline import Source
 
 
@@ -56,21 +58,25 @@ class AttributedRun(Attributed):
         return document(self)
 
 
-def load(source: Source, *, engine: Engine | None = None) -> Run:
+def load(source: Source, *, engine: Engine | None = None, device: Stated | None = None) -> Run:
     """Open a run directory, or read traces as a run.
 
     Args:
         source: a run directory; or a trace file, a glob, a directory of traces, or several.
         engine: reads the files and holds their tables, one of :mod:`chopper.engines`; by default
             this process where they are small, else one process per core.
+        device: the device that it was recorded on, by any usual name (``"h100-sxm"``), or rank →
+            device; for recordings that name none. It counts whatever they say.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
+        UsageError: the device is not in the table, or a rank not in the run.
     """
     if engine is not None:
-        return pipeline.read(source, engine)
+        run = pipeline.read(source, engine)
+        return run if device is None else with_devices(run, device)
     with engine_of(_sizes(source)) as chosen:
-        return pipeline.read(source, chosen)
+        return load(source, engine=chosen, device=device)
 
 
 def _sizes(run: Run | Source) -> list[int]:
@@ -81,7 +87,11 @@ def _sizes(run: Run | Source) -> list[int]:
 
 
 def attribute(
-    run: Run | Source, *, engine: Engine | None = None, ranks: Sequence[int] | None = None
+    run: Run | Source,
+    *,
+    engine: Engine | None = None,
+    ranks: Sequence[int] | None = None,
+    device: Stated | None = None,
 ) -> AttributedRun:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
@@ -96,15 +106,18 @@ def attribute(
             is the same.
         ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
             more than two million host spans and device events, at most sixteen that stand out.
+        device: the device that it was recorded on, as :func:`load` takes it.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: a rank that is not in the run.
+        UsageError: a rank that is not in the run, or a device that is not in the table.
     """
     if engine is None:
         with engine_of(_sizes(run)) as chosen:
-            return attribute(run, engine=chosen, ranks=ranks)
+            return attribute(run, engine=chosen, ranks=ranks, device=device)
     recording = run if isinstance(run, Run) else load(run, engine=engine)
+    if device is not None:
+        recording = with_devices(recording, device)
     return _for_users(pipeline.attribute(recording, engine, ranks))
 
 

@@ -81,7 +81,8 @@ class Group:
 class RankSummary:
     """One rank's share of the attribution.
 
-    ``device`` and ``peak_source`` (of its peaks) are None where unknown, or for the host itself.
+    ``device`` and ``peak_source`` (of its peaks) are None where unknown, or for the host itself;
+    ``device_reason`` says why the device is another than the trace says, None where it is not.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class RankSummary:
     observed_ns: int = 0
     ideal_ns: int = 0
     steps: int = 0
+    device_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

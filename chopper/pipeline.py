@@ -40,7 +40,8 @@ from chopper.claims import withheld
 from chopper.engines import Done, Kept
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
-from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
+from chopper.hardware.ceilings import ceilings_of, no_peak_remedy, world_size_of
+from chopper.hardware.rank_device import device_of
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.wording import ranges
@@ -441,6 +442,7 @@ def _summary(part: RankManifest, joined: JoinedRank) -> RankSummary:
         label=part.label or f"rank {part.rank}",
         device=device.name if device else None,
         peak_source=joined.ceiling.source if joined.ceiling else None,
+        device_reason=part.stated_device.reason if device and part.stated_device else None,
     )
 
 

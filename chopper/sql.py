@@ -23,6 +23,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.host_device import host_as_device
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.errors import ChopperError, InputError, UsageError, printable
+from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.recorded import read_rank
 from chopper.ingest.sources import find
 from chopper.storage import parquet
@@ -122,13 +123,22 @@ class Query:
         source: a run or its attribution, or what names one.
         sql: one statement that reads.
         memory_bytes: what DuckDB may take for it.
+        device: the device that the run was recorded on, or rank → device, as the user says.
 
     Raises:
         UsageError: DuckDB is not installed.
     """
 
-    def __init__(self, source: Run | Attributed | Source, sql: str, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        source: Run | Attributed | Source,
+        sql: str,
+        memory_bytes: int,
+        *,
+        device: Stated | None = None,
+    ) -> None:
         self._source = source
+        self._device = device
         self._sql = sql
         self._memory_bytes = memory_bytes
         self._connection = _connection(memory_bytes)
@@ -276,9 +286,11 @@ class Query:
         source, attributes = self._source, not _UNATTRIBUTED.issuperset(self.names)
         if not isinstance(source, Run | Attributed):
             directory = _directory(source)
-            if directory is not None and not attributes:
+            if directory is not None and not attributes and self._device is None:
                 return self._scanned(directory)
             source = pipeline.read(source)
+            if self._device is not None:
+                source = with_devices(source, self._device)
         if isinstance(source, Run) and attributes:
             source = pipeline.attribute(source)
         return _in_memory(source, self.names)

@@ -13,6 +13,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.attribution import TRAINING, CauseRow, Group, StepTime
 from chopper.causes import Level
+from chopper.hardware.ceilings import UNNAMED
 from chopper.reports.labels import full_label, sentence
 from chopper.views import views
 
@@ -152,6 +153,7 @@ def facts(story: Story) -> list[str]:
     names: dict[str, int] = {}
     for rank in run.ranks:
         name = rank.device or ("CPU" if _on_host(run, rank.rank) else "unknown device")
+        name += " (named by the user)" if rank.device_reason else ""
         names[name] = names.get(name, 0) + 1
     steps = fmt.plural(run.steps, "step")
     recorded = sum(len(k.steps) for k in story.step.kinds)
@@ -188,7 +190,7 @@ def _why_no_ideal(run: Attributed) -> str:
             return f"the peak of {', '.join(names)} is unknown"
         if all(_on_host(run, r.rank) for r in without):
             return "the CPU of this run was not calibrated (chopper calibrate measures its ceiling)"
-        return "the trace does not say which device it was recorded on"
+        return UNNAMED
     times = {row.id: row.time_ns for row in run.causes()}
     if not times.get("compute"):
         return "nothing was computed on the device"

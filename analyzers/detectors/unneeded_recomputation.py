@@ -11,7 +11,7 @@ from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.memory import memory
-from chopper.hardware.ceilings import device_of
+from chopper.hardware.rank_device import device_of
 
 _LEAST_FREE_RATIO = 0.1
 DETECTOR = Detector(

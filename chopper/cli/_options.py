@@ -13,6 +13,7 @@ import msgspec
 from chopper import quantities
 from chopper.analyzers.estimates import Option, OptionsOf
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device_name, device_names
 from chopper.errors import UsageError
 
 if typing.TYPE_CHECKING:
@@ -108,34 +109,15 @@ _BY_SUFFIX: dict[str, Quantity] = {
 }
 
 
-def _device(text: str, name: str) -> str:
-    """Return the id of a device by any usual name; say which one a family's name was taken for."""
-    from chopper.hardware.devices import meant, short_name
-
-    device, *others = meant(text)
-    if others:
-        names = ", ".join(map(short_name, others[:5]))
-        shared.say(
-            f"{name} {text}: taken as {short_name(device)} ({device.label}); other choices: {names}"
-        )
-    return short_name(device)
-
-
-def _device_names() -> list[str]:
-    from chopper.hardware.devices import known_devices, short_name
-
-    return [*map(short_name, known_devices())]
-
-
 def _model_names() -> list[str]:
     from chopper.models.architectures import CATALOGUE
 
     return [*CATALOGUE]
 
 
-_DEVICE = Quantity("device", _device, str)
+_DEVICE = Quantity("device", device_name, str)
 _DEVICE_FIELDS = ("device", "from_device", "against")
-_COMPLETED = {**dict.fromkeys(_DEVICE_FIELDS, _device_names), "model": _model_names}
+_COMPLETED = {**dict.fromkeys(_DEVICE_FIELDS, device_names), "model": _model_names}
 """Fields whose values the shell completes."""
 
 

@@ -311,6 +311,21 @@ def engine_for(files: Iterable[Path], counted: deque[str]) -> Engine:
     return engine
 
 
+STATED = "chopper.device"
+"""Where a command keeps what the user said of devices: (run of two or none, rank) → name."""
+
+
+def stated(side: str = "") -> dict[int | None, str] | None:
+    """Return the devices that the user named for a run, by rank; None where none is named.
+
+    Args:
+        side: which of two runs; what is named for both counts where nothing is for the one.
+    """
+    found = click.get_current_context().meta.get(STATED) or {}
+    both = {rank: name for (of, rank), name in found.items() if not of}
+    return both | {rank: name for (of, rank), name in found.items() if of and of == side} or None
+
+
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.api import attribute, load
@@ -324,7 +339,7 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
     with progress(f"reading {name or 'the run'}", counted):
-        run = load(list(sources), engine=engine)
+        run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
         return attribute(run, engine=engine, ranks=chosen)
 

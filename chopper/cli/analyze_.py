@@ -11,6 +11,7 @@ import click
 
 from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device, typed
 from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
@@ -40,6 +41,7 @@ class _Analyze(click.Command):
 
 @click.command("analyze", cls=_Analyze)
 @shared.runs
+@device
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
@@ -85,6 +87,7 @@ def command(
       chopper analyze runs/mine
       chopper analyze trace.json.gz --by kernel --top 40
       chopper analyze "traces/*.json.gz" --by rank
+      chopper analyze trace.rpd --device mi300x
       chopper analyze runs/mine --by layer --json | jq .groups[0]
       chopper analyze runs/mine --view operations --csv > operations.csv
     """
@@ -101,7 +104,7 @@ def command(
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
-        click.echo(f"next: chopper report {shared.quoted(*sources)}", err=True)
+        click.echo(f"next: chopper report {shared.quoted(*sources, *typed())}", err=True)
 
 
 def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) -> None:

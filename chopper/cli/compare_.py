@@ -8,6 +8,7 @@ import click
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device_of_two
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import UsageError, printable
 
@@ -16,6 +17,7 @@ from chopper.errors import UsageError, printable
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
 @shared.engines
+@device_of_two
 @shared.report_output("File to write instead of text")
 @shared.as_json
 @click.option(

@@ -8,12 +8,14 @@ from pathlib import Path
 import click
 
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device
 from chopper.cli.output import progress
 from chopper.reports.export import KINDS, Kind
 
 
 @click.command("export")
 @shared.runs
+@device
 @click.option(
     "--to",
     "kind",

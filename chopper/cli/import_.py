@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device
 from chopper.cli.output import progress
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     metavar="ZONE",
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
+@device
 @shared.workers
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
@@ -56,6 +58,7 @@ def command(
       chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/clocks
       chopper import report.sqlite -o runs/from-nsys
       chopper import out/run_*.csv -o runs/from-rocprofv3
+      chopper import trace.rpd --device mi300x -o runs/from-rpd
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
     """
@@ -64,6 +67,7 @@ def command(
     from chopper.storage.destination import finished_reads
     from chopper.storage.remote import copies_of
 
+    of_device = shared.stated()
     zone = None if time_zone is None else zone_of(time_zone)
     counted: deque[str] = deque([""], maxlen=1)
     with progress("looking for the traces", counted):
@@ -82,7 +86,9 @@ def command(
         if finished is not None:
             with contextlib.suppress(OSError):
                 finished.mkdir(exist_ok=True)
-        return write_run(traces, directory, zone=zone, engine=engine, finished=finished)
+        return write_run(
+            traces, directory, zone=zone, device=of_device, engine=engine, finished=finished
+        )
 
     with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:
         if finished is not None:

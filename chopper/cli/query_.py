@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device
 from chopper.cli._options import Quantity
 from chopper.cli.output import progress, terminal_width
 from chopper.errors import InputError, OutputError, UsageError, printable, reason_of
@@ -47,6 +48,7 @@ _SLACK_BYTES = 512 << 20
 @click.argument(
     "sources", metavar="RUN... [SQL]", nargs=-1, required=True, shell_complete=shared.paths
 )
+@device
 @click.option("--file", "file", metavar="FILE", help="Read the SQL from a file; - is stdin.")
 @click.option(
     "--format",
@@ -118,7 +120,7 @@ def command(
         raise UsageError("--format parquet writes a file: name it with -o")
     from chopper.sql import Query
 
-    with Query(list(named), sql, memory_bytes) as query:
+    with Query(list(named), sql, memory_bytes, device=shared.stated()) as query:
         with _limited(memory_bytes):
             _bounded(query, query.plan, timeout_s)
         _bounded(query, lambda: _read(query), None)

@@ -8,12 +8,14 @@ import click
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device, typed
 from chopper.cli.output import progress
 from chopper.storage.layout import is_experiment
 
 
 @click.command("report")
 @shared.runs
+@device
 @shared.report_output("File to write", "  [default: report.html]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
 def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it: bool) -> None:
@@ -35,7 +37,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     with progress("writing the report"):
         size_bytes = shared.write_report(output, shown)
     click.echo(output)
-    named = shared.quoted(*sources)
+    named = shared.quoted(*sources, *typed())
     following = f"next: chopper analyze {named} --by kernel"
     if kind == "html" and not open_it:
         again = f"chopper report {named} -o {shared.quoted(output)} --force --open"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from chopper.cli import _shared as shared
+from chopper.cli._devices import device
 from chopper.cli.output import progress
 
 
@@ -20,6 +21,7 @@ def _fixes() -> list[str]:
 
 @click.command("whatif")
 @shared.runs
+@device
 @click.option(
     "--fix",
     multiple=True,

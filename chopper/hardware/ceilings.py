@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from chopper.storage.manifest import Device, RankManifest, RunManifest
 
 
+UNNAMED = "the trace does not say which device it was recorded on"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitLimits:
     """Limits of what one unit of a device (an SM) holds at a time."""
@@ -69,15 +72,6 @@ class Ceilings:
     achievable: Ceiling | None
     theoretical_reason: str | None = None
     achievable_reason: str | None = None
-
-
-def device_of(part: RankManifest) -> Device | None:
-    """The device that the rank computes on; when only one kind is listed, that kind."""
-    for device in part.devices:
-        if device.device_id == part.device_id:
-            return device
-    kinds = {(d.name, d.memory_bytes, d.multiprocessor_count) for d in part.devices}
-    return part.devices[0] if len(kinds) == 1 else None
 
 
 def world_size_of(manifest: RunManifest) -> int | None:
@@ -175,9 +169,7 @@ def ceilings_of(
     theoretical = device_ceiling(manifest, part, used)
     not_listed = "the host's cores have no datasheet peak"
     if not on_host:
-        not_listed = _not_listed(device) or (
-            "the trace does not say which device it was recorded on"
-        )
+        not_listed = _not_listed(device) or UNNAMED
     not_measured = (
         "imported, and its machine was not calibrated"
         if part.status == "imported"
@@ -225,8 +217,8 @@ def _not_listed(device: Device | None) -> str | None:
 def no_peak_remedy(manifest: RunManifest, part: RankManifest, device: Device | None) -> str:
     """Advise a user about unknown peaks."""
     if part.devices:
-        why = _not_listed(device) or "the device is not in the table of peaks"
-        return f"{why} (docs: device peaks)"
+        why = _not_listed(device) or UNNAMED
+        return f"{why} (name it with --device; docs: device peaks)"
     if part.status == "imported":
         return "the machine that recorded it was not calibrated"
     return (

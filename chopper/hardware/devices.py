@@ -150,7 +150,8 @@ def lookup(
     """The device that a driver calls `name`, or None.
 
     Args:
-        name: as in torch.cuda.get_device_name(), NVML or a trace's deviceProperties.
+        name: as in torch.cuda.get_device_name(), NVML or a trace's deviceProperties; or the
+            table's own label.
         multi_processor_count: SMs or CUs as reported. A known name with another count is a
             partition or another product: None.
         memory_bytes: total memory as reported; tells 40 from 80 GB where the name does not.
@@ -176,12 +177,27 @@ def peaks_of(device: Device | None) -> DevicePeaks | None:
     )
 
 
+def could_be(listed: Device, device: DevicePeaks) -> bool:
+    """Return whether what a run says of a device may be said of one of the table.
+
+    A name that the table does not have contradicts none.
+    """
+    alike = _of_name(listed.name) if listed.name else []
+    units, unit_count = device.units.value, listed.multiprocessor_count
+    return (
+        (not alike or device in alike)
+        and (None in (units, unit_count) or units == unit_count)
+        and _has_memory(device, listed.memory_bytes)
+    )
+
+
 def _of_name(name: str) -> list[DevicePeaks]:
     wanted = " ".join(name.split())
     return [
         device
         for device in known_devices()
-        if any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
+        if wanted == device.label
+        or any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
     ]
 
 

@@ -13,6 +13,7 @@ from chopper.collectors.formats import readers
 from chopper.collectors.formats.unpack import PACKED
 from chopper.engines import Engine
 from chopper.errors import OutputError
+from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
@@ -28,6 +29,7 @@ def write_run(
     directory: Path,
     *,
     zone: tzinfo | None = None,
+    device: Stated | None = None,
     engine: Engine | None = None,
     finished: Path | None = None,
 ) -> manifest.RunManifest:
@@ -37,15 +39,18 @@ def write_run(
         named: trace files, globs and directories of traces.
         directory: where to.
         zone: of logs whose times name none.
+        device: the device that it was recorded on, or rank → device, as the user says.
         engine: what reads the files; by default this process.
         finished: folder of what was read, for a next call where this one is killed.
 
     Raises:
         InputError: they cannot be read, or are not of one run.
+        UsageError: the device is not in the table, or a rank not in the run.
         OutputError: it cannot be written; what was written is the caller's to remove.
     """
     imported = read_sources(find(named), zone=zone, engine=engine, finished=finished)
-    run = imported.run.manifest
+    recording = imported.run if device is None else with_devices(imported.run, device)
+    run = recording.manifest
     run.addresses = tuple(without_secrets(str(item)) for item in named if is_address(item))
     if engine is not None:
         run.engine = manifest.EngineChoice(

@@ -63,6 +63,15 @@ class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Domain:bus:device; what tells the device that a part of one (MIG) belongs to."""
 
 
+class StatedDevice(msgspec.Struct, kw_only=True, frozen=True):
+    """A device that the user named for a rank; it counts in place of what the trace says."""
+
+    name: str
+    """As the table of devices calls it."""
+    reason: str
+    """Who named it, and what the trace says."""
+
+
 class CallCost(msgspec.Struct, kw_only=True, frozen=True):
     """Cost of one call of a driver, measured when sampling began."""
 
@@ -170,6 +179,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     devices: list[Device] = []
     device_id: int | None = None
     """The device that this rank computes on; None when it computes on the host."""
+    stated_device: StatedDevice | None = None
+    """The device that the user named, whose ceilings count; None where the trace decides."""
     traces: tuple[str, ...] = ()
     """Raw kernel traces, relative to the rank's directory (recorded) or absolute (imported)."""
     collectors: list[CollectorReport] = []

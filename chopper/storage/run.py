@@ -28,6 +28,8 @@ def ranks_of(manifest: RunManifest) -> pa.Table:
     rows = []
     for part in sorted(manifest.ranks, key=lambda part: part.rank):
         device = next((d.name for d in part.devices if d.device_id == part.device_id), None)
+        if part.stated_device is not None:
+            device = part.stated_device.name
         bounds = {"recording_start_ns": part.start_ns, "recording_end_ns": part.end_ns}
         said = {name: getattr(part, name) for name in names} | {"device": device}
         # Names of files and hosts may be no UTF-8, which tables are.

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from chopper.recording.finish import finalize
+from tests import recordings
 from tests.fuzz import bases
 
 OWN = Path(__file__).resolve().parents[1] / "golden" / "own"
@@ -63,6 +64,7 @@ TRACES = {
     "model-rocm/rank-00000/trace.json.gz": (
         "mi300x.json.gz",
         "mi300x-qwen1.5-0.5b-inference.json.gz",
+        "mi300x-vllm-graph-capture.json.gz",
     ),
 }
 MADE = {
@@ -100,6 +102,7 @@ def prepare(folder: Path, made: Path) -> None:
     shutil.copy(folder / "counters.csv", folder / "runs/with-counters")
     packed = gzip.compress((folder / "report.sqlite").read_bytes())
     (folder / "nsys-export-a100.sqlite.gz").write_bytes(packed)
+    recordings.write_rpd(folder / "trace.rpd", recordings.small())
     (folder / "zeus.csv").write_text(ZEUS)
     for name in CLOCK_TABLES:
         (folder / name).write_bytes(gzip.compress(_clock_table().encode()))
