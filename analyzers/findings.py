@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -66,6 +66,25 @@ def of_detail(run: Attributed) -> Iterator[Finding]:
     if run.detail is not None:
         some = [rank.rank for rank in run.detail.ranks]
         yield finding("run.some_closely", count=len(some), whole=len(run.ranks), ranks=ranges(some))
+
+
+def of_stretches(each: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Return the findings of the stretches of a rank's trace, each kind of finding once.
+
+    Where they differ in figures, the one that counts most stands for all.
+    """
+    alike: dict[str, list[Finding]] = {}
+    for findings in each:
+        for one in findings:
+            alike.setdefault(one.code, []).append(one)
+    merged = []
+    for same in alike.values():
+        most = max(same, key=lambda one: one.count or 0)
+        if len({one.message for one in same}) > 1:
+            more = f"{most.message} (the most in one of {len(each)} stretches of steps)"
+            most = msgspec.structs.replace(most, message=more)
+        merged.append(most)
+    return merged
 
 
 def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:

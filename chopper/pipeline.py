@@ -15,12 +15,14 @@ ranks that are looked at closely: all of them, or some of a run that is large.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from chopper import ingest
@@ -30,11 +32,19 @@ from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.closer import closer_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
+from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
-from chopper.analyzers.trace.match import Matched, Part, match, participation, within
+from chopper.analyzers.trace.match import (
+    Matched,
+    Part,
+    match,
+    of_stretches,
+    participation,
+    within,
+)
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
-from chopper.analyzers.trace.totals import Totals, merged, totals_of
+from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.engines import Done, Kept
@@ -52,6 +62,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.engines import Engine, Held
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
+    from chopper.storage.store import Stretch
 
     Source = str | Path | Sequence[str | Path]
 
@@ -155,21 +166,35 @@ class RankShare:
     is_clocked: bool
     unmeasured: dict[str, str] | None
 
+    def after(self, windows_count: int) -> RankShare:
+        """Return the share of a stretch that comes after so many windows."""
+        if not windows_count:
+            return self
+        return replace(self, window=counted_on(self.window, windows_count))
+
 
 def join_task(recording: Run, facts: RankInput) -> Kept:
     """Join one rank: what others must know of it, and the rest to be held."""
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
     part = participation(facts.rank, joined.communication)
+    if facts.span is not None:
+        of_window = joined.windows.of_steps(joined.event_step)
+        part = replace(part, waiting=part.waiting[of_window[part.waiting.event] >= 0])
     return Kept(RankJoint(part, rows_count), joined.stored())
 
 
 def attribute_task(
-    recording: Run, facts: RankInput, stored: JoinedRank, matched: Matched | None, closely: bool
+    recording: Run,
+    facts: RankInput,
+    stored: JoinedRank | None,
+    matched: Matched | None,
+    closely: bool,
 ) -> Kept:
     """Attribute one rank: share of the result, totals; its tables where it is looked at closely."""
     rank = facts.rank
-    joined = stored.restored(rank_input(recording, rank, facts))
+    inputs = rank_input(recording, rank, facts)
+    joined = join_rank(inputs) if stored is None else stored.restored(inputs)
     result = attribute_rank(joined, matched)
     factors = result.factors
     share = RankShare(
@@ -218,12 +243,13 @@ def attribute(
     stages = _Stages(recording, engine or Serial())
     matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
     all_closely = not ranks and sum(stages.rows_count.values()) <= MOST_ROWS
+    all_closely = all_closely and not any(map(recording.tables.stretches, recording.ranks))
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
     detail = None
     if not all_closely:
         near = {*(ranks or closer_ranks(totals.causes, stages.rows_count))}
         some = stages.attributed([r for r in stages.shares if r in near], matched, closely=True)
-        if len(stages.closely) < len(stages.shares):
+        if len(stages.closely) < len(stages.shares) or stages.partly:
             detail = stages.of_closely(some, matched)
     return aggregate(recording, stages.shares, totals, matched, stages.closely, stages.lost, detail)
 
@@ -251,6 +277,29 @@ def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
     return first, second
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """What a task works on: a rank, or one of several stretches of its steps.
+
+    Attributes:
+        first_event: its first device event among those of all stretches.
+    """
+
+    rank: int
+    facts: RankInput
+    stretch: Stretch | None
+    held: Held | None = None
+    first_event: int = 0
+    events_count: int = 0
+
+    def matched(self, matched: Mapping[int, Matched]) -> Matched | None:
+        """Return its collectives."""
+        whole = matched.get(self.rank)
+        if whole is None or self.stretch is None:
+            return whole
+        return whole.of_rows(self.first_event, self.events_count)
+
+
 class _Stages:
     """The stages that an engine runs of each rank, and what came of them.
 
@@ -258,6 +307,7 @@ class _Stages:
         rows_count: rank → host spans and device events of those that were joined.
         shares: rank → its share, of those that were attributed.
         closely: rank → its tables, of those that were looked at closely.
+        partly: rank → the stretch of it that was looked at closely, where that is not all of it.
         lost: ranks that are left out.
     """
 
@@ -265,66 +315,146 @@ class _Stages:
         self.rows_count: dict[int, int] = {}
         self.shares: dict[int, RankShare] = {}
         self.closely: dict[int, tuple[JoinedRank, RankResult]] = {}
+        self.partly: dict[int, _Unit] = {}
         self.lost: list[Finding] = []
+        self._near_shares: dict[int, RankShare] = {}
         self._recording, self._engine = recording, engine
-        self._joined: dict[int, tuple[RankInput, Held | None]] = {}
+        self._joined: dict[int, list[_Unit]] = {}
 
     def joined(self, ranks: Iterable[int]) -> Iterator[Part]:
         """Join ranks; yield the collectives of each."""
-        facts = {rank: rank_facts(self._recording, rank) for rank in ranks}
-        calls = ((_alone(self._recording, rank), known) for rank, known in facts.items())
-        for rank, done in self._done(facts, join_task, calls, label="join"):
-            self.rows_count[rank] = done.value.rows_count
-            self._joined[rank] = facts[rank], done.held
-            yield done.value.part
+        units = [unit for rank in ranks for unit in self._units(rank)]
+        calls = ((self._alone(unit), unit.facts) for unit in units)
+        parts: list[Part] = []
+        for unit, done in self._done(units, join_task, calls, label="join"):
+            joint, rank = done.value, unit.rank
+            if rank not in self._joined:
+                if parts:
+                    yield of_stretches(parts)
+                parts = []
+                self.rows_count[rank], self._joined[rank] = 0, []
+            before = sum(one.events_count for one in self._joined[rank])
+            count = joint.part.device_event_counts[rank]
+            self.rows_count[rank] += joint.rows_count
+            self._joined[rank].append(
+                replace(unit, held=done.held, first_event=before, events_count=count)
+            )
+            parts.append(joint.part)
+        if parts:
+            yield of_stretches(parts)
 
     def attributed(
         self, ranks: Sequence[int], matched: Mapping[int, Matched], *, closely: bool
     ) -> Totals:
         """Attribute joined ranks; return their totals."""
+        units = [u for rank in ranks for u in (self._near(rank) if closely else self._joined[rank])]
+        calls = (
+            (self._alone(unit), unit.facts, unit.held, unit.matched(matched), closely)
+            for unit in units
+        )
+        windows_count: dict[int, int] = defaultdict(int)
+        shares: dict[int, list[RankShare]] = defaultdict(list)
 
         def each() -> Iterator[Totals]:
-            calls = (
-                (_alone(self._recording, rank), *self._joined[rank], matched.get(rank), closely)
-                for rank in ranks
-            )
-            for rank, done in self._done(ranks, attribute_task, calls, label="attribute"):
-                self.shares[rank], totals = done.value
+            for unit, done in self._done(units, attribute_task, calls, label="attribute"):
+                share, totals = done.value
+                before, rank = windows_count[unit.rank], unit.rank
+                shares[rank].append(share.after(before))
+                windows_count[rank] += share.window.num_rows
                 if done.held is not None:
                     self.closely[rank] = done.held.get()
-                yield totals
-            if not (self.closely if closely else self.shares):
+                    if unit.stretch is not None:
+                        self.partly[rank] = unit
+                yield totals.after(before)
+            if not shares:
                 first = self.lost[0]
                 raise InputError(
                     f"{self._recording.source}: no rank can be attributed (rank {first.rank} "
                     f"{first.message})"
                 )
 
-        return merged(each())
+        totals = merged(each())
+        for rank, parts in shares.items():
+            if closely and rank in self.partly:
+                self._near_shares[rank] = parts[0]
+            else:
+                self.shares[rank] = self._whole(rank, parts)
+        return totals
 
     def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attributed:
         """Aggregate the ranks that were looked at closely, as a run of their own."""
-        shares = {rank: self.shares[rank] for rank in self.closely}
+        shares = {rank: self._near_shares.get(rank) or self.shares[rank] for rank in self.closely}
         some = self._recording.of_ranks([*shares])
-        return aggregate(some, shares, totals, within(matched, shares), self.closely, self.lost)
+        near = within(matched, shares)
+        for rank, unit in self.partly.items():
+            assert unit.stretch is not None
+            some = some.of_stretch(rank, unit.stretch)
+            near[rank] = near[rank].of_rows(unit.first_event, unit.events_count)
+        return aggregate(some, shares, totals, near, self.closely, self.lost)
+
+    def _units(self, rank: int) -> list[_Unit]:
+        """Return what of a rank is joined by itself."""
+        facts = rank_facts(self._recording, rank)
+        stretches = self._recording.tables.stretches(rank)
+        return [_Unit(rank, replace(facts, span=s.span), s) for s in stretches] or [
+            _Unit(rank, facts, None)
+        ]
+
+    def _near(self, rank: int) -> list[_Unit]:
+        """Return what of a rank is looked at closely: all, or the stretch of the median step.
+
+        The steps beside those of a stretch are then its own.
+        """
+        units = self._joined[rank]
+        if units[0].stretch is None:
+            return units
+        step = self._recording.table(rank, "step")
+        dur = ints(step, "end_ns") - ints(step, "start_ns")
+        median_ns = ints(step, "start_ns")[np.argsort(dur, kind="stable")[len(dur) // 2]]
+        spans = [unit.stretch.span for unit in units if unit.stretch is not None]
+        at = sum(span.own_ns[0] <= median_ns for span in spans) - 1
+        whole = replace(spans[at], own_ns=spans[at].read_ns)
+        return [replace(units[at], facts=replace(units[at].facts, span=whole), held=None)]
+
+    def _whole(self, rank: int, parts: Sequence[RankShare]) -> RankShare:
+        """Return the share of a rank from those of its stretches."""
+        if len(parts) == 1:
+            return parts[0]
+        return replace(
+            parts[0],
+            window=_stacked([part.window for part in parts]),
+            steps=rank_steps(self._recording, rank),
+            findings=found.of_stretches([part.findings for part in parts]),
+            core_findings=found.of_stretches([part.core_findings for part in parts]),
+            coverage=_sums(parts),
+            is_clocked=any(part.is_clocked for part in parts),
+        )
+
+    def _alone(self, unit: _Unit) -> Run:
+        """Return what a task reads: the tables of a rank, and what others of its host sampled."""
+        beside = ranks_beside(self._recording, unit.rank)
+        sampled = [(other, name) for other in beside[1:] for name in _OF_HOST]
+        own = ((unit.rank, name) for name in TABLES)
+        alone = self._recording.of_ranks(beside, [*own, *sampled])
+        return alone if unit.stretch is None else alone.of_stretch(unit.rank, unit.stretch)
 
     def _done(
         self,
-        ranks: Iterable[int],
+        units: Iterable[_Unit],
         task: Callable[..., Kept],
         calls: Iterable[Sequence[Any]],
         *,
         label: str,
-    ) -> Iterator[tuple[int, Done]]:
-        """Yield what was done with its rank; ranks that were lost become findings."""
+    ) -> Iterator[tuple[_Unit, Done]]:
+        """Yield what was done with its unit; those that were lost become findings."""
         results = self._engine.map(task, calls, label=label)
-        for rank, result in zip(ranks, results, strict=True):
+        for unit, result in zip(units, results, strict=True):
             if isinstance(result, Done):
-                yield rank, result
+                yield unit, result
             elif isinstance(result.error, ChopperError):
                 raise result.error
             else:
-                self.lost.append(found.of_lost(rank, result.reason))
+                self.lost.append(found.of_lost(unit.rank, result.reason))
 
 
 def aggregate(
@@ -390,13 +520,6 @@ def aggregate(
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
     return replace(run, findings=findings)
-
-
-def _alone(recording: Run, rank: int) -> Run:
-    """Return what the stages of one rank read: its tables, and what others of its host sampled."""
-    beside = ranks_beside(recording, rank)
-    sampled = [(other, name) for other in beside[1:] for name in _OF_HOST]
-    return recording.of_ranks(beside, [*((rank, name) for name in TABLES), *sampled])
 
 
 def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:
@@ -514,11 +637,18 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
 
 def _coverage(shares: Iterable[RankShare]) -> dict[str, float | None]:
     """Return the shares that models and joins reached over all ranks."""
+    ratios: dict[str, float | None] = {
+        n: (a / b if b else None) for n, (a, b) in _sums(shares).items()
+    }
+    ratios.setdefault("clock_ratio", None)
+    return ratios
+
+
+def _sums(shares: Iterable[RankShare]) -> dict[str, tuple[float, float]]:
+    """Add up what is covered, by name, and of how much."""
     sums: dict[str, tuple[float, float]] = {}
     for share in shares:
         for name, (part, whole) in share.coverage.items():
             a, b = sums.get(name, (0.0, 0.0))
             sums[name] = (a + part, b + whole)
-    ratios: dict[str, float | None] = {n: (a / b if b else None) for n, (a, b) in sums.items()}
-    ratios.setdefault("clock_ratio", None)
-    return ratios
+    return sums

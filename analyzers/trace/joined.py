@@ -118,12 +118,15 @@ def join_rank(inputs: RankInput) -> JoinedRank:
     steps = traced_steps(inputs.step)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     step = step_of_events(events, steps, launch_ns, launch_row >= 0)
-    windows = cut_windows(events, steps, step)
+    span = inputs.span
+    windows = cut_windows(events, steps, step, None if span is None else span.device_begin_ns)
     if len(steps) and len(windows) and windows.numbers[0] < 0:
         # No step holds work of its own: the trace is one window, and its work belongs to that.
         untraced = pa.array(np.zeros(inputs.step.num_rows, dtype=bool))
         inputs = replace(inputs, step=with_column(inputs.step, "traced", untraced))
         steps, step = traced_steps(inputs.step), np.zeros(len(events), dtype=np.int64)
+    if span is not None:
+        windows = windows.of_span(steps, span)
     links, double_backward_count = link(
         host, events, launch_row, op_row, steps, step, inputs.collective
     )

@@ -92,6 +92,17 @@ class Matched:
         """Number of each device event's collective, -1 where not matched."""
         return self._by_event(self.event_instance)
 
+    def of_rows(self, first: int, count: int) -> Matched:
+        """Return the part of so many device events from one on."""
+        inside = (self.event_row >= first) & (self.event_row < first + count)
+        return replace(
+            self,
+            event_row=self.event_row[inside] - first,
+            event_ready_ns=self.event_ready_ns[inside],
+            event_instance=self.event_instance[inside],
+            device_event_count=count,
+        )
+
     def _by_event(self, values: np.ndarray) -> np.ndarray:
         spread = np.full(self.device_event_count, -1, dtype=np.int64)
         spread[self.event_row] = values
@@ -299,6 +310,33 @@ def participation(rank: int, communication: Communication, clock: int | None = N
     found = Found(Membership.empty(), Instances.empty(), Arrivals.empty(), ())
     counts = {rank: communication.device_event_count}
     return Part({rank: rank if clock is None else clock}, counts, kinds, waiting, found)
+
+
+def of_stretches(parts: Sequence[Part]) -> Part:
+    """Return the participation of a rank from those of its stretches, in their order.
+
+    Its device events are counted on from one stretch to the next.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    [rank] = parts[0].clocks
+    kinds: dict[Traits, int] = {}
+    waiting: list[Events] = []
+    count = 0
+    for part in parts:
+        for traits in part.kinds:
+            kinds.setdefault(traits, (rank << _KIND_BITS) + len(kinds))
+        code_of = {traits: code for code, traits in enumerate(kinds)}
+        codes = np.array([code_of[traits] for traits in part.kinds] or [0], dtype=np.int32)
+        events = part.waiting
+        waiting.append(replace(events, event=events.event + count, kind=codes[events.kind]))
+        count += part.device_event_counts[rank]
+    return replace(
+        parts[0],
+        device_event_counts={rank: count},
+        kinds=kinds,
+        waiting=Events.stacked(waiting),
+    )
 
 
 def _traits(kind: Kind, rank: int) -> Traits | None:

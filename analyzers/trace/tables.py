@@ -15,6 +15,7 @@ from chopper.analyzers.trace.columns import compact, ints, matching, pick, strin
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.passes import passes
 from chopper.hardware.ceilings import Ceiling, Ceilings
+from chopper.storage.store import Span
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class RankInput:
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
         recorded: chopper took the trace.
+        span: steps of the stretch, where this is one of a trace.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class RankInput:
     synchronization: pa.Table | None = None
     recorded: bool = False
     ceilings: Ceilings | None = None
+    span: Span | None = None
 
 
 def _numbers(name: str) -> cached_property[np.ndarray]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
+from chopper.arrow import with_column
 
 LEVELS: tuple[Literal["phase", "layer", "op", "kernel"], ...] = ("phase", "layer", "op", "kernel")
 """Levels whose values are strings: columns of `piece`."""
@@ -40,6 +41,10 @@ class Totals:
     levels: Mapping[str, pa.Table]
     events: Mapping[str, pa.Table]
 
+    def after(self, windows_count: int) -> Totals:
+        """Return the totals of a stretch that comes after so many windows of its rank."""
+        return replace(self, causes=counted_on(self.causes, windows_count))
+
     def of_steps(self, numbers: Collection[int]) -> Totals:
         """Return the part in these steps; -1 for windows without a number."""
 
@@ -51,6 +56,13 @@ class Totals:
             {level: within(table) for level, table in self.levels.items()},
             {level: within(table) for level, table in self.events.items()},
         )
+
+
+def counted_on(table: pa.Table, windows_count: int) -> pa.Table:
+    """Return a table with ``step_index`` counted on from so many windows."""
+    kind = table.schema.field("step_index").type
+    index = pa.array(ints(table, "step_index") + windows_count).cast(kind)
+    return with_column(table, "step_index", index)
 
 
 def totals_of(

@@ -11,13 +11,14 @@ keeps the windows tiling while they are attributed, and is left out of what is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import first_with, ints, run_starts
 from chopper.analyzers.trace.tables import DeviceEvents
+from chopper.storage.store import Span
 
 UNRECORDED = -2
 """Number of a window between two stretches of the trace."""
@@ -72,6 +73,21 @@ class Windows:
         """Return a mask of the windows that are attributed: all but those between stretches."""
         return self.numbers != UNRECORDED
 
+    def of_span(self, steps: Steps, span: Span) -> Windows:
+        """Return the windows, those of steps that are not a stretch's own as not recorded."""
+        if self.steps is None:
+            return self
+        begin, end = span.own_ns
+        own = np.append((steps.start_ns >= begin) & (steps.start_ns < end), False)
+        outside = (self.steps >= 0) & ~own[self.steps]
+        return replace(
+            self,
+            numbers=np.where(outside, UNRECORDED, self.numbers),
+            steps=np.where(outside, UNRECORDED, self.steps),
+            before_ns=self.before_ns if span.is_first else 0,
+            after_ns=self.after_ns if span.is_last else 0,
+        )
+
     def of_steps(self, step: np.ndarray) -> np.ndarray:
         """Return, for each index of a step, that of its attributed window; -1 for none."""
         if self.steps is None:
@@ -123,8 +139,17 @@ def _filled_by_stream(
     return step
 
 
-def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows:
-    """Cut device time into windows by the step of each event, from :func:`step_of_events`."""
+def cut_windows(
+    events: DeviceEvents, steps: Steps, step: np.ndarray, begin_ns: int | None = None
+) -> Windows:
+    """Cut device time into windows by the step of each event, from :func:`step_of_events`.
+
+    Args:
+        events: of one rank.
+        steps: that its trace covers.
+        step: of each event.
+        begin_ns: when the device was done with what is not among the events; None at the beginning.
+    """
     if not len(events):
         return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     start, end = events.start_ns, events.end_ns
@@ -141,6 +166,7 @@ def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows
         begin = max(begin, int(end[before].max()))
     # A device event cannot precede the step that launched it, but clocks may disagree a little.
     begin = min(begin, int(start[inside].min())) if not before.any() else begin
+    begin = begin if begin_ns is None else begin_ns
     after_hole = holes(steps.number, steps.start_ns, steps.end_ns)
     latest = np.insert(latest, after_hole, steps.start_ns[after_hole])
     numbers = np.insert(steps.number, after_hole, UNRECORDED)

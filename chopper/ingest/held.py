@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.collectors.formats.kineto.large import LargeTrace, TraceStretch, WholeTrace
 from chopper.engines import Done, Held, Kept
+from chopper.engines.spill import Folder
+from chopper.storage.store import HeldTables
 from chopper.tables import TABLES
 
 Key = TypeVar("Key", str, tuple[int, str])
@@ -30,15 +33,26 @@ class OneOf:
 
 @dataclass(frozen=True, eq=False)
 class TraceTables(Mapping[str, pa.Table]):
-    """Tables that are held elsewhere, each read when it is asked for; with the rows of each."""
+    """Tables that are held elsewhere, each read when it is asked for.
 
-    held: OneOf
+    Attributes:
+        rows_count: rows of each.
+        small: those that are in memory all the same.
+        stretches: of a trace that is too large to be read as a whole.
+    """
+
+    held: HeldTables
     rows_count: Mapping[str, int]
+    small: Mapping[str, pa.Table] = field(default_factory=dict)
+    stretches: Sequence[TraceStretch] = ()
 
     def __getitem__(self, name: str) -> pa.Table:
+        if name in self.small:
+            return self.small[name]
         if name not in self.rows_count:
             raise KeyError(name)
-        return self.held.get()[name]
+        tables: Mapping[str, pa.Table] = self.held.get()
+        return tables[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows_count)
@@ -47,13 +61,32 @@ class TraceTables(Mapping[str, pa.Table]):
         return len(self.rows_count)
 
 
-def traces_of(done: Done) -> list[ParsedTrace]:
-    """Return the traces that a task read, their tables held."""
+def traces_of(done: Done, folder: Folder | None = None) -> list[ParsedTrace]:
+    """Return the traces that a task read, their tables held.
+
+    Args:
+        done: what the task returned.
+        folder: where it put a trace that was too large.
+    """
+    if isinstance(done.value, LargeTrace):
+        return [_of_stretches(done.value, folder)]
     assert done.held is not None
     return [
         replace(trace, tables=TraceTables(OneOf(done.held, at), rows_count))
         for at, (trace, rows_count) in enumerate(done.value)
     ]
+
+
+def _of_stretches(large: LargeTrace, keeper: Folder | None) -> ParsedTrace:
+    """Return a trace that is read a stretch at a time; the folder of its rows lasts as long."""
+    first = large.stretches[0]
+    tables = TraceTables(
+        WholeTrace(first.path, first.folder, len(large.stretches), keeper),
+        large.rows_count,
+        large.trace.tables,
+        [replace(stretch, keeper=keeper) for stretch in large.stretches],
+    )
+    return replace(large.trace, tables=tables)
 
 
 def kept(traces: Sequence[ParsedTrace]) -> Kept:

@@ -11,8 +11,11 @@ import msgspec
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.collectors.formats.kineto.large import LARGE_BYTES
 from chopper.engines import Engine, Lost
+from chopper.engines.choice import trace_bytes
 from chopper.engines.serial import Serial
+from chopper.engines.spill import Folder
 from chopper.errors import ChopperError, InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
@@ -28,7 +31,7 @@ from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_fin
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here, in_addresses, without_secrets
 from chopper.storage.run import Run
-from chopper.storage.store import HeldTables, Store
+from chopper.storage.store import HeldTables, Store, Stretch
 from chopper.version import __version__
 
 
@@ -178,14 +181,16 @@ def _store(traces: dict[int, ParsedTrace]) -> Store:
     tables: dict[tuple[int, str], pa.Table] = {}
     held: dict[int, HeldTables] = {}
     rows_count: dict[tuple[int, str], int] = {}
+    stretches: dict[int, Sequence[Stretch]] = {}
     for rank, trace in traces.items():
         own = trace.tables
         if isinstance(own, TraceTables):
-            held[rank] = own.held
+            held[rank], stretches[rank] = own.held, own.stretches
+            tables |= {(rank, name): table for name, table in own.small.items()}
             rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
         else:
             tables |= {(rank, name): table for name, table in own.items()}
-    return Store(valid(tables), held, rows_count)
+    return Store(valid(tables), held, rows_count, stretches)
 
 
 def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
@@ -201,6 +206,16 @@ def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
     )
 
 
+def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
+    """Return a folder for the rows of a recording that may be too large to be held.
+
+    Not on a cluster, whose nodes need not share a disk.
+    """
+    if len(files) > 1 or engine.name == "ray" or sum(trace_bytes(files)) < LARGE_BYTES:
+        return None
+    return Folder()
+
+
 def _numbered(
     sources: Sources, engine: Engine, finished: Path | None
 ) -> tuple[dict[int, tuple[Path, ParsedTrace]], list[Finding], dict[Path, list[Path]]]:
@@ -212,9 +227,14 @@ def _numbered(
     traces: list[tuple[Path, ParsedTrace]] = []
     findings: list[Finding] = []
     refused: ChopperError | None = None
-    calls = ((sources.files(file), finished) for file in sources.traces)
+    folders = [_room_for(engine, sources.files(file)) for file in sources.traces]
+    calls = (
+        (sources.files(file), finished, None if folder is None else folder.path / "rows")
+        for file, folder in zip(sources.traces, folders, strict=True)
+    )
     results = engine.map(read_task, calls, label="read")
-    for (file, is_named), done in zip(sources.traces.items(), results, strict=True):
+    each = zip(sources.traces.items(), folders, results, strict=True)
+    for (file, is_named), folder, done in each:
         if isinstance(done, Lost):
             error = done.error if isinstance(done.error, ChopperError) else None
             refusal = error or InputError(f"{file}: {done.reason}")
@@ -224,7 +244,7 @@ def _numbered(
             refused = refused or refusal
             add_finding(findings, "run.file_left_out", f"left out: {refusal}")
             continue
-        recording = traces_of(done)
+        recording = traces_of(done, folder)
         findings += credible(recording)
         traces += [(file, trace) for trace in recording]
     if refused is not None and not traces:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
+from chopper.collectors.formats.kineto.large import LargeTrace, read_or_cut
 from chopper.engines import Kept
 from chopper.errors import InputError, OutputError
 from chopper.ingest.held import kept, rows_of, valid
@@ -66,13 +67,19 @@ def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mappin
     return msgspec.structs.replace(part, device_id=device_id, devices=devices), trace.tables
 
 
-def read_task(files: Sequence[Path], finished: Path | None = None) -> Kept:
+def read_task(
+    files: Sequence[Path], finished: Path | None = None, folder: Path | None = None
+) -> Kept:
     """Read the traces of one recording; their tables are held.
 
     Args:
         files: of the recording.
         finished: folder of what was read, for a next call where this one is killed; None for none.
+        folder: where the rows of a trace go that is too large to be held; None where it is not.
     """
+    if folder is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
+        read = read_or_cut(files[0], folder)
+        return Kept(read, None) if isinstance(read, LargeTrace) else kept(read)
     if finished is None:
         return kept(read_traces(files))
     path = finished / _fingerprint(files)

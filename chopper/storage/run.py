@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.errors import RunFormatError, printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest
 from chopper.storage.parts import read_manifest
-from chopper.storage.store import Store
+from chopper.storage.store import Store, Stretch
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 
@@ -139,6 +140,15 @@ class Run:
         keys = itertools.product(numbers, TABLES) if tables is None else tables
         manifest = msgspec.structs.replace(self.manifest, ranks=parts)
         return replace(self, manifest=manifest, store=self.tables.chosen(keys))
+
+    def of_stretch(self, rank: int, stretch: Stretch) -> Run:
+        """Return the run with a stretch of a rank's trace, and its steps, in place of all of it."""
+        step = self.table(rank, "step")
+        begin, end = stretch.span.read_ns
+        start = step["start_ns"]
+        inside = pc.and_(pc.greater_equal(start, begin), pc.less(start, end))
+        tables = {(rank, "step"): step.filter(inside)}
+        return replace(self, store=self.tables.of_stretch(rank, stretch).with_tables(tables))
 
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Run:
         """Return the run with tables, by (rank, name), added or replaced, each validated.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,6 +19,41 @@ class HeldTables(Protocol):
         """Return them: a mapping."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the steps of a trace that is read a stretch at a time.
+
+    Attributes:
+        own_ns: steps that start from the first to before the second time, Unix, are its own.
+        read_ns: likewise, those that it holds: its own, and the one before and after them.
+        device_begin_ns: end of what ran before all that it holds; None at the beginning.
+    """
+
+    own_ns: tuple[int, int]
+    read_ns: tuple[int, int]
+    device_begin_ns: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing comes before it."""
+        return self.own_ns[0] == BEGINNING_NS
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing comes after it."""
+        return self.own_ns[1] == END_NS
+
+
+BEGINNING_NS, END_NS = -(1 << 62), 1 << 62
+"""Before and after all times."""
+
+
+class Stretch(HeldTables, Protocol):
+    """The tables of a stretch of steps, held elsewhere."""
+
+    span: Span
+
+
 class Store(Mapping[tuple[int, str], pa.Table]):
     """Tables by (rank, name).
 
@@ -27,6 +63,7 @@ class Store(Mapping[tuple[int, str], pa.Table]):
         tables: those in memory; they count before held ones of the same name.
         held: rank → its tables elsewhere.
         held_rows: (rank, name) → rows of each held table.
+        stretches: rank → the stretches of its trace, where that is too large to be held as a whole.
     """
 
     def __init__(
@@ -34,10 +71,12 @@ class Store(Mapping[tuple[int, str], pa.Table]):
         tables: Mapping[tuple[int, str], pa.Table] | None = None,
         held: Mapping[int, HeldTables] | None = None,
         held_rows: Mapping[tuple[int, str], int] | None = None,
+        stretches: Mapping[int, Sequence[Stretch]] | None = None,
     ) -> None:
         self._tables = dict(tables or {})
         self._held = dict(held or {})
         self._held_rows = dict(held_rows or {})
+        self._stretches = dict(stretches or {})
         self._loaded: OrderedDict[int, Mapping[str, pa.Table]] = OrderedDict()
 
     def __getitem__(self, key: tuple[int, str]) -> pa.Table:
@@ -62,7 +101,7 @@ class Store(Mapping[tuple[int, str], pa.Table]):
         return len({*self._held_rows, *self._tables})
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._tables, self._held, self._held_rows
+        return self._tables, self._held, self._held_rows, self._stretches
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         Store.__init__(self, *state)
@@ -79,7 +118,7 @@ class Store(Mapping[tuple[int, str], pa.Table]):
 
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Store:
         """Return the store with tables added or replaced."""
-        return Store({**self._tables, **tables}, self._held, self._held_rows)
+        return Store({**self._tables, **tables}, self._held, self._held_rows, self._stretches)
 
     def chosen(self, keys: Iterable[tuple[int, str]]) -> Store:
         """Return the store with these tables only, of which some may be missing."""
@@ -89,4 +128,14 @@ class Store(Mapping[tuple[int, str], pa.Table]):
             {key: self._tables[key] for key in kept if key in self._tables},
             {rank: self._held[rank] for rank in {rank for rank, _ in rows}},
             rows,
+            {rank: s for rank, s in self._stretches.items() if rank in {r for r, _ in rows}},
         )
+
+    def stretches(self, rank: int) -> Sequence[Stretch]:
+        """Return the stretches of a rank's trace; none where it is held as a whole."""
+        return self._stretches.get(rank, ())
+
+    def of_stretch(self, rank: int, stretch: Stretch) -> Store:
+        """Return the store with a stretch of a rank's trace in place of all of it."""
+        others = {r: s for r, s in self._stretches.items() if r != rank}
+        return Store(self._tables, {**self._held, rank: stretch}, self._held_rows, others)

@@ -19,6 +19,7 @@ from chopper.collectors.formats.cleaning import (
     timelines_of,
 )
 from chopper.collectors.formats.kineto._events import Args, Header
+from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.collectors.formats.kineto._values import text_of
@@ -33,7 +34,7 @@ from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
+STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
@@ -45,7 +46,15 @@ def read_trace(path: Path) -> list[ParsedTrace]:
     Raises:
         InputError: the file is missing, empty, or no Kineto trace; one line says which.
     """
-    reader = FileReader(path)
+    return traces_of(path, FileReader(path, scan_file(path)))
+
+
+def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
+    """Return the traces of a file that was read.
+
+    Raises:
+        InputError: it holds no usable event.
+    """
     host, device = reader.host.columns, reader.device.columns
     unknown = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
     if not len(host["start_ns"]) and not len(device["start_ns"]):
@@ -233,7 +242,7 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
     numbers = {
         i: int(m.group(1))
         for i, n in enumerate(names.dictionary.to_pylist())
-        if (m := _STEP.match(n))
+        if (m := STEP.match(n))
     }
     codes = to_numpy(names.indices)
     rows = np.flatnonzero(np.isin(codes, list(numbers)))

@@ -141,31 +141,38 @@ TARGETS = {
 }
 
 
+Columns = list[list[np.ndarray]]
+"""Columns of each group: start and duration in ns, pid, tid, name, code, flags, place in the file;
+its integers; its texts. Names and texts are codes, 0 for none."""
+Marked = list[tuple[int, int, Args]]
+"""Group, row and arguments of collectives."""
+
+
 @dataclass(kw_only=True)
 class Scanned:
     """Contents of a file, before anything is left out.
 
     Attributes:
         header: what the file says about itself.
-        groups: columns of each group: start and duration in ns, pid, tid, name, code, flags, place
-            in the file; its integers; its texts. Names and texts are codes, 0 for none.
+        groups, collectives: its rows.
         names: by code - 1.
         texts: JSON by code - 1.
-        collectives: (group, row, arguments).
         counters: samples.
         ids: process and thread ids that were recorded as words.
         called: names of processes and threads.
         unknown: events of categories nobody knows, by category.
         counts: events that could not be used, or were repaired, by code.
+        number_by_word: numbers of ids that are words, for rows that were handed on.
     """
 
     header: Header
-    groups: list[list[np.ndarray]]
+    groups: Columns
     names: list[str]
     texts: list[bytes]
-    collectives: list[tuple[int, int, Args]]
+    collectives: Marked
     counters: list[CounterEvent]
     ids: Ids
     called: Names
     unknown: dict[str, int]
     counts: Counter[str]
+    number_by_word: np.ndarray | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from chopper.collectors.formats.kineto._groups import (
     WITHOUT_DUR,
     WITHOUT_NAME,
     WITHOUT_TS,
+    Scanned,
 )
-from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._values import base_of, text_of, threshold_of, to_ns
 from chopper.storage.manifest import Finding, add_finding
 
@@ -55,6 +56,10 @@ class FileReader:
     What is whole and strict is read by the scanner in C; what that refuses, and everything where
     it could not be compiled, is decoded in Python. Both give the same.
 
+    Args:
+        path: the file.
+        scanned: what the scanner in C read of it; None where it refused.
+
     Attributes:
         header, ids, names, unknown, counts: as :class:`Scanned` has them.
         base_ns: what is added to every recorded time.
@@ -64,9 +69,8 @@ class FileReader:
         findings: what was damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, scanned: Scanned | None) -> None:
         self.findings: list[Finding] = []
-        scanned = scan_file(path)
         if scanned is None:
             text, self.findings = read_bytes(path)
             scanned, damages = decode(path, text)
@@ -100,18 +104,8 @@ class FileReader:
         self, group: int, columns: list[np.ndarray], collectives: list[tuple[int, Args]]
     ) -> Rows:
         """Return the usable rows of a group; those that are not are counted."""
-        start, dur, pid, tid, name, code, flags, place, *own = columns
-        in_ns = flags & IN_NS != 0
-        ok = usable_starts(self.counts, self.base_ns, start, flags & WITHOUT_TS == 0, in_ns)
-        if group != MEMORY:
-            ok, dur = usable_spans(
-                self.counts,
-                ok,
-                named=flags & WITHOUT_NAME == 0,
-                dur=dur,
-                dur_ok=flags & (WITHOUT_DUR | OVERFLOWING_DUR) == 0,
-                missing=flags & WITHOUT_DUR != 0,
-            )
+        ok, columns = usable(self.counts, self.base_ns, group, columns)
+        start, dur, pid, tid, name, code, _, place, *own = columns
         every = {"start_ns": start, "dur_ns": dur, "pid": pid, "tid": tid, "name": name}
         every |= {"code": code, "place": place}
         every |= zip((*GROUPS[group].ints, *GROUPS[group].texts), own, strict=True)
@@ -170,6 +164,31 @@ class FileReader:
                 times.append(int(start[at]))
                 rows.append((clean(str(event.pid)), clean(name), number(value)))
         return np.array(times, dtype=np.int64), rows
+
+
+def usable(
+    counts: Counter[str], base_ns: int, group: int, columns: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a mask of the rows that can be used, and all columns with durations repaired.
+
+    Args:
+        counts: of what is dropped or repaired, by code; added to.
+        base_ns: will be added to each time.
+        group: of the rows.
+        columns: of the group, as :class:`Scanned` has them.
+    """
+    start, dur, pid, tid, name, code, flags, place, *own = columns
+    ok = usable_starts(counts, base_ns, start, flags & WITHOUT_TS == 0, flags & IN_NS != 0)
+    if group != MEMORY:
+        ok, dur = usable_spans(
+            counts,
+            ok,
+            named=flags & WITHOUT_NAME == 0,
+            dur=dur,
+            dur_ok=flags & (WITHOUT_DUR | OVERFLOWING_DUR) == 0,
+            missing=flags & WITHOUT_DUR != 0,
+        )
+    return ok, [start, dur, pid, tid, name, code, np.zeros_like(flags), place, *own]
 
 
 def _with_device(rows: Rows) -> Rows:

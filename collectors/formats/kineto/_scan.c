@@ -1051,6 +1051,33 @@ columns_of(const Module *module, Group *group)
     return found;
 }
 
+/* The columns of all groups, which start anew. */
+static PyObject *
+rows_of(const Module *module, Scanner *s)
+{
+    PyObject *groups = PyTuple_New(s->group_count);
+    for (int i = 0; groups != NULL && i < s->group_count; i++) {
+        PyObject *columns = columns_of(module, &s->groups[i]);
+        if (columns == NULL)
+            Py_CLEAR(groups);
+        else
+            PyTuple_SET_ITEM(groups, i, columns);
+        s->groups[i].rows = s->groups[i].capacity = 0;
+    }
+    return groups;
+}
+
+PyDoc_STRVAR(rows_doc,
+             "rows()\n--\n\n"
+             "The columns of each group with the rows since the last call.");
+
+static PyObject *
+scanner_rows(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    Scanner *s = (Scanner *)self;
+    return is_free(s) ? rows_of(module_of(self), s) : NULL;
+}
+
 PyDoc_STRVAR(finish_doc,
              "finish()\n--\n\n"
              "End and return (header, groups, names, texts, ids, categories, without_category).\n"
@@ -1067,14 +1094,7 @@ scanner_finish(PyObject *self, PyObject *Py_UNUSED(ignored))
     if (s->state != AT_END || !s->has_events)
         return PyErr_Format(module->refused, "byte %llu: %s", (unsigned long long)s->consumed,
                             s->state == AT_END ? "no list of events" : "the text ends early");
-    PyObject *groups = PyTuple_New(s->group_count);
-    for (int i = 0; groups != NULL && i < s->group_count; i++) {
-        PyObject *columns = columns_of(module, &s->groups[i]);
-        if (columns == NULL)
-            Py_CLEAR(groups);
-        else
-            PyTuple_SET_ITEM(groups, i, columns);
-    }
+    PyObject *groups = rows_of(module, s);
     if (groups == NULL)
         return NULL;
     PyObject *counts = column_of(module, &s->categories.counts, s->categories.texts.count, 'q');
@@ -1087,6 +1107,7 @@ scanner_finish(PyObject *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef scanner_methods[] = {
     {"feed", scanner_feed, METH_O, feed_doc},
     {"take", scanner_take, METH_NOARGS, take_doc},
+    {"rows", scanner_rows, METH_NOARGS, rows_doc},
     {"finish", scanner_finish, METH_NOARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -54,6 +54,9 @@ class Scanner:
             events between commas; rows are (group, row) of the marked ones.
         """
 
+    def rows(self) -> tuple[Columns, ...]:
+        """Columns of each group, with the rows since the last call."""
+
     def finish(
         self,
     ) -> tuple[
@@ -68,7 +71,7 @@ class Scanner:
         """End.
 
         Returns:
-            The members beside the events, between commas; the columns of each group; names, texts
+            The members beside the events, between commas; :meth:`rows`; names, texts
             and ids by code - 1; categories by code - 1 (the known ones first) and how often each
             was seen (the known ones once more); how many spans had no category.
 

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.collectors.formats.kineto import ParsedTrace, _groups, _native, _reader, read_trace
+from chopper.collectors.formats.kineto import ParsedTrace, _assemble, _groups, _native, read_trace
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.errors import InputError
 from tests.collectors.formats.scan_cases import Writer, mutated
@@ -53,7 +53,7 @@ def outcome(path: Path) -> Outcome:
 
 def outcome_in_python(path: Path) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_reader, "scan_file", lambda _: None)
+        patch.setattr(_assemble, "scan_file", lambda _: None)
         return outcome(path)
 
 
