@@ -91,6 +91,7 @@ def attribute(
     *,
     engine: Engine | None = None,
     ranks: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
     device: Stated | None = None,
 ) -> AttributedRun:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
@@ -106,19 +107,21 @@ def attribute(
             is the same.
         ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
             more than two million host spans and device events, at most sixteen that stand out.
+        steps: numbers of the steps to attribute. By default all that were traced.
         device: the device that it was recorded on, as :func:`load` takes it.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: a rank that is not in the run, or a device that is not in the table.
+        UsageError: a rank that is not in the run, steps of which none was traced, or a device that
+            is not in the table.
     """
     if engine is None:
         with engine_of(_sizes(run)) as chosen:
-            return attribute(run, engine=chosen, ranks=ranks, device=device)
+            return attribute(run, engine=chosen, ranks=ranks, steps=steps, device=device)
     recording = run if isinstance(run, Run) else load(run, engine=engine)
     if device is not None:
         recording = with_devices(recording, device)
-    return _for_users(pipeline.attribute(recording, engine, ranks))
+    return _for_users(pipeline.attribute(recording, engine, ranks, steps))
 
 
 def _attributed(run: Run | Attribution | Source) -> Attributed:

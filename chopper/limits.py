@@ -20,6 +20,8 @@ MAX_RATIO = 200
 """Bytes unpacked for each byte read; DEFLATE gives up to 1032."""
 RATIO_FROM_BYTES = 16 << 20
 """Files that unpack to less than this may have any ratio."""
+LARGE_TRACE_BYTES = 1_000_000_000
+"""Of text: a trace that has more is read a stretch of its steps at a time."""
 MAX_LINE_BYTES = 1 << 20
 """A line of a CSV; the longest kernel names have some thousand bytes."""
 

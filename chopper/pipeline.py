@@ -191,10 +191,16 @@ def attribute_task(
     matched: Matched | None,
     closely: bool,
 ) -> Kept:
-    """Attribute one rank: share of the result, totals; its tables where it is looked at closely."""
+    """Attribute one rank: share of the result, totals; its tables where it is looked at closely.
+
+    Where it is not joined yet, that is done first, and without ``matched`` it is matched alone.
+    """
     rank = facts.rank
     inputs = rank_input(recording, rank, facts)
     joined = join_rank(inputs) if stored is None else stored.restored(inputs)
+    if stored is None and matched is None:
+        alone = participation(rank, joined.communication)
+        matched = match_ranks(recording.manifest, [alone]).get(rank)
     result = attribute_rank(joined, matched)
     factors = result.factors
     share = RankShare(
@@ -209,7 +215,7 @@ def attribute_task(
     )
     events = {rank: (joined.device_event, result.event_link)}
     totals = totals_of(result.piece, result.window, events)
-    return Kept((share, totals), (joined, result) if closely else None)
+    return Kept((share, totals), (joined, result, matched) if closely else None)
 
 
 def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Matched]:
@@ -222,7 +228,10 @@ MOST_ROWS = 2_000_000
 
 
 def attribute(
-    recording: Run, engine: Engine | None = None, ranks: Sequence[int] | None = None
+    recording: Run,
+    engine: Engine | None = None,
+    ranks: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
 ) -> Attributed:
     """Join, match, attribute and aggregate all ranks of a recording.
 
@@ -230,20 +239,28 @@ def attribute(
         recording: with the tables of all ranks, wherever they are.
         engine: what runs the stages of each rank; by default this process.
         ranks: those to look at closely; by default all, or of a large run those that matter.
+        steps: numbers of those to attribute; by default all.
 
     Raises:
         InputError: no rank could be attributed.
-        UsageError: a rank to look at is not in the run.
+        UsageError: a rank to look at is not in the run, or none of the steps.
     """
     missing = sorted({*(ranks or ())} - {*recording.ranks})
     if missing:
         raise UsageError(
             f"{recording.source}: no rank {ranges(missing)}: it has {ranges(recording.ranks)}"
         )
+    if steps is not None:
+        recording = _of_steps(recording, steps)
     stages = _Stages(recording, engine or Serial())
-    matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
-    all_closely = not ranks and sum(stages.rows_count.values()) <= MOST_ROWS
-    all_closely = all_closely and not any(map(recording.tables.stretches, recording.ranks))
+    in_stretches = any(map(recording.tables.stretches, recording.ranks))
+    matched: dict[int, Matched] = {}
+    if in_stretches and len(recording.ranks) == 1:
+        stages.alone(*recording.ranks)
+    else:
+        matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
+    rows_count = sum(stages.rows_count.values())
+    all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
     detail = None
     if not all_closely:
@@ -252,6 +269,18 @@ def attribute(
         if len(stages.closely) < len(stages.shares) or stages.partly:
             detail = stages.of_closely(some, matched)
     return aggregate(recording, stages.shares, totals, matched, stages.closely, stages.lost, detail)
+
+
+def _of_steps(recording: Run, steps: Sequence[int]) -> Run:
+    """Return a recording of which only some steps are attributed."""
+    numbers: set[int] = set()
+    for rank in recording.ranks:
+        step = recording.table(rank, "step")
+        numbers |= {*ints(step.filter(step["traced"]), "number").tolist()}
+    if not numbers & {*steps}:
+        has = f"it has {ranges(sorted(numbers))}" if numbers else "its steps have no numbers"
+        raise UsageError(f"{recording.source}: no step {ranges(sorted(steps))} was traced: {has}")
+    return recording.of_steps(steps)
 
 
 def closer(run: Attributed, ranks: Iterable[int]) -> Attributed:
@@ -318,8 +347,16 @@ class _Stages:
         self.partly: dict[int, _Unit] = {}
         self.lost: list[Finding] = []
         self._near_shares: dict[int, RankShare] = {}
+        self._near_matched: dict[int, Matched] = {}
         self._recording, self._engine = recording, engine
         self._joined: dict[int, list[_Unit]] = {}
+
+    def alone(self, rank: int) -> None:
+        """Leave the one rank of a run to be joined when it is attributed: it has no others."""
+        self._joined[rank] = self._units(rank)
+        self.rows_count[rank] = sum(
+            self._recording.rows_count(rank, name) for name in ("host_span", "device_event")
+        )
 
     def joined(self, ranks: Iterable[int]) -> Iterator[Part]:
         """Join ranks; yield the collectives of each."""
@@ -362,7 +399,8 @@ class _Stages:
                 shares[rank].append(share.after(before))
                 windows_count[rank] += share.window.num_rows
                 if done.held is not None:
-                    self.closely[rank] = done.held.get()
+                    *tables, self._near_matched[rank] = done.held.get()
+                    self.closely[rank] = tables[0], tables[1]
                     if unit.stretch is not None:
                         self.partly[rank] = unit
                 yield totals.after(before)
@@ -389,16 +427,22 @@ class _Stages:
         for rank, unit in self.partly.items():
             assert unit.stretch is not None
             some = some.of_stretch(rank, unit.stretch)
-            near[rank] = near[rank].of_rows(unit.first_event, unit.events_count)
+            if rank in near:
+                near[rank] = near[rank].of_rows(unit.first_event, unit.events_count)
+            elif self._near_matched[rank] is not None:
+                near[rank] = self._near_matched[rank]
         return aggregate(some, shares, totals, near, self.closely, self.lost)
 
     def _units(self, rank: int) -> list[_Unit]:
         """Return what of a rank is joined by itself."""
         facts = rank_facts(self._recording, rank)
         stretches = self._recording.tables.stretches(rank)
-        return [_Unit(rank, replace(facts, span=s.span), s) for s in stretches] or [
-            _Unit(rank, facts, None)
-        ]
+        if not stretches:
+            return [_Unit(rank, facts, None)]
+        units = [_Unit(rank, replace(facts, span=s.span), s) for s in stretches]
+        step = self._recording.table(rank, "step")
+        traced_ns = ints(step.filter(step["traced"]), "start_ns")
+        return [unit for unit, s in zip(units, stretches, strict=True) if s.span.owns(traced_ns)]
 
     def _near(self, rank: int) -> list[_Unit]:
         """Return what of a rank is looked at closely: all, or the stretch of the median step.
@@ -409,6 +453,7 @@ class _Stages:
         if units[0].stretch is None:
             return units
         step = self._recording.table(rank, "step")
+        step = step.filter(step["traced"])
         dur = ints(step, "end_ns") - ints(step, "start_ns")
         median_ns = ints(step, "start_ns")[np.argsort(dur, kind="stable")[len(dur) // 2]]
         spans = [unit.stretch.span for unit in units if unit.stretch is not None]

@@ -12,6 +12,7 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.windows import UNRECORDED
 from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.storage.manifest import Finding
@@ -47,7 +48,7 @@ def _of_steps(joined: JoinedRank) -> Iterator[Finding]:
     """Check that there is a device, and steps."""
     if joined.host_only and joined.inputs.devices_listed:
         yield finding("trace.no_device_events")
-    if joined.windows.numbers[0] < 0:
+    if joined.windows.numbers[0] == -1:
         yield finding("trace.no_steps")
     elif joined.windows.recorded.sum() == 1:
         yield finding("trace.single_step")
@@ -128,7 +129,7 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         yield finding("trace.outside_steps", share=share, before_ms=before_ms, after_ms=after_ms)
     if windows.empty_steps:
         yield finding("steps.empty", count=windows.empty_steps)
-    holes = int((~windows.recorded).sum())
+    holes = int((windows.numbers == UNRECORDED).sum())
     if holes:
         yield finding("trace.several_windows", count=holes + 1)
     numbers = windows.numbers[windows.recorded]

@@ -21,7 +21,9 @@ from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.storage.store import Span
 
 UNRECORDED = -2
-"""Number of a window between two stretches of the trace."""
+"""Number of a window in which the trace was not being taken."""
+ELSEWHERE = -3
+"""Number of a window that another stretch of the trace attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,18 @@ class Windows:
     before_ns: int
     empty_steps: int = 0
     steps: np.ndarray | None = None
-    """Step of each window, an index; below zero between stretches. None without steps."""
+    """Step of each window, an index; below zero where it is not attributed. None without steps."""
 
     def __len__(self) -> int:
         return max(len(self.bounds_ns) - 1, 0)
 
     @property
     def recorded(self) -> np.ndarray:
-        """Return a mask of the windows that are attributed: all but those between stretches."""
-        return self.numbers != UNRECORDED
+        """Return a mask of the windows that are attributed: of numbered steps, or of none."""
+        return self.numbers > UNRECORDED
 
     def of_span(self, steps: Steps, span: Span) -> Windows:
-        """Return the windows, those of steps that are not a stretch's own as not recorded."""
+        """Return the windows, those that are not of a stretch's own steps marked ``ELSEWHERE``."""
         if self.steps is None:
             return self
         begin, end = span.own_ns
@@ -82,8 +84,8 @@ class Windows:
         outside = (self.steps >= 0) & ~own[self.steps]
         return replace(
             self,
-            numbers=np.where(outside, UNRECORDED, self.numbers),
-            steps=np.where(outside, UNRECORDED, self.steps),
+            numbers=np.where(outside, ELSEWHERE, self.numbers),
+            steps=np.where(outside, ELSEWHERE, self.steps),
             before_ns=self.before_ns if span.is_first else 0,
             after_ns=self.after_ns if span.is_last else 0,
         )
@@ -160,13 +162,13 @@ def cut_windows(
         return one_window
     latest = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
     np.maximum.at(latest, step[inside], end[inside])
-    begin = int(steps.start_ns[0])
+    begin = int(steps.start_ns[0]) if begin_ns is None else begin_ns
     before = step < 0
     if before.any():
         begin = max(begin, int(end[before].max()))
-    # A device event cannot precede the step that launched it, but clocks may disagree a little.
-    begin = min(begin, int(start[inside].min())) if not before.any() else begin
-    begin = begin if begin_ns is None else begin_ns
+    elif begin_ns is None:
+        # A device event cannot precede the step that launched it, but clocks may disagree a little.
+        begin = min(begin, int(start[inside].min()))
     after_hole = holes(steps.number, steps.start_ns, steps.end_ns)
     latest = np.insert(latest, after_hole, steps.start_ns[after_hole])
     numbers = np.insert(steps.number, after_hole, UNRECORDED)

@@ -149,9 +149,18 @@ _ranks = click.option(
 )
 
 
+_steps = click.option(
+    "--steps",
+    metavar="LIST",
+    callback=_remembered,
+    expose_value=False,
+    help="Steps to analyze, by their numbers: 10-19. [default: all that were traced]",
+)
+
+
 def engines(command: _Command) -> _Command:
-    """Add the options of engines that attribute the ranks of a run, and of ranks to look at."""
-    return workers(_ranks(command))
+    """Add the options of engines that attribute a run, and of its ranks and steps to look at."""
+    return workers(_ranks(_steps(command)))
 
 
 def workers(command: _Command) -> _Command:
@@ -333,15 +342,18 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     from chopper.quantities import integers
 
     counted: deque[str] = deque([""], maxlen=1)
-    ranks = click.get_current_context().meta.get("chopper.ranks")
-    chosen = None if ranks is None else integers(ranks, "--ranks")
+    meta = click.get_current_context().meta
+    ranks, steps = (
+        None if (told := meta.get(f"chopper.{option}")) is None else integers(told, f"--{option}")
+        for option in ("ranks", "steps")
+    )
     with progress(f"looking for {name or 'the run'}", counted):
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
-        return attribute(run, engine=engine, ranks=chosen)
+        return attribute(run, engine=engine, ranks=ranks, steps=steps)
 
 
 def quoted(*sources: str | Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chopper.engines import Engine
 from chopper.errors import UsageError
-from chopper.limits import usable_cores
+from chopper.limits import LARGE_TRACE_BYTES, usable_cores
 from chopper.wording import bytes_, plural
 
 _LEAST_BYTES = 250_000_000
@@ -53,7 +53,9 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
     if multiprocessing.current_process().daemon:
         return Serial("inside a daemonic process, which may start no others")
-    workers, reason = min(usable_cores(), max(len(sizes), 1)), said
+    # A large trace is several tasks: its stretches.
+    tasks = sum(max(1, 4 * (size // LARGE_TRACE_BYTES)) for size in sizes)
+    workers, reason = min(usable_cores(), max(tasks, 1)), said
     if options.workers is not None:
         workers, reason = options.workers, f"--workers {options.workers}"
     elif options.memory_bytes is not None:

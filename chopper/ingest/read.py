@@ -11,7 +11,6 @@ import msgspec
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.collectors.formats.kineto.large import LARGE_BYTES
 from chopper.engines import Engine, Lost
 from chopper.engines.choice import trace_bytes
 from chopper.engines.serial import Serial
@@ -24,6 +23,7 @@ from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ra
 from chopper.ingest.recorded import rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
+from chopper.limits import LARGE_TRACE_BYTES
 from chopper.storage import parquet
 from chopper.storage.files import inside
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
@@ -211,7 +211,7 @@ def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
 
     Not on a cluster, whose nodes need not share a disk.
     """
-    if len(files) > 1 or engine.name == "ray" or sum(trace_bytes(files)) < LARGE_BYTES:
+    if len(files) > 1 or engine.name == "ray" or sum(trace_bytes(files)) < LARGE_TRACE_BYTES // 4:
         return None
     return Folder()
 

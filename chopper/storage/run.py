@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.arrow import with_column
 from chopper.errors import RunFormatError, printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
@@ -149,6 +150,16 @@ class Run:
         inside = pc.and_(pc.greater_equal(start, begin), pc.less(start, end))
         tables = {(rank, "step"): step.filter(inside)}
         return replace(self, store=self.tables.of_stretch(rank, stretch).with_tables(tables))
+
+    def of_steps(self, numbers: Collection[int]) -> Run:
+        """Return the run with the steps of these numbers as the only ones that were traced."""
+        tables: dict[tuple[int, str], pa.Table] = {}
+        for rank in self.ranks:
+            step = self.table(rank, "step")
+            chosen = pc.is_in(step["number"], value_set=pa.array([*numbers], pa.int64()))
+            traced = pc.and_(step["traced"], chosen)
+            tables[rank, "step"] = with_column(step, "traced", traced)
+        return replace(self, store=self.tables.with_tables(tables))
 
     def with_tables(self, tables: Mapping[tuple[int, str], pa.Table]) -> Run:
         """Return the run with tables, by (rank, name), added or replaced, each validated.

@@ -33,6 +33,10 @@ class Span:
     read_ns: tuple[int, int]
     device_begin_ns: int | None = None
 
+    def owns(self, start_ns: Any) -> bool:
+        """Return whether a step that starts at one of these times is its own."""
+        return any(self.own_ns[0] <= start < self.own_ns[1] for start in start_ns)
+
     @property
     def is_first(self) -> bool:
         """Whether nothing comes before it."""

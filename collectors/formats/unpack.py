@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +32,7 @@ _ZSTD_BLOCK_BYTES = 1 << 17
 """The largest that can be unpacked as a whole only (RFC 8878, 3.1.1.2)."""
 _PIECE_BYTES = 1 << 16
 """Of what zstd unpacks: a damaged one is lost."""
+_PIECES_AHEAD = 16
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 PACKED = {_GZIP: ".gz", _ZSTD: ".zst"}
@@ -72,6 +74,17 @@ def pieces(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
     return _pieces(
         file, intake, decompressobj, lambda inflate, packed: [inflate.decompress(packed)]
     )
+
+
+def ahead(content: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces that a thread of its own unpacks meanwhile, a few of them ahead."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, content, None) for _ in range(_PIECES_AHEAD))
+        while (piece := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(next, content, None))
+            yield piece
 
 
 def salvaged(file: BinaryIO, intake: Intake) -> Iterator[bytes]:

@@ -39,8 +39,8 @@ from chopper.collectors.formats.kineto._groups import (
     Target,
 )
 from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of
-from chopper.collectors.formats.unpack import DAMAGE, pieces
-from chopper.limits import Intake
+from chopper.collectors.formats.unpack import DAMAGE, ahead, pieces
+from chopper.limits import LARGE_TRACE_BYTES, Intake
 
 try:
     from chopper.collectors.formats.kineto._scan import Scanner
@@ -52,8 +52,6 @@ else:
 
 _HELD_RATIO = 0.5
 """Memory for each byte of text: columns of what is read; the rest is let go of."""
-LARGE_BYTES = 1_000_000_000
-"""Of text: the rows of a file that has more are handed on where somebody takes them."""
 _BLOCK_BYTES = 1 << 28
 """Of text whose rows are handed on together: about a million."""
 _KNOWN = {**TARGETS, MTIA: Target(REFUSED)}
@@ -109,7 +107,8 @@ def scan_file(path: Path, taker: RowTaker | None = None) -> Scanned | None:
             return None
         held_ratio = _HELD_RATIO if taker is None else 0.0
         with path.open("rb", buffering=0) as file:
-            return scan_pieces(pieces(file, Intake(path, held_ratio)), taker)
+            content = pieces(file, Intake(path, held_ratio))
+            return scan_pieces(content if taker is None else ahead(content), taker)
     except (OSError, EOFError, ValueError, RecursionError, msgspec.MsgspecError, *DAMAGE):
         return None
 
@@ -138,7 +137,7 @@ class _Rows:
                 self._largest_start = max(self._largest_start, int(np.abs(start).max()))
         self._blocks.append((block, self._marked))
         self._marked, self._block_bytes = [], 0
-        if self._taker is not None and self._text_bytes >= LARGE_BYTES:
+        if self._taker is not None and self._text_bytes >= LARGE_TRACE_BYTES:
             for one in self._blocks:
                 self._taker.take(*one)
             self._blocks.clear()

@@ -32,15 +32,13 @@ from chopper.collectors.formats.kineto._groups import (
     Marked,
     Scanned,
 )
-from chopper.collectors.formats.kineto._native import LARGE_BYTES, scan_file, stacked, with_ids
+from chopper.collectors.formats.kineto._native import scan_file, stacked, with_ids
 from chopper.collectors.formats.kineto._reader import FileReader, usable
 from chopper.collectors.formats.kineto._values import base_of
 from chopper.collectors.formats.parsed import ParsedTrace, step_table
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
 from chopper.storage.store import BEGINNING_NS, END_NS, Span
-
-__all__ = ["LARGE_BYTES", "LargeTrace", "TraceStretch", "WholeTrace", "read_or_cut"]
 
 STRETCH_ROWS = 1_000_000
 """Rows of a stretch, about; its neighbours' steps come on top."""
