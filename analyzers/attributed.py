@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from chopper.analyzers.causes.event_work import EventWork
 from chopper.analyzers.causes.factors import Factors
+from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
 from chopper.attribution import Attribution
 from chopper.storage.run import Run
+from chopper.wording import plural, ranges
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -33,6 +37,20 @@ class Attributed(Attribution):
     work: dict[int, EventWork]
     factors: dict[int, Factors]
     detail: Attributed | None = None
+
+    def covered(self) -> tuple[str, str]:
+        """Say which ranks and steps ``detailed`` covers; and the option that chooses others."""
+        near = self.detailed.whole
+        some = [rank.rank for rank in near.ranks]
+        of_ranks = f"{len(some)} of {plural(len(self.ranks), 'rank')} ({ranges(some)})"
+        rank, number = ints(self.whole.windows, "rank"), ints(self.whole.windows, "number")
+        every, shown = {*number[np.isin(rank, some)]}, {*ints(near.windows, "number")}
+        if every <= shown:
+            return of_ranks, "--ranks"
+        of_steps = f"steps {ranges(sorted(map(int, shown)))} of {len(every)}"
+        if len(self.ranks) == 1:
+            return of_steps, "--steps"
+        return f"{of_ranks}, {of_steps}", "--ranks or --steps"
 
     @property
     def detailed(self) -> Attributed:

@@ -62,10 +62,10 @@ def of_lost(rank: int, reason: str) -> Finding:
 
 
 def of_detail(run: Attributed) -> Iterator[Finding]:
-    """Say which ranks were looked at closely, where these are not all."""
+    """Say which ranks and steps were looked at closely, where these are not all."""
     if run.detail is not None:
-        some = [rank.rank for rank in run.detail.ranks]
-        yield finding("run.some_closely", count=len(some), whole=len(run.ranks), ranks=ranges(some))
+        cover, option = run.covered()
+        yield finding("run.some_closely", count=len(run.detail.ranks), cover=cover, option=option)
 
 
 def of_stretches(each: Sequence[Sequence[Finding]]) -> list[Finding]:

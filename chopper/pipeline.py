@@ -35,6 +35,7 @@ from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import (
+    Events,
     Matched,
     Part,
     match,
@@ -140,10 +141,15 @@ def rank_steps(recording: Run, rank: int) -> RankSteps:
 
 @dataclass(frozen=True)
 class RankJoint:
-    """The part of a joined rank that other ranks need: its collectives, and how large it is."""
+    """The part of a joined rank that other ranks need: its collectives, and how large it is.
+
+    Attributes:
+        others: collectives in a stretch of its trace that are of another stretch.
+    """
 
     part: Part
     rows_count: int
+    others: Events | None = None
 
 
 @dataclass(frozen=True)
@@ -178,10 +184,13 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
     part = participation(facts.rank, joined.communication)
+    others = None
     if facts.span is not None:
-        of_window = joined.windows.of_steps(joined.event_step)
-        part = replace(part, waiting=part.waiting[of_window[part.waiting.event] >= 0])
-    return Kept(RankJoint(part, rows_count), joined.stored())
+        window = joined.windows.of_steps(joined.event_step)
+        own = window[part.waiting.event] >= 0
+        others = part.waiting[~own]
+        part = replace(part, waiting=part.waiting[own])
+    return Kept(RankJoint(part, rows_count, others), joined.stored())
 
 
 def attribute_task(
@@ -311,6 +320,7 @@ class _Unit:
     """What a task works on: a rank, or one of several stretches of its steps.
 
     Attributes:
+        own, others: its collectives, and those that it holds of other stretches.
         first_event: its first device event among those of all stretches.
     """
 
@@ -318,15 +328,16 @@ class _Unit:
     facts: RankInput
     stretch: Stretch | None
     held: Held | None = None
+    own: Events | None = None
+    others: Events | None = None
     first_event: int = 0
     events_count: int = 0
 
-    def matched(self, matched: Mapping[int, Matched]) -> Matched | None:
-        """Return its collectives."""
-        whole = matched.get(self.rank)
-        if whole is None or self.stretch is None:
-            return whole
-        return whole.of_rows(self.first_event, self.events_count)
+    def numbers(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield start and end of each of its own collectives, and the number of its event."""
+        if self.own is not None:
+            bounds = zip(self.own.start.tolist(), self.own.end.tolist(), strict=True)
+            yield from zip(bounds, (self.own.event + self.first_event).tolist(), strict=True)
 
 
 class _Stages:
@@ -374,7 +385,14 @@ class _Stages:
             count = joint.part.device_event_counts[rank]
             self.rows_count[rank] += joint.rows_count
             self._joined[rank].append(
-                replace(unit, held=done.held, first_event=before, events_count=count)
+                replace(
+                    unit,
+                    held=done.held,
+                    own=joint.part.waiting if unit.stretch is not None else None,
+                    others=joint.others,
+                    first_event=before,
+                    events_count=count,
+                )
             )
             parts.append(joint.part)
         if parts:
@@ -386,7 +404,7 @@ class _Stages:
         """Attribute joined ranks; return their totals."""
         units = [u for rank in ranks for u in (self._near(rank) if closely else self._joined[rank])]
         calls = (
-            (self._alone(unit), unit.facts, unit.held, unit.matched(matched), closely)
+            (self._alone(unit), unit.facts, unit.held, self._matched(unit, matched), closely)
             for unit in units
         )
         windows_count: dict[int, int] = defaultdict(int)
@@ -427,10 +445,9 @@ class _Stages:
         for rank, unit in self.partly.items():
             assert unit.stretch is not None
             some = some.of_stretch(rank, unit.stretch)
-            if rank in near:
-                near[rank] = near[rank].of_rows(unit.first_event, unit.events_count)
-            elif self._near_matched[rank] is not None:
-                near[rank] = self._near_matched[rank]
+            whole = self._matched(unit, near) if near else self._near_matched[rank]
+            if whole is not None:
+                near[rank] = whole
         return aggregate(some, shares, totals, near, self.closely, self.lost)
 
     def _units(self, rank: int) -> list[_Unit]:
@@ -460,6 +477,20 @@ class _Stages:
         at = sum(span.own_ns[0] <= median_ns for span in spans) - 1
         whole = replace(spans[at], own_ns=spans[at].read_ns)
         return [replace(units[at], facts=replace(units[at].facts, span=whole), held=None)]
+
+    def _matched(self, unit: _Unit, matched: Mapping[int, Matched]) -> Matched | None:
+        """Return the matched collectives of a rank, or of a stretch of it, by its own rows."""
+        whole = matched.get(unit.rank)
+        if whole is None or unit.own is None or unit.others is None:
+            return whole
+        number = dict(pair for one in self._joined[unit.rank] for pair in one.numbers())
+        bounds = zip(unit.others.start.tolist(), unit.others.end.tolist(), strict=True)
+        elsewhere = np.array([number.get(pair, -1) for pair in bounds], dtype=np.int64)
+        return whole.of_rows(
+            np.concatenate([unit.own.event, unit.others.event]),
+            np.concatenate([unit.own.event + unit.first_event, elsewhere]),
+            unit.events_count,
+        )
 
     def _whole(self, rank: int, parts: Sequence[RankShare]) -> RankShare:
         """Return the share of a rank from those of its stretches."""

@@ -537,9 +537,9 @@ def _ranks(story: Story) -> Section:
     detail = story.run.detail
     told = ""
     if detail is not None:
-        some = fmt.ranges([rank.rank for rank in detail.ranks])
-        command = f"chopper report {shlex.quote(story.run.source)} --ranks LIST"
-        told = f" The timeline has ranks {some}; others: {command}."
+        covered, option = story.run.covered()
+        command = f"chopper report {shlex.quote(story.run.source)} {option.split()[0]} LIST"
+        told = f" The timeline covers {covered}; others: {command}."
     label = "Ranks by steps, coloured by time; the table of ranks has the means"
     return Section(
         title="Ranks",

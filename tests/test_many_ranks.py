@@ -124,7 +124,7 @@ def test_the_same_ranks_of_two_large_runs_are_compared(
     found = chopper.compare(a, b)
     assert [[r.rank for r in run.ranks] for run in found.runs] == [[0, 1, 2, 3]] * 2
     assert found.notes[0] == (
-        "compared are ranks 0-3 of 5 ranks in A, 0-3 of 4 ranks in B; --ranks chooses others"
+        "compared are 4 of 5 ranks (0-3) in A, 4 of 4 ranks (0-3) in B; --ranks chooses others"
     )
     # As if they had been chosen at once.
     chosen = chopper.attribute(files, ranks=[0, 1, 2, 3]).detail

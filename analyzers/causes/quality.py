@@ -50,7 +50,7 @@ def _of_steps(joined: JoinedRank) -> Iterator[Finding]:
         yield finding("trace.no_device_events")
     if joined.windows.numbers[0] == -1:
         yield finding("trace.no_steps")
-    elif joined.windows.recorded.sum() == 1:
+    elif joined.windows.recorded.sum() == 1 and joined.inputs.span is None:
         yield finding("trace.single_step")
 
 

@@ -164,14 +164,11 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
 
 
 def _some_ranks(*runs: Attributed) -> list[str]:
-    """Say which ranks are compared, where these are not all."""
+    """Say which ranks and steps are compared, where these are not all."""
     if all(run.detail is None for run in runs):
         return []
-    said = [
-        f"{ranges([rank.rank for rank in run.detailed.ranks])} of {plural(len(run.ranks), 'rank')}"
-        for run in runs
-    ]
-    return [f"compared are ranks {said[0]} in A, {said[1]} in B; --ranks chooses others"]
+    (of_a, option), (of_b, _) = (run.covered() for run in runs)
+    return [f"compared are {of_a} in A, {of_b} in B; {option} chooses others"]
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:

@@ -92,14 +92,22 @@ class Matched:
         """Number of each device event's collective, -1 where not matched."""
         return self._by_event(self.event_instance)
 
-    def of_rows(self, first: int, count: int) -> Matched:
-        """Return the part of so many device events from one on."""
-        inside = (self.event_row >= first) & (self.event_row < first + count)
+    def of_rows(self, rows: np.ndarray, numbers: np.ndarray, count: int) -> Matched:
+        """Return the part in a stretch of the rank's trace.
+
+        Args:
+            rows: device events of the stretch.
+            numbers: what each is counted as in the whole; below zero where it is not.
+            count: of all device events of the stretch.
+        """
+        order = np.argsort(numbers, kind="stable")
+        at = np.minimum(np.searchsorted(numbers[order], self.event_row), max(len(rows) - 1, 0))
+        inside = numbers[order][at] == self.event_row if len(rows) else np.zeros(0, dtype=bool)
         return replace(
             self,
-            event_row=self.event_row[inside] - first,
-            event_ready_ns=self.event_ready_ns[inside],
-            event_instance=self.event_instance[inside],
+            event_row=rows[order][at][inside] if len(rows) else self.event_row[:0],
+            event_ready_ns=self.event_ready_ns[: len(inside)][inside],
+            event_instance=self.event_instance[: len(inside)][inside],
             device_event_count=count,
         )
 

@@ -46,6 +46,12 @@ class TraceTables(Mapping[str, pa.Table]):
     small: Mapping[str, pa.Table] = field(default_factory=dict)
     stretches: Sequence[TraceStretch] = ()
 
+    def kept_by(self, folder: Folder | None) -> TraceTables:
+        """Return the tables of a trace that was cut, with what keeps the folder of its rows."""
+        assert isinstance(self.held, WholeTrace)
+        stretches = [replace(stretch, keeper=folder) for stretch in self.stretches]
+        return replace(self, held=replace(self.held, keeper=folder), stretches=stretches)
+
     def __getitem__(self, name: str) -> pa.Table:
         if name in self.small:
             return self.small[name]
@@ -69,7 +75,8 @@ def traces_of(done: Done, folder: Folder | None = None) -> list[ParsedTrace]:
         folder: where it put a trace that was too large.
     """
     if isinstance(done.value, LargeTrace):
-        return [_of_stretches(done.value, folder)]
+        trace = done.value.trace
+        return [replace(trace, tables=in_stretches(done.value).kept_by(folder))]
     assert done.held is not None
     return [
         replace(trace, tables=TraceTables(OneOf(done.held, at), rows_count))
@@ -77,16 +84,11 @@ def traces_of(done: Done, folder: Folder | None = None) -> list[ParsedTrace]:
     ]
 
 
-def _of_stretches(large: LargeTrace, keeper: Folder | None) -> ParsedTrace:
-    """Return a trace that is read a stretch at a time; the folder of its rows lasts as long."""
+def in_stretches(large: LargeTrace) -> TraceTables:
+    """Return the tables of a trace that is read a stretch at a time."""
     first = large.stretches[0]
-    tables = TraceTables(
-        WholeTrace(first.path, first.folder, len(large.stretches), keeper),
-        large.rows_count,
-        large.trace.tables,
-        [replace(stretch, keeper=keeper) for stretch in large.stretches],
-    )
-    return replace(large.trace, tables=tables)
+    whole = WholeTrace(first.path, first.folder, len(large.stretches))
+    return TraceTables(whole, large.rows_count, large.trace.tables, large.stretches)
 
 
 def kept(traces: Sequence[ParsedTrace]) -> Kept:

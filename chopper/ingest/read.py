@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from chopper import limits
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Engine, Lost
 from chopper.engines.choice import trace_bytes
@@ -23,7 +24,6 @@ from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ra
 from chopper.ingest.recorded import rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
-from chopper.limits import LARGE_TRACE_BYTES
 from chopper.storage import parquet
 from chopper.storage.files import inside
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
@@ -85,20 +85,36 @@ def _read_directory(path: Path, engine: Engine) -> Run:
         if files and part.status == "imported":  # and not one whose manifest was lost
             held[rank] = parquet.FiledTables(files)
             rows_count |= {(rank, n): parquet.rows_count(file) for n, file in files.items()}
-    calls = [(path, part) for rank, part in parts.items() if rank not in held]
+    unread = [part for rank, part in parts.items() if rank not in held]
+    folders = [_room_for(engine, _raw_traces(path, part)) for part in unread]
+    calls = [
+        (path, part, None if folder is None else folder.path / "rows")
+        for part, folder in zip(unread, folders, strict=True)
+    ]
     results = engine.map(rank_task, calls, label="read")
-    for (_, part), done in zip(calls, results, strict=True):
+    tables: dict[tuple[int, str], pa.Table] = {}
+    stretches: dict[int, Sequence[Stretch]] = {}
+    for part, folder, done in zip(unread, folders, results, strict=True):
         if isinstance(done, Lost):
             if isinstance(done.error, ChopperError):
                 raise done.error
             parts[part.rank] = with_lost(part, done.reason)
             continue
-        parts[part.rank], rows = done.value
-        if done.held is not None:
+        parts[part.rank], rows, large = done.value
+        if large is not None:
+            large = large.kept_by(folder)
+            held[part.rank], stretches[part.rank] = large.held, large.stretches
+            tables |= {(part.rank, name): table for name, table in large.small.items()}
+        elif done.held is not None:
             held[part.rank] = done.held
-            rows_count |= {(part.rank, name): count for name, count in rows.items()}
+        rows_count |= {(part.rank, name): count for name, count in rows.items()}
     manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=[*parts.values()]))
-    return Run(manifest, path, Store({}, held, rows_count))
+    return Run(manifest, path, Store(tables, held, rows_count, stretches))
+
+
+def _raw_traces(path: Path, part: RankManifest) -> list[Path]:
+    """Return the raw traces of a rank of a run directory."""
+    return [inside(path, rank_dir_name(part.rank)) / name for name in part.traces]
 
 
 @dataclass(frozen=True)
@@ -211,7 +227,11 @@ def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
 
     Not on a cluster, whose nodes need not share a disk.
     """
-    if len(files) > 1 or engine.name == "ray" or sum(trace_bytes(files)) < LARGE_TRACE_BYTES // 4:
+    if (
+        len(files) > 1
+        or engine.name == "ray"
+        or sum(trace_bytes(files)) < limits.LARGE_TRACE_BYTES // 4
+    ):
         return None
     return Folder()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.kineto.large import LargeTrace, read_or_cut
 from chopper.engines import Kept
 from chopper.errors import InputError, OutputError
-from chopper.ingest.held import kept, rows_of, valid
+from chopper.ingest.held import TraceTables, in_stretches, kept, rows_of, valid
 from chopper.ingest.windows import join
 from chopper.storage import values
 from chopper.storage.files import inside, write_atomic
@@ -41,10 +42,13 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
     return traces
 
 
-def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mapping[str, pa.Table]]:
+def read_rank(
+    directory: Path, part: RankManifest, folder: Path | None = None
+) -> tuple[RankManifest, Mapping[str, pa.Table]]:
     """Make the trace tables of one rank from its raw traces, by name; none where none can be read.
 
     Its part comes with what its trace says of devices, and with what was found while reading.
+    ``folder`` is as for :func:`read_task`.
     """
     rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
@@ -54,7 +58,7 @@ def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, Mappin
         finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
         return _with_findings(part, [finding]), {}
     try:
-        trace = _trace_of(files, part)
+        trace = _trace_of(files, part, folder)
     except InputError as exc:
         # A rank that was killed while it wrote leaves a file without events.
         return _with_findings(
@@ -102,13 +106,22 @@ def _fingerprint(files: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def rank_task(path: Path, part: RankManifest) -> Kept:
-    """Read one rank of a run directory: its completed part, rows by table; its tables are held."""
+def rank_task(path: Path, part: RankManifest, folder: Path | None = None) -> Kept:
+    """Read one rank of a run directory.
+
+    Returns:
+        Its completed part, the rows of each table, and its tables where the trace is too large to
+        be held; else they are held. ``folder`` is as for :func:`read_task`.
+    """
     recorded, tables = recorded_tables(path, part)
-    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded)
+    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded, folder)
     # What was recorded beside the trace knows better: it goes on where the trace stops.
+    if isinstance(of_trace, TraceTables):
+        small = valid({**of_trace.small, **tables})
+        rows_count = {**of_trace.rows_count, **rows_of(small)}
+        return Kept((part, rows_count, replace(of_trace, small=small)), None)
     tables = valid({**of_trace, **tables})
-    return Kept((part, rows_of(tables)), tables)
+    return Kept((part, rows_of(tables), None), tables)
 
 
 def with_lost(part: RankManifest, reason: str) -> RankManifest:
@@ -134,10 +147,15 @@ def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManif
     return msgspec.structs.replace(part, findings=every)
 
 
-def _trace_of(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
+def _trace_of(files: Sequence[Path], part: RankManifest, folder: Path | None) -> ParsedTrace:
     """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
     """
+    if folder is not None and len(files) == 1:
+        read = read_or_cut(files[0], folder)
+        if isinstance(read, LargeTrace):
+            return replace(read.trace, tables=in_stretches(read))
+        return _of_part(read, part)
     if all(readers.is_csv(file) for file in files):
         return _of_part(read_traces(files), part)
     if part.status != "imported":

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from chopper import limits
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import (
     ARGUMENTS,
@@ -40,7 +41,7 @@ from chopper.collectors.formats.kineto._groups import (
 )
 from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of
 from chopper.collectors.formats.unpack import DAMAGE, ahead, pieces
-from chopper.limits import LARGE_TRACE_BYTES, Intake
+from chopper.limits import Intake
 
 try:
     from chopper.collectors.formats.kineto._scan import Scanner
@@ -137,7 +138,7 @@ class _Rows:
                 self._largest_start = max(self._largest_start, int(np.abs(start).max()))
         self._blocks.append((block, self._marked))
         self._marked, self._block_bytes = [], 0
-        if self._taker is not None and self._text_bytes >= LARGE_TRACE_BYTES:
+        if self._taker is not None and self._text_bytes >= limits.LARGE_TRACE_BYTES:
             for one in self._blocks:
                 self._taker.take(*one)
             self._blocks.clear()

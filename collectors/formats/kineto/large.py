@@ -227,11 +227,12 @@ class _Rows:
         [first_rows] = [_rows_of(self.folder, 0)]
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
         findings = [*damage_findings(counts, path.name), *trace.findings]
+        others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
         small = {"step": plan.step_table(base_ns)}
         span_ns = bounds_ns[0] + base_ns, bounds_ns[1] + base_ns
         trace = replace(trace, tables=small, findings=findings, held_span_ns=span_ns)
-        others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
-        return LargeTrace(trace, {**rows_count, **others}, stretches)
+        rows_count["step"] = small["step"].num_rows
+        return LargeTrace(trace, {**others, **rows_count}, stretches)
 
     def _plan(self, scanned: Scanned) -> _Plan | None:
         """Return which steps make a stretch; None where they cannot be told."""
@@ -322,9 +323,16 @@ class _Plan:
         if group == DEVICE:
             correlation = columns[_FIXED + [*GROUPS[DEVICE].ints].index("correlation_id")]
             step = self._step_of(correlation, start)
-            # Its own and its neighbours: steps from the one before the first to the one after all.
-            low = np.searchsorted(self.last, step - 1, side="right")
-            high = np.searchsorted(self.first, step + 1, side="right")
+            begin, done = self._device_ns
+            # Of its own steps and their neighbours, and what ran meanwhile for later ones.
+            low = np.minimum(
+                np.searchsorted(self.last, step - 1, side="right"),
+                np.searchsorted(done, start, side="right"),
+            )
+            high = np.maximum(
+                np.searchsorted(self.first, step + 1, side="right"),
+                np.searchsorted(begin, start + columns[_DUR], side="left"),
+            )
         else:
             begin, end = self._host_ns
             dur = columns[_DUR] if group in (HOST, SYNCHRONIZATION) else 0
@@ -334,11 +342,16 @@ class _Plan:
         return low.astype(np.int32), high.astype(np.int32)
 
     @cached_property
+    def _device_ns(self) -> tuple[np.ndarray, np.ndarray]:
+        """From when to when the device was busy with each stretch."""
+        done = self.device_end_ns[self.last - 1]
+        return np.append(BEGINNING_NS, done[:-1]), done
+
+    @cached_property
     def _host_ns(self) -> tuple[np.ndarray, np.ndarray]:
         """From when to when each stretch needs the host: until the device was done with it."""
         begin, end = self._read_ns()
-        done = self.device_end_ns[self.last - 1]
-        return begin, np.maximum.accumulate(np.maximum(end, done))
+        return begin, np.maximum.accumulate(np.maximum(end, self._device_ns[1]))
 
     def _read_ns(self) -> tuple[np.ndarray, np.ndarray]:
         start = np.concatenate([[BEGINNING_NS], self.start_ns, [END_NS, END_NS]])

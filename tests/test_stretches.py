@@ -1,0 +1,189 @@
+"""Traces that are read a stretch of their steps at a time: the same result as when read whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import chopper
+from benchmarks._ranks import write_ranks
+from chopper import limits
+from chopper.api import AttributedRun
+from chopper.collectors.formats.kineto import _native, large, read_trace
+from chopper.errors import OutputError, UsageError
+from chopper.storage import manifest as m
+from chopper.views import view
+from tests import command
+
+STEPS = 6
+OF_COMPUTE = "compute."
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of two ranks, of six steps each."""
+    directory = tmp_path_factory.mktemp("ranks")
+    write_ranks(directory, 2, STEPS * 729)
+    return directory
+
+
+@contextmanager
+def all_large(rows: int = 3_000) -> Iterator[None]:
+    """Read every trace in stretches of about so many rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LARGE_TRACE_BYTES", 4)
+        patch.setattr(_native, "_BLOCK_BYTES", 300_000)
+        patch.setattr(large, "STRETCH_ROWS", rows)
+        yield
+
+
+def attributed(source: Path | list[Path], **options: list[int]) -> AttributedRun:
+    """Attribute a run whose traces were cut."""
+    with all_large():
+        run = chopper.load(source)
+        assert all(len(run.tables.stretches(rank)) > 1 for rank in run.ranks)
+        return chopper.attribute(run, **options)
+
+
+def times(run: chopper.Attribution) -> dict[str, int]:
+    """Time of each cause that does not compare kernels with others of the same trace."""
+    of = {row.id: row.time_ns for row in run.whole.leaves()}
+    compute = sum(time for name, time in of.items() if name.startswith(OF_COMPUTE))
+    return {n: t for n, t in of.items() if not n.startswith(OF_COMPUTE)} | {OF_COMPUTE: compute}
+
+
+def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path: Path) -> None:
+    [whole] = read_trace(ranks / "rank-0.json.gz")
+    with all_large():
+        cut = large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+    assert isinstance(cut, large.LargeTrace)
+    assert len(cut.stretches) > 2
+    assert cut.trace.tables["step"].equals(whole.tables["step"])
+    assert cut.trace.span_ns == whole.span_ns
+    together = large.WholeTrace(cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)).get()
+    for name, table in whole.tables.items():
+        assert together[name].equals(table), name
+        assert cut.rows_count[name] == table.num_rows, name
+    rows = [stretch.get()["device_event"].num_rows for stretch in cut.stretches]
+    assert all(0 < count < whole.tables["device_event"].num_rows for count in rows)
+
+
+def test_one_rank_is_attributed_alike(ranks: Path) -> None:
+    file = ranks / "rank-0.json.gz"
+    whole, cut = chopper.attribute(file), attributed(file)
+    assert cut.whole.windows.equals(whole.whole.windows)
+    assert cut.observed_ns == whole.observed_ns == sum(row.time_ns for row in cut.leaves())
+    assert times(cut) == times(whole)
+    assert cut.step_time().headline_ns == whole.step_time().headline_ns
+
+
+def test_ranks_are_matched_over_all_their_stretches(ranks: Path) -> None:
+    files = sorted(ranks.iterdir())
+    whole, cut = chopper.attribute(files), attributed(files)
+    assert cut.whole.windows.equals(whole.whole.windows)
+    assert times(cut) == times(whole)
+    assert cut.coverage["collectives_matched_ratio"] == 1
+
+
+def test_details_are_of_the_stretch_with_the_median_step(ranks: Path) -> None:
+    run = attributed(ranks / "rank-0.json.gz")
+    assert run.detail is not None
+    numbers = run.detail.whole.windows["number"].to_pylist()
+    assert 0 < len(numbers) < STEPS
+    [said] = [f.message for f in run.findings if f.code == "run.some_closely"]
+    assert f"steps {numbers[0]}-{numbers[-1]} of {STEPS}" in said
+    assert "--steps" in said
+    assert view(run, "kernels").num_rows
+
+
+def test_steps_choose_what_is_attributed(ranks: Path, tmp_path: Path) -> None:
+    file = ranks / "rank-0.json.gz"
+    both = [chopper.attribute(file, steps=[4, 5]), attributed(file, steps=[4, 5])]
+    for run in both:
+        assert run.whole.windows["number"].to_pylist() == [4, 5]
+    whole, cut = (run.whole.windows for run in both)
+    assert cut.equals(whole)
+    of_all = chopper.attribute(file).whole.windows.slice(4)
+    assert cut["start_ns"].to_pylist() == of_all["start_ns"].to_pylist()
+    with pytest.raises(UsageError, match=r"no step 7,9 was traced: it has 0-5"):
+        chopper.attribute(file, steps=[9, 7])
+    out = command.run("analyze", file, "--steps", "2-3", "--json").out
+    assert json.loads(out)["steps"] == 2
+
+
+def test_a_recorded_run_is_read_in_stretches(ranks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "rank-00000"
+    folder.mkdir(parents=True)
+    shutil.copy(ranks / "rank-0.json.gz", folder / "trace.json.gz")
+    part = m.RankManifest(rank=0, status="complete", traces=("trace.json.gz",))
+    run = m.RunManifest(chopper_version="0", kind="recorded", name="run", ranks=[part])
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(part))
+    (tmp_path / "run" / "manifest.json").write_bytes(msgspec.json.encode(run))
+    whole, cut = chopper.attribute(tmp_path / "run"), attributed(tmp_path / "run")
+    assert whole.whole.windows.num_rows == STEPS
+    assert cut.whole.windows.equals(whole.whole.windows)
+    assert times(cut) == times(whole)
+
+
+def test_what_has_no_steps_is_read_whole(ranks: Path, tmp_path: Path) -> None:
+    text = gzip.decompress((ranks / "rank-0.json.gz").read_bytes())
+    file = tmp_path / "rank-0.json"
+    file.write_bytes(text.replace(b"ProfilerStep#", b"Iteration#"))
+    with all_large():
+        run = chopper.load(file)
+        assert not run.tables.stretches(0)
+        [cut] = large.read_or_cut(file, tmp_path / "rows")
+    [whole] = read_trace(file)
+    for name, table in whole.tables.items():
+        assert cut.tables[name].equals(table), name
+        assert run.table(0, name).equals(table), name
+    assert not [*(tmp_path / "rows").iterdir()]
+
+
+def test_damaged_text_is_read_whole(ranks: Path, tmp_path: Path) -> None:
+    packed = (ranks / "rank-0.json.gz").read_bytes()
+    file = tmp_path / "rank-0.json.gz"
+    file.write_bytes(packed[: len(packed) * 2 // 3])
+    with all_large():
+        [cut] = large.read_or_cut(file, tmp_path / "rows")
+    [whole] = read_trace(file)
+    assert {finding.code for finding in cut.findings} == {f.code for f in whole.findings}
+    assert "trace.truncated" in {finding.code for finding in cut.findings}
+    assert cut.tables["host_span"].equals(whole.tables["host_span"])
+
+
+def test_damaged_events_are_counted_once(ranks: Path, tmp_path: Path) -> None:
+    text = gzip.decompress((ranks / "rank-0.json.gz").read_bytes()).decode()
+    head, events = text.split('"traceEvents": [\n')
+    lines = events.split(",\n")
+    lines[5::1000] = [line.replace('"dur": ', '"dur": -') for line in lines[5::1000]]
+    lines[7::1000] = [line.replace('"ts": ', '"nots": ') for line in lines[7::1000]]
+    file = tmp_path / "rank-0.json"
+    file.write_text(head + '"traceEvents": [\n' + ",\n".join(lines))
+    [whole] = read_trace(file)
+    with all_large():
+        cut = large.read_or_cut(file, tmp_path / "rows")
+    assert isinstance(cut, large.LargeTrace)
+    assert cut.trace.findings == whole.findings
+    assert {"event.negative_duration", "event.without_ts"} <= {f.code for f in whole.findings}
+
+
+def test_a_folder_without_room_is_one_line(ranks: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("a file")
+    with all_large(), pytest.raises(OutputError, match="a temporary file cannot be written"):
+        large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+
+
+def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with all_large():
+        run = chopper.load(ranks / "rank-0.json.gz")
+    assert [*tmp_path.glob("chopper-spill-*/rows/stretch-*")]
+    del run
+    assert not [*tmp_path.iterdir()]
