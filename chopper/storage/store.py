@@ -55,7 +55,9 @@ BEGINNING_NS, END_NS = -(1 << 62), 1 << 62
 class Stretch(HeldTables, Protocol):
     """The tables of a stretch of steps, held elsewhere."""
 
-    span: Span
+    @property
+    def span(self) -> Span:
+        """Its steps."""
 
 
 class Store(Mapping[tuple[int, str], pa.Table]):
