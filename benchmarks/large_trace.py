@@ -1,6 +1,8 @@
-"""A trace of one rank of any size, with Python stacks: the text of some steps, numbered anew.
+"""A trace that is larger than memory should be: `chopper analyze` of one rank with Python stacks.
 
-python -m benchmarks._huge FILE.json[.gz] --text 10GB
+    python -m benchmarks.large_trace --text 10GB
+
+The text of eight steps is written again and again, with other times and numbers.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from isal import igzip
 
+from benchmarks.many_ranks import load, shown, watched
 from benchmarks._synthetic import _BASE_NS, DEVICE, _json_events, tables
 from chopper.quantities import size_bytes
 
@@ -109,10 +113,19 @@ def _frames(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write a trace, unless it is there, and attribute it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--text", default="10GB")
+    parser.add_argument("--text", default="1GB", help="size of the JSON")
+    parser.add_argument("--file", type=Path, help="where it is, or is written and stays")
     told = parser.parse_args()
-    count = write(told.file, size_bytes(told.text, "--text"))
-    print(f"{told.file}: {count} events")
+    with tempfile.TemporaryDirectory() as folder:
+        file = told.file or Path(folder) / "trace.json"
+        if not file.exists():
+            print(f"{write(file, size_bytes(told.text, '--text'))} events", flush=True)
+        print(f"{file.stat().st_size / 1e9:.1f} GB of JSON; {load()}", flush=True)
+        shown(1, "chopper analyze", watched([*CHOPPER, "analyze", str(file), "--json"]))
+
+
+if __name__ == "__main__":
+    main()
