@@ -17,8 +17,8 @@ from typing import Any
 
 from isal import igzip
 
-from benchmarks.many_ranks import load, shown, watched
 from benchmarks._synthetic import _BASE_NS, DEVICE, _json_events, tables
+from benchmarks.many_ranks import CHOPPER, load, shown, watched
 from chopper.quantities import size_bytes
 
 _STEPS = 8

@@ -135,7 +135,7 @@ def test_the_same_ranks_of_two_large_runs_are_compared(
     # Of a run with all its ranks, those that the other's were chosen from.
     assert [len(run.ranks) for run in chopper.compare(every, b).runs] == [2, 2]
     shown = command.run("compare", str(traces), str(traces), "--ranks", "1,3", "--json")
-    assert "ranks 1,3 of 5 ranks in A, 1,3 of 5 ranks in B" in json.loads(shown.out)["notes"][0]
+    assert "2 of 5 ranks (1,3) in A, 2 of 5 ranks (1,3) in B" in json.loads(shown.out)["notes"][0]
     # Before anything is read.
     line = command.run("analyze", "nothing.json", "--ranks", "3-1").line
     assert line.startswith("chopper: --ranks '3-1': not a list of whole numbers")
