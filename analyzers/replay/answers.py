@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from chopper.notebook import as_cell
@@ -17,6 +17,47 @@ SCHEMA = "chopper.whatif/1"
 _CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepEnergy:
+    """Energy and cost of a step over all devices, observed and predicted; unknown is None.
+
+    Attributes:
+        reason: why the prediction is withheld; None where it is not.
+        observed_j, predicted_j: energy of a step.
+        predicted_ci95_j: from the variation of steps, the errors of sensitivities and of the power.
+        observed_power_w, predicted_power_w: mean over time, of all devices together.
+        observed_clock_hz, predicted_clock_hz: mean over the kernels' time.
+        power_source: what shows how power depends on the clock.
+        power_clock_hz: lowest and highest clock at which that was measured.
+        power_exponent_ratio, power_exponent_ci95: b in P ∝ clock^b between the two clocks.
+        observed_cost, predicted_cost: of the devices' hours, in ``currency``.
+        price_source: of the price per device and hour.
+        frontier: (clock in Hz, predicted step in ns, predicted energy in J) over that range.
+    """
+
+    reason: str | None = None
+    observed_j: float | None = None
+    predicted_j: float | None = None
+    predicted_ci95_j: tuple[float, float] | None = None
+    observed_power_w: float | None = None
+    predicted_power_w: float | None = None
+    observed_clock_hz: float | None = None
+    predicted_clock_hz: float | None = None
+    power_source: str | None = None
+    power_clock_hz: tuple[float, float] | None = None
+    power_exponent_ratio: float | None = None
+    power_exponent_ci95: tuple[float, float] | None = None
+    observed_cost: float | None = None
+    predicted_cost: float | None = None
+    currency: str | None = None
+    price_source: str | None = None
+    frontier: tuple[tuple[float, float, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as in the JSON form of a prediction."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """A changed run compared with the observed one.
@@ -25,13 +66,15 @@ class WhatIf:
         changes: the changes, in words.
         observed_step_ns, predicted_step_ns: mean window over ranks and steps.
         predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
-            saved, from the variation of steps; None with fewer than three.
+            saved, from the variation of steps and, where the clock changes, the errors of the
+            kernels' sensitivities to it; None with fewer than three steps.
         steps: number → (observed, predicted) nanoseconds, mean over ranks.
         error_ratio: relative error of the unmodified replay.
         notes: what limits the prediction.
         attribution: of the replayed schedule.
         reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
+        energy: energy and cost of a step, where the clock changes; else None.
     """
 
     source: str
@@ -47,6 +90,7 @@ class WhatIf:
     observed: Attributed
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
+    energy: StepEnergy | None = None
 
     @property
     def saved_ratio(self) -> float:
@@ -87,6 +131,7 @@ class WhatIf:
                 {"number": n, "observed_ns": a, "predicted_ns": b}
                 for n, (a, b) in self.steps.items()
             ],
+            "energy": None if self.energy is None else self.energy.to_dict(),
             "unmodified_error_ratio": self.error_ratio,
             "reference_rank": self.reference_rank,
             "notes": self.notes,

@@ -230,12 +230,19 @@ def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[
 
 
 def set_clock(
-    scenario: Scenario, facts: list[RankFacts], clock_hz: float | None
+    scenario: Scenario,
+    facts: list[RankFacts],
+    clock_hz: float | None,
+    *,
+    at_most: bool = False,
+    deviations: float = 0.0,
 ) -> tuple[int, int]:
     """The device's clock is another: t ∝ clock^(−s), s each kernel's sensitivity.
 
     Args:
         clock_hz: the clock; None for the reference clock of each kernel's peak.
+        at_most: kernels below that clock keep theirs.
+        deviations: how many standard errors above its estimate every sensitivity is taken.
 
     Returns:
         Nanoseconds of kernels whose clock is known, and of all.
@@ -249,8 +256,12 @@ def set_clock(
         if factors is None:
             continue
         wanted = factors.reference_hz if clock_hz is None else np.full(len(computing), clock_hz)
+        if at_most:
+            wanted = np.minimum(wanted, factors.clocks.clock_hz)
+        off = deviations * factors.sensitivity_error if deviations else 0.0
+        sensitivity = np.clip(factors.sensitivity + off, 0.0, 1.0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            factor = (factors.clocks.clock_hz / wanted) ** factors.sensitivity
+            factor = (factors.clocks.clock_hz / wanted) ** sensitivity
         known = computing & np.isfinite(factor) & factors.clocks.known & np.isfinite(wanted)
         changed += int(links.events.dur_ns[known].sum())
         scenario.scale(place, np.where(known, factor, 1.0))

@@ -218,14 +218,19 @@ class Replay:
             found[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
         return found
 
-    def predict(self, changes: Changes) -> Prediction:
+    def predict(self, changes: Changes, deviations: float = 0.0) -> Prediction:
         """Replay the run with changes.
+
+        Args:
+            changes: what is changed.
+            deviations: how many standard errors above their estimates sensitivities to the clock
+                are taken.
 
         Raises:
             UsageError: a change that this run has no data for, or that names nothing in it.
         """
         spent = {row.id for row in self.run.causes() if row.time_ns}
-        applied = Applied(self.scenario(), self.facts, self.coupled_ratio, spent)
+        applied = Applied(self.scenario(), self.facts, self.coupled_ratio, spent, deviations)
         applied.apply(changes)
         outcome = applied.scenario.solve()
         return Prediction(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from chopper.cli import _shared as shared
@@ -32,6 +34,16 @@ def _fixes() -> list[str]:
     "recomputation.",
 )
 @click.option("--clock", metavar="HZ", help="Device clock: 1980MHz, or `reference`.")
+@click.option(
+    "--power-cap", metavar="POWER", help="Power cap of each device: 300W. Its clock falls under it."
+)
+@click.option(
+    "--power-table",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Time and energy of this kind of device at several clocks (CSV, as Zeus writes it), for "
+    "the power at another clock. [default: the run's own readings]",
+)
 @click.option("--link", metavar="RATE", help="Bandwidth between ranks: 50GB/s, or x2.")
 @click.option("--latency", metavar="TIME", help="Latency of that link: 5us, or x0.5.")
 @click.option(
@@ -46,10 +58,13 @@ def _fixes() -> list[str]:
     "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
 )
 @shared.as_json
+@shared.report_output("Additional file to write (.html with figures)")
 def command(
     sources: tuple[str, ...],
     fix: tuple[str, ...],
     clock: str | None,
+    power_cap: str | None,
+    power_table: Path | None,
     link: str | None,
     latency: str | None,
     faster: tuple[str, ...],
@@ -57,6 +72,8 @@ def command(
     graphs: bool,
     overlap: bool,
     as_json: bool,
+    output: Path | None,
+    force: bool,
 ) -> None:
     """Predict how long a run would take with something changed.
 
@@ -71,6 +88,7 @@ def command(
       chopper whatif runs/mine --fix straggler --fix gc --json
       chopper whatif trace.json.gz --faster gemm=2x --graphs
       chopper whatif runs/mine --link x2 --latency 5us
+      chopper whatif runs/mine --clock 1.2GHz -o energy.html
     """
     from chopper import pipeline
     from chopper.analyzers.replay.replay import Replay
@@ -79,6 +97,7 @@ def command(
     changes = changes_of(
         fix=fix,
         clock=clock,
+        power_cap=power_cap,
         link=link,
         latency=latency,
         faster=faster,
@@ -86,10 +105,15 @@ def command(
         graphs=graphs,
         overlap=overlap,
     )
+    if output is not None:
+        shared.check_report(output, force=force)
+    power = None if power_table is None else pipeline.read_power(power_table)
     attribution = shared.attributed(sources)
     with progress("replaying"):
         replay = Replay(attribution)
-        found = pipeline.whatif(attribution, changes, replay)
+        found = pipeline.whatif(attribution, changes, replay, power)
     from chopper.reports import whatif
 
-    shared.present(lambda: whatif.page(found, replay), found.to_dict, as_json=as_json)
+    shared.present(
+        lambda: whatif.page(found, replay), found.to_dict, as_json=as_json, output=output
+    )
