@@ -184,9 +184,9 @@ def test_what_cannot_be_meant_is_refused(steady: chopper.Attribution, measured: 
         changes_of(power_cap="300W", fix=["compute"])
     with pytest.raises(UsageError, match="no unit; 300W or 300kW"):
         changes_of(power_cap="300")
-    with pytest.raises(UsageError, match="the clock under a cap is unknown.*--power-table FILE"):
+    with pytest.raises(UsageError, match=r"the clock under a cap is unknown.*--power-table FILE"):
         chopper.whatif(steady, power_cap="300W")
-    with pytest.raises(UsageError, match="a device takes about 2.. W; expected a cap above that"):
+    with pytest.raises(UsageError, match=r"a device takes about 2.. W; expected a cap above that"):
         chopper.whatif(steady, power_cap="100W", power_table=measured)
     with pytest.raises(UsageError, match="--power-table: no --clock"):
         chopper.whatif(steady, power_table=measured)
