@@ -81,6 +81,8 @@ def test_one_rank_is_attributed_alike(ranks: Path) -> None:
     assert cut.whole.windows.equals(whole.whole.windows)
     assert cut.observed_ns == whole.observed_ns == sum(row.time_ns for row in cut.leaves())
     assert times(cut) == times(whole)
+    added = {"run.some_closely", "compute.factors_exceed"}  # which compares kernels
+    assert {f.code for f in cut.findings} - added == {f.code for f in whole.findings}
     assert cut.step_time().headline_ns == whole.step_time().headline_ns
 
 

@@ -16,6 +16,7 @@ from chopper.analyzers.trace.windows import UNRECORDED
 from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.storage.manifest import Finding
+from chopper.storage.store import Span
 from chopper.wording import plural
 
 _LOST_RATIO = 0.01
@@ -62,7 +63,7 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         return
     for code, count, whole in (
         ("event.without_launch", int((~links.has_launch).sum()), len(links.events)),
-        ("launch.without_kernel", *_lost_kernels(links)),
+        ("launch.without_kernel", *_lost_kernels(links, joined.inputs.span)),
     ):
         if count:
             share = count / whole
@@ -153,11 +154,11 @@ def _settling_count(joined: JoinedRank, links: Links) -> int:
     return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
 
 
-def _lost_kernels(links: Links) -> tuple[int, int]:
+def _lost_kernels(links: Links, span: Span | None) -> tuple[int, int]:
     """Count the launches without a kernel, and all between the first and the last that has one.
 
     Launches at the edges may have run outside of what was recorded, and what is captured into a
-    graph runs when that is launched.
+    graph runs when that is launched. Of a stretch of a trace, those of its own steps count.
     """
     host = links.host
     correlation = ints(host.table, "correlation_id")
@@ -167,6 +168,9 @@ def _lost_kernels(links: Links) -> tuple[int, int]:
         for name in (names.is_capture_begin, names.is_capture_end)
     )
     calls = calls[begun <= ended]
+    if span is not None:
+        start = host.start_ns[calls]
+        calls = calls[(start >= span.own_ns[0]) & (start < span.own_ns[1])]
     has_kernel = np.isin(correlation[calls], ints(links.events.table, "correlation_id"))
     ran = np.flatnonzero(has_kernel)
     if len(ran) == len(calls) or not len(ran):
