@@ -201,8 +201,14 @@ def write_nsys(
 # ---------------------------------------------------------------- rocmProfileData
 
 
-def write_rpd(path: Path, recording: Recording, *, monitored: tuple[int, ...] = (0,)) -> Path:
-    """rocmProfileData's database."""
+def write_rpd(
+    path: Path,
+    recording: Recording,
+    *,
+    monitored: tuple[int, ...] = (0,),
+    idle: tuple[int, ...] = (),
+) -> Path:
+    """rocmProfileData's database; the clocks of the ``idle`` GPUs stay where they are."""
     strings = _Numbered({"": 1})
     calls = [
         (c.correlation, PID, TID, c.start, c.end, strings[f"hip{c.name}"], 1)
@@ -237,6 +243,11 @@ def write_rpd(path: Path, recording: Recording, *, monitored: tuple[int, ...] = 
     clocks = [
         ("gpu", g, "sclk", at * 500_000, (at + 1) * 500_000, str(1500 + at))
         for g in monitored
+        for at in range(2, 6)
+    ]
+    clocks += [
+        ("gpu", g, "sclk", at * 500_000, (at + 1) * 500_000, str(132 + at % 2))
+        for g in idle
         for at in range(2, 6)
     ]
     with sqlite3.connect(path) as db:

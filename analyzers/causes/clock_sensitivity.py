@@ -10,6 +10,7 @@ little, and the roofline is believed less where a slope contradicts it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,8 @@ def estimate(
         group: signature of each instance, below ``count``.
         duration_ns, clock_hz, clock_error_hz: per instance, clocks NaN where not known.
         usable: instances that nothing ran beside.
-        roofline: ideal over roofline time of each instance, NaN where not known.
+        roofline: ideal over roofline time of each instance, NaN where not known. A signature
+            without any has the slope alone, and NaN without a slope.
     """
     sure = usable & (duration_ns > 0) & (clock_error_hz <= _MAX_CLOCK_ERROR * clock_hz)
     x = np.log(clock_hz[sure])
@@ -87,14 +89,17 @@ def estimate(
     # A roofline that the slope shows to be further off than that is believed less.
     off = np.nan_to_num(slope - prior) ** 2 - np.nan_to_num(error) ** 2
     believed = 1 / np.maximum(ROOFLINE_ERROR**2, off)
-    value = (np.nan_to_num(slope) * trust + prior * believed) / (trust + believed)
+    believed[np.bincount(group[known], minlength=count) == 0] = 0.0
+    weight = trust + believed
+    weight[weight == 0] = np.nan
+    value = (np.nan_to_num(slope) * trust + prior * believed) / weight
     low = np.full(count, np.inf)
     high = np.full(count, -np.inf)
     np.minimum.at(low, of[kept], clock_hz[sure][kept])
     np.maximum.at(high, of[kept], clock_hz[sure][kept])
     return Sensitivity(
         np.clip(value, 0.0, 1.0),
-        1 / np.sqrt(trust + believed),
+        1 / np.sqrt(weight),
         slope,
         error,
         prior,
@@ -102,6 +107,79 @@ def estimate(
         np.where(np.isfinite(low), low, np.nan),
         np.where(np.isfinite(high), high, np.nan),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownWork:
+    """Events whose FLOP or bytes are not known, and whose clock is: how they depend on it.
+
+    Attributes:
+        rows: the events.
+        group: signature of each.
+        fit: by slopes alone.
+    """
+
+    rows: np.ndarray
+    group: np.ndarray
+    fit: Sensitivity
+
+    def of_events(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sensitivity of each of all events, NaN where not measured, and its error."""
+        value, error = np.full((2, count), np.nan)
+        value[self.rows], error[self.rows] = self.fit.value[self.group], self.fit.error[self.group]
+        return value, error
+
+
+_WIDE_RATIO = 2.0
+_FLAT_SLOPE = 0.1
+"""Over a clock that doubles, a device's kernels together depend on it by more: caches and their
+buses run at it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Kernels that took the same time at any clock that was read: it was not theirs.
+
+    Attributes:
+        slope: mean over their time.
+        low_hz, high_hz: clocks that were read while they ran.
+        kinds_count: distinct work among them.
+    """
+
+    slope: float
+    low_hz: float
+    high_hz: float
+    kinds_count: int
+
+
+def averaged_readings(
+    fits: Sequence[tuple[Sensitivity, np.ndarray, np.ndarray]],
+) -> Averaged | None:
+    """Tell readings that are averages over a long time from clocks of a moment.
+
+    Some drivers smooth what they report over half a second. While a device leaves its idle clock,
+    such readings rise slowly, and kernels that ran at full clock all along seem not to depend on
+    it.
+
+    Args:
+        fits: sensitivities, the signature and the duration of each instance.
+    """
+    slopes, weights, lows, highs = [], [], [], []
+    for fit, group, duration_ns in fits:
+        spent = np.bincount(group, weights=duration_ns, minlength=len(fit.slope))
+        wide = ~np.isnan(fit.slope) & (fit.clock_high_hz >= _WIDE_RATIO * fit.clock_low_hz)
+        slopes.append(fit.slope[wide])
+        weights.append(spent[wide])
+        lows.append(fit.clock_low_hz[wide])
+        highs.append(fit.clock_high_hz[wide])
+    slope, weight = np.concatenate(slopes), np.concatenate(weights)
+    if not weight.sum():
+        return None
+    mean = float(np.average(slope, weights=weight))
+    if mean >= _FLAT_SLOPE:
+        return None
+    low, high = float(np.concatenate(lows).min()), float(np.concatenate(highs).max())
+    return Averaged(mean, low, high, len(slope))
 
 
 def _fit(

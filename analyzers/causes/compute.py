@@ -82,7 +82,7 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
     clock = shares.pop(_NO_REASON, None)
     rest = shares.pop(_REST)
     parts = [
-        (computing[plain], cause[plain], states.share_ns[computing[plain]]),
+        *_of_unknown_work(states, links, computing[plain], cause[plain], factors),
         (fragment, cause[rows], base_ns),
         (fragment, np.where(math, _REST, _VECTOR_EXCESS), rest),
         *((fragment, name, time) for name, time in shares.items()),
@@ -95,6 +95,24 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
         int(scaled.sum()),
         (int(share[scaled].sum()), int(share.sum())),
     )
+
+
+_UNKNOWN_WORK = (CODES["compute.no_peak"], CODES["compute.vector.no_bytes"])
+
+
+def _of_unknown_work(
+    states: States, links: Links, fragment: np.ndarray, cause: np.ndarray, factors: Factors
+) -> list[tuple[np.ndarray, np.ndarray | int, np.ndarray]]:
+    """Time without a split; of work of unknown amount, what the clock took is apart.
+
+    Without an ideal time t₀ there is no share of t − t₀: the clock took t − t / f_clock, what the
+    kernel would save at the reference clock.
+    """
+    event, share = states.event_row[fragment], states.share_ns[fragment]
+    ratio = np.where(np.isin(cause, _UNKNOWN_WORK), -np.expm1(-factors.clock_ln[event]), 0.0)
+    clock = np.rint(share * ratio).astype(np.int64)
+    parts = _labelled(fragment, event, clock, links, factors)
+    return [(fragment, cause, share - clock), *parts]
 
 
 def _shares(

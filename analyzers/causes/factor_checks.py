@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from chopper import wording as fmt
 from chopper.analyzers.causes.clock import MAX_GAP_NS, NO_OVERLAP, SPARSE
 from chopper.analyzers.causes.compute import ComputeSplit
 from chopper.analyzers.causes.factors import Factors
-from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.join import COMPUTE, Links
 from chopper.claims import finding
 from chopper.storage.manifest import Finding
 
@@ -21,7 +22,12 @@ _SHARE_SAID = 0.01
 def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit) -> list[Finding]:
     """Checks of one rank's factors."""
     scaled, whole = split.split_ns
-    found = [*_clocks(links, factors), *factors.findings, *_contention(links, factors)]
+    found = [
+        *_clocks(links, factors),
+        *_unsplit(links, factors),
+        *factors.findings,
+        *_contention(links, factors),
+    ]
     if whole and scaled > _SHARE_SAID * whole:
         found.append(finding("compute.factors_exceed", count=split.scaled, scaled_ms=scaled / 1e6))
     return [msgspec.structs.replace(one, rank=rank) for one in found]
@@ -45,6 +51,34 @@ def _contention(links: Links, factors: Factors) -> Iterator[Finding]:
             share=unknown_ns / float(dur_ns.sum()),
             unknown_ms=unknown_ns / 1e6,
             bound_ms=contention.bound_ns[never].sum() / 1e6,
+        )
+
+
+def _unsplit(links: Links, factors: Factors) -> Iterator[Finding]:
+    """Clocks that are averages, and what a clock may have cost kernels of unknown work."""
+    averaged = factors.averaged
+    if averaged is not None:
+        yield finding(
+            "telemetry.clock_averaged",
+            count=averaged.kinds_count,
+            low=fmt.hertz(averaged.low_hz),
+            high=fmt.hertz(averaged.high_hz),
+            exponent=-averaged.slope,
+        )
+        return
+    ratio = factors.clocks.clock_hz / factors.reference_hz
+    unsure = (factors.signature < 0) & np.isnan(factors.slope) & (links.work_class == COMPUTE)
+    rows = np.flatnonzero(unsure & ~np.isnan(ratio))
+    time = links.events.dur_ns[rows].astype(np.float64)
+    bound_ns = float((time * np.maximum(1 - ratio[rows], 0.0)).sum())
+    if bound_ns > _SHARE_SAID * float(time.sum()):
+        yield finding(
+            "compute.clock_bound",
+            count=len(rows),
+            clock=fmt.hertz(float(np.average(factors.clocks.clock_hz[rows], weights=time))),
+            ratio=fmt.ratio(float(np.average(ratio[rows], weights=time))),
+            bound=fmt.duration(bound_ns),
+            time=fmt.duration(float(time.sum())),
         )
 
 

@@ -20,7 +20,13 @@ from chopper.analyzers.causes.clock import (
     EventClocks,
     join_clocks,
 )
-from chopper.analyzers.causes.clock_sensitivity import Sensitivity, estimate
+from chopper.analyzers.causes.clock_sensitivity import (
+    Averaged,
+    Sensitivity,
+    UnknownWork,
+    averaged_readings,
+    estimate,
+)
 from chopper.analyzers.causes.contention import (
     MIN_ALONE,
     Contention,
@@ -53,6 +59,9 @@ class Factors:
             faster than its peak a product may be.
         signature: number of the distinct work, -1 where the event was not compared.
         by_signature: sensitivity of each signature.
+        slope, slope_error: dependence on the clock of events of unknown work, as measured in this
+            run; NaN where it was not, and of all others.
+        averaged: how the clock's readings contradict the kernels; None where they do not.
         contention: slowdowns by signature, of the events with one.
         unmeasured: factor → why it was not measured, in words.
         findings: how counters were matched.
@@ -68,6 +77,9 @@ class Factors:
     boost_ln: np.ndarray
     signature: np.ndarray
     by_signature: Sensitivity
+    slope: np.ndarray
+    slope_error: np.ndarray
+    averaged: Averaged | None
     contention: Contention
     unmeasured: dict[str, str]
     findings: list[Finding]
@@ -75,12 +87,14 @@ class Factors:
     @property
     def sensitivity(self) -> np.ndarray:
         """Dependence of each event on the SM clock; NaN where nothing tells."""
-        return pick(self.by_signature.value, self.signature, np.nan)
+        known = pick(self.by_signature.value, self.signature, np.nan)
+        return np.where(np.isnan(known), self.slope, known)
 
     @property
     def sensitivity_error(self) -> np.ndarray:
         """Standard error of it."""
-        return pick(self.by_signature.error, self.signature, np.nan)
+        known = pick(self.by_signature.error, self.signature, np.nan)
+        return np.where(np.isnan(known), self.slope_error, known)
 
     def blame(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """(rows, CLOCK_LABELS): weights by which the clock loss of some events is labelled."""
@@ -129,7 +143,13 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
     )
     sensitivity = pick(by_signature.value, signature, np.nan)
     slower = np.log(np.divide(reference, clocks.clock_hz))
-    signed = sensitivity * slower
+    loose = _of_unknown_work(links, work, clocks, shared)
+    fits = [(by_signature, group, duration[rows]), (loose.fit, loose.group, duration[loose.rows])]
+    averaged = averaged_readings(fits)
+    slope, slope_error = loose.of_events(count)
+    signed = np.where(np.isnan(sensitivity), slope, sensitivity) * slower
+    if averaged is not None:
+        signed, slope, slope_error = np.zeros(count), *np.full((2, count), np.nan)
     compared = _corrected(sensitivity, slower, clocks)[rows]
     contention = contend(
         group, kinds, duration[rows], compared, shared[rows], _divided(states, count)[rows]
@@ -141,7 +161,9 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
         links, work, ceiling, wave_ln, joined.inputs.kernel_counter
     )
     reasons = {
-        "clock": _no_clock(clocks, reference, rows, ceiling),
+        "clock": _no_clock(clocks, reference, np.concatenate([rows, loose.rows]), ceiling)
+        if averaged is None
+        else "its readings are averages over a time in which it changed",
         "contention": _no_contention(contention, compared),
         "wave quantization": no_waves,
         "instructions and tensor cores": no_counters,
@@ -157,6 +179,9 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
         boost_ln=np.minimum(np.nan_to_num(slower), 0.0),
         signature=signature,
         by_signature=by_signature,
+        slope=slope,
+        slope_error=slope_error,
+        averaged=averaged,
         contention=contention,
         unmeasured={factor: reason for factor, reason in reasons.items() if reason},
         findings=counter_findings,
@@ -164,18 +189,47 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
 
 
 def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, int]:
-    """Choose the events that are compared with their like -> rows, distinct work of each, count.
+    """Choose the events that are compared with their like -> rows, distinct work of each, count."""
+    rows = np.flatnonzero(_of_a_kind(links, work) & (_base_ns(work) >= 0))
+    return rows, *_numbered(links, work, rows)
+
+
+def _base_ns(work: EventWork) -> np.ndarray:
+    return np.where(work.vector, work.roofline_ns, work.ideal_ns)
+
+
+def _of_a_kind(links: Links, work: EventWork) -> np.ndarray:
+    """Mask of the events that are known to be model math or memory-bound work."""
+    computes = (links.work_class == COMPUTE) & (links.events.dur_ns > 0)
+    return computes & (work.math | work.vector)
+
+
+def _of_unknown_work(
+    links: Links, work: EventWork, clocks: EventClocks, shared_ns: np.ndarray
+) -> UnknownWork:
+    """Fit the dependence on the clock of events whose FLOP or bytes are not known."""
+    unknown = _of_a_kind(links, work) & np.isnan(_base_ns(work))
+    rows = np.flatnonzero(unknown & clocks.known)
+    group, kinds = _numbered(links, work, rows)
+    duration = links.events.dur_ns[rows].astype(np.float64)
+    fit = estimate(
+        group,
+        kinds,
+        duration,
+        clocks.clock_hz[rows],
+        clocks.error_hz[rows],
+        ran_alone(duration, shared_ns[rows]),
+        np.full(len(rows), np.nan),
+    )
+    return UnknownWork(rows, group, fit)
+
+
+def _numbered(links: Links, work: EventWork, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """Number the distinct work of events -> number of each, count.
 
     The work is the operator's name, shapes, types and scalar inputs, the kernel's name, its grid
     and block, and the device.
     """
-    base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
-    rows = np.flatnonzero(
-        (links.work_class == COMPUTE)
-        & (links.events.dur_ns > 0)
-        & (base >= 0)
-        & (work.math | work.vector)
-    )
     op, like = links.op_row[rows], work.like_row[rows]
     op = np.where(op < 0, pick(links.op_row, like), op)
     events, host = links.events, links.host
@@ -189,7 +243,7 @@ def _compared(links: Links, work: EventWork) -> tuple[np.ndarray, np.ndarray, in
             *(pick(codes, op) for codes, _ in of_host),
         ]
     )
-    return rows, number, len(first)
+    return number, len(first)
 
 
 def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
@@ -245,11 +299,14 @@ def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarr
     if ceiling is None:
         return np.full(count, np.nan)
     clocks = [ceiling.reference_clock_hz.get(dtype) for dtype in (*work.dtypes, VECTOR_DTYPE)]
-    # None becomes NaN; code -1 is the last one.
-    table = np.array([*clocks, None], dtype=np.float64)
+    # Of an unknown type (code -1, the last one) where all types are quoted at one clock.
+    distinct = {*ceiling.reference_clock_hz.values()}
+    common = distinct.pop() if len(distinct) == 1 else None
+    # None becomes NaN.
+    table = np.array([*clocks, common], dtype=np.float64)
     code = np.where(work.math, work.dtype, -1)
     code[work.vector] = len(work.dtypes)
-    return table[code]
+    return np.where(work.math | work.vector, table[code], np.nan)
 
 
 def _divided(states: States, count: int) -> np.ndarray:

@@ -38,6 +38,8 @@ _IN_THREADS = frozenset(
 )
 """Calls whose grid counts threads; the others' count blocks."""
 _MARKER = "UserMarker"
+_IDLE_RATIO, _BUSY_RATIO = 1.1, 3.0
+"""A GPU whose clock varies by less stays idle; one that works runs at this many times that."""
 
 
 def is_rpd(database: Database) -> bool:
@@ -200,13 +202,24 @@ def _monitor(db: Database, recording: Recording) -> None:
     )
     clocks = [f for f in readings if f[2] == "sclk" and f[3] > 0]
     monitored = sorted({f[1] for f in clocks})
-    if len(monitored) == 1 and len(recording.devices) == 1:
+    used = _only_busy(clocks)
+    if used is not None and len(recording.devices) == 1:
         device_id = recording.devices[0].device_id
         clock_rows = [
             (time_ns, 0, device_id, None, round(value * 1e6), None, None, None)
-            for time_ns, _, _, value in clocks
+            for time_ns, device, _, value in clocks
+            if device == used
         ]
         recording.tables["device_clock"] = table_of_rows("device_clock", clock_rows)
+        if len(monitored) > 1:
+            add_finding(
+                recording.findings,
+                "telemetry.device_inferred",
+                f"{recording.source}: kernels ran on GPU {device_id} in the runtime's numbering; "
+                f"in the driver's, only GPU {used} of {len(monitored)} left its idle clock: its "
+                "clock is taken",
+                severity="info",
+            )
     elif clocks:
         listed = ", ".join(str(d.device_id) for d in recording.devices)
         add_finding(
@@ -218,6 +231,21 @@ def _monitor(db: Database, recording: Recording) -> None:
             "joined",
             count=len(monitored),
         )
+
+
+def _only_busy(clocks: list[tuple[int, int, str, float]]) -> int | None:
+    """Return the only GPU with clocks, or the only one of several that left its idle clock."""
+    low: dict[int, float] = {}
+    high: dict[int, float] = {}
+    for _, device, _, value in clocks:
+        low[device] = min(value, low.get(device, value))
+        high[device] = max(value, high.get(device, value))
+    if len(low) == 1:
+        return next(iter(low))
+    idle = max((high[d] for d in low if high[d] < _IDLE_RATIO * low[d]), default=None)
+    busy = [d for d in low if idle is not None and high[d] >= _BUSY_RATIO * idle]
+    others = [d for d in low if high[d] >= _IDLE_RATIO * low[d]]
+    return busy[0] if len(busy) == 1 and others == busy else None
 
 
 def _number(text: str | None) -> float | None:

@@ -102,7 +102,8 @@ def prepare(folder: Path, made: Path) -> None:
     shutil.copy(folder / "counters.csv", folder / "runs/with-counters")
     packed = gzip.compress((folder / "report.sqlite").read_bytes())
     (folder / "nsys-export-a100.sqlite.gz").write_bytes(packed)
-    recordings.write_rpd(folder / "trace.rpd", recordings.small())
+    for name in ("trace.rpd", "matmul.rpd.gz"):
+        recordings.write_rpd(folder / name, recordings.small())
     (folder / "zeus.csv").write_text(ZEUS)
     for name in CLOCK_TABLES:
         (folder / name).write_bytes(gzip.compress(_clock_table().encode()))

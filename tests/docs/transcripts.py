@@ -27,6 +27,7 @@ PUBLIC = {
     "v100-ddp-rank1of2.json.gz": ("hta/v100-ddp-rank1of2-memory-events.json.gz",),
     "snapshot.pickle": ("memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz",),
     "nsys-export-a100.sqlite.gz": ("pipit-nsys/nsys-export-a100.sqlite.gz",),
+    "matmul.rpd.gz": ("rocmprofiledata/matmul.rpd.gz",),
     "mi300x-vllm-graph-capture.json.gz": ("tracelens/mi300x-vllm-graph-capture.json.gz",),
     "runs/with-counters": (
         "hpctrainingexamples/mi300x-op-replay.json.gz",

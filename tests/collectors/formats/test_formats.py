@@ -251,6 +251,24 @@ def test_rpd_clocks_are_joined_where_their_device_is_certain(tmp_path: Path) -> 
     assert "telemetry.device_unknown" in {f.code for f in two.part(0).findings}
 
 
+def test_of_several_gpus_in_rpd_the_one_that_worked_has_the_kernels(tmp_path: Path) -> None:
+    path = recordings.write_rpd(tmp_path / "a.rpd", small(), monitored=(), idle=(0, 1, 3))
+    with sqlite3.connect(path) as db:
+        rises = [(at * 500_000, (at + 1) * 500_000, str(400 * at)) for at in range(1, 6)]
+        db.executemany("INSERT INTO rocpd_monitor VALUES ('gpu', 2, 'sclk', ?, ?, ?)", rises)
+    db.close()
+    run = chopper.load(path)
+    hz = run.table(0, "device_clock")["sm_clock_hz"].to_pylist()
+    assert (hz[0], hz[-1]) == (400_000_000, 2_000_000_000)
+    (said,) = [f for f in run.part(0).findings if f.code == "telemetry.device_inferred"]
+    assert "only GPU 2 of 4 left its idle clock" in said.message
+    # Where none or two did, nothing is taken.
+    none = chopper.load(
+        recordings.write_rpd(tmp_path / "b.rpd", small(), monitored=(), idle=(0, 1))
+    )
+    assert none.table(0, "device_clock").num_rows == 0
+
+
 def test_rocpd_of_merged_recordings(tmp_path: Path) -> None:
     path = recordings.write_rocpd(tmp_path / "r.db", small())
     once = chopper.load(path).table(0, "device_event").num_rows
