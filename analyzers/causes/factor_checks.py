@@ -63,7 +63,7 @@ def _unsplit(links: Links, factors: Factors) -> Iterator[Finding]:
             count=averaged.kinds_count,
             low=fmt.hertz(averaged.low_hz),
             high=fmt.hertz(averaged.high_hz),
-            exponent=-averaged.slope,
+            exponent=f"{0.0 - round(averaged.slope, 2):.2f}",
         )
         return
     ratio = factors.clocks.clock_hz / factors.reference_hz

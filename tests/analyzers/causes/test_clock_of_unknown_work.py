@@ -41,7 +41,8 @@ def mean_clock(kernels: np.ndarray, clocks: np.ndarray) -> np.ndarray:
     low = np.maximum(kernels[:, :1].astype(float), clocks[None, :, 0])
     high = np.minimum(kernels[:, 1:].astype(float), clocks[None, :, 1])
     part = np.maximum(high - low, 0.0)
-    return (part * clocks[None, :, 2]).sum(axis=1) / part.sum(axis=1)
+    mean: np.ndarray = (part * clocks[None, :, 2]).sum(axis=1) / part.sum(axis=1)
+    return mean
 
 
 def seen(run: chopper.Attribution) -> tuple[np.ndarray, np.ndarray]:
