@@ -309,8 +309,9 @@ class Estimate:
     ci95: tuple[float, float] | None
     """None with a single repetition."""
     cv_ratio: float | None
-    """Coefficient of variation: standard deviation over mean; None with a single repetition, of a
-    ratio or difference, and where the mean is 0."""
+    """Coefficient of variation: standard deviation over mean; of a ratio, the standard deviation of
+    the logarithm of single quotients. None with a single repetition, of a difference, and where the
+    mean is 0."""
     repeats_count: int
 
 
@@ -344,7 +345,10 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> Estimate | None:
         return None
     logarithm = difference(np.log(of).tolist(), np.log(to).tolist())
     ci95 = logarithm.ci95 and (math.exp(logarithm.ci95[0]), math.exp(logarithm.ci95[1]))
-    return Estimate(math.exp(logarithm.value), ci95, None, logarithm.repeats_count)
+    cv_ratio = None
+    if ci95 is not None:
+        cv_ratio = math.hypot(*(float(np.std(np.log(v), ddof=1)) for v in (of, to)))
+    return Estimate(math.exp(logarithm.value), ci95, cv_ratio, logarithm.repeats_count)
 
 
 def line(

@@ -55,13 +55,17 @@ def page(experiment: Experiment) -> Page:
         title=experiment.plan.workload,
         headline=sentence(experiment.plan.summary),
         facts=facts(experiment),
-        summary=(
-            (Items(items=[Item(note, "warning") for note in experiment.notes], title="Missing"),)
-            if experiment.notes
-            else ()
-        ),
+        summary=[*_warnings("Missing", experiment.notes), *_withheld(experiment)],
         sections=sections(experiment),
     )
+
+
+def _warnings(title: str, said: Sequence[str]) -> list[Block]:
+    return [Items(items=[Item(one, "warning") for one in said], title=title)] if said else []
+
+
+def _withheld(experiment: Experiment) -> list[Block]:
+    return _warnings("Withheld", [finding.message for finding in experiment.findings])
 
 
 def headlines_page(workload: str, headlines: Sequence[Headline]) -> Page:
@@ -82,7 +86,8 @@ def sections(experiment: Experiment) -> list[Section]:
 
 def section(experiment: Experiment) -> list[str]:
     """Return all that an experiment shows as lines of Markdown, for a page about more than that."""
-    out = [f"- {to_markdown.escape(note)}" for note in experiment.notes]
+    said = [*experiment.notes, *(f"withheld: {f.message}" for f in experiment.findings)]
+    out = [f"- {to_markdown.escape(note)}" for note in said]
     for part in sections(experiment):
         inner = to_markdown.blocks(part.blocks, level=0)
         if "md" in part.formats and inner:
@@ -98,8 +103,17 @@ def facts(experiment: Experiment) -> list[str]:
     return [
         f"{fmt.plural(plan.ranks, 'rank')} on {plan.device}",
         fmt.plural(repeats, "repetition"),
+        *_others(experiment),
         *(f"{key} {value}" for key, value in plan.options.items() if value is not None),
     ]
+
+
+def _others(experiment: Experiment) -> list[str]:
+    plan = experiment.plan
+    if not plan.other_cores or plan.machine_cores is None:
+        return []
+    most = max(plan.other_cores.values())
+    return [f"other programs used at most {most:.1f} of {plan.machine_cores} cores"]
 
 
 def intervals(experiment: Experiment) -> str:

@@ -226,6 +226,8 @@ def _latency(experiment: Experiment, where: str) -> Iterator[Headline]:
         scale=1e-3,
         system="Collectives",
         claim=f"α of all-reduce between {ranks} ranks",
+        least=0.0,
+        bound="no message takes less than no time",
         primary=f"NCCL's ring takes {inside_us:.1f} µs over NVLink, {between_nodes_us:.1f} µs "
         "over a network",
         unit="µs",

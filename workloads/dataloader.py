@@ -292,6 +292,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             primary=primary,
             stated=stated,
             why="one of the two was not measured",
+            timed=measure != "loader_memory_bytes",
             configuration=f"{experiment.plan.ranks} ranks × {workers} workers, {where}",
         )
     yield from _parts_alone(experiment, mixture)
@@ -311,6 +312,10 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
         primary="≤4.54×, mean 1.77×",
         stated=1.77,
         why="balanced was not measured",
+        timed=False,
+        least=1 / 8,
+        most=8.0,
+        bound="the slowest of 8 ranks has between an eighth and all of the load",
         configuration="documents 4 times as long as those loaded: median "
         f"{4 * int(options['tokens'] or 0)}, at most {4 * int(options['longest'] or 0)} "
         "tokens; each computed separately",

@@ -150,7 +150,13 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             experiment.ratio("median_flop_per_s", "zeros", "random", **labels),
             system="Chopper: DVFS",
             claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
-            why="the variant with random numbers was not run",
+            why=experiment.why(
+                "median_flop_per_s",
+                "zeros",
+                "random",
+                otherwise="the variant with random numbers was not run",
+                **labels,
+            ),
             configuration=f"rate on {experiment.plan.device}; {clock_and_power(experiment)}",
         )
 

@@ -149,6 +149,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             claim="bytes per step and rank from the fit T = T_c + V/B",
             unit="MB",
             ours=volume_bytes / 1e6,
+            least=0.0,
+            bound="a slower link sends no bytes back",
             ci95=ci95 and (ci95[0] / 1e6, ci95[1] / 1e6),
             configuration=f"T_c {fixed_s:.2f} s, R² {r2:.4f}; " + "; ".join(counted),
         )
@@ -160,6 +162,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             system="Interconnect",
             claim=f"step over {slowest} against {fastest}",
             published="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
+            least=1.0,
+            bound="the same step takes no less over a slower link",
             configuration="another model, another ratio of computation to bytes",
         )
     yield from model()
@@ -178,6 +182,7 @@ def model() -> Iterator[Headline]:
             claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
             published=said,
             unit="s",
+            timed=False,
             ours=4.29 + volume_bytes / bytes_per_s,
             stated=stated_s,
             configuration="model, not measured: consistent with the published rows, assuming "

@@ -119,6 +119,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             primary=f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)" if stated else None,
             unit="GB/s",
             stated=stated / 1e9 if stated else None,
+            most=stated / 1e9 if stated else None,
+            bound="memory is no faster than its datasheet; arrays in a cache are (--largest)",
             configuration=where + ("" if stated else unknown),
         )
     for name, law in _RATIOS:

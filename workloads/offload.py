@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import chopper
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
+from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import Option, changed
 from chopper.experiments.results import NO_LOSS, Experiment, Headline, ratio
 from chopper.workloads import training
@@ -83,6 +83,14 @@ WORKLOAD = Workload(
     ),
     baseline="ddp",
     measures=True,
+    bounds=(
+        Bound(
+            measure="update_over_bound_ratio",
+            least=1.0,
+            why="no update is quicker than its bytes pass through DRAM at triad's rate; one that "
+            "fits into a cache is no update from DRAM (--size)",
+        ),
+    ),
     repeats=3,
     seconds=100,
     position=6,
@@ -278,6 +286,7 @@ def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator
         system="ZeRO, offload",
         claim="largest relative difference of a variant's loss from ddp's at any step",
         unit="",
+        timed=False,
         ours=apart if math.isfinite(apart) else None,
         why="" if math.isfinite(apart) else NO_LOSS.format(variant),
         configuration=f"{variant}; {where}; tolerance {LOSS_TOLERANCE:g}: {kept}",
@@ -302,6 +311,7 @@ def _states(experiment: Experiment, variants: list[str], where: str) -> Iterator
         system="ZeRO, offload",
         claim="weights, gradients and optimizer per rank, measured over predicted, in the variant "
         "that is furthest off",
+        timed=False,
         configuration=f"{furthest}: {measured_mb:.1f} MB of {predicted_mb:.1f}; {len(ratios)} "
         f"variants; {where}",
     )
@@ -321,6 +331,7 @@ def _device_memory(experiment: Experiment, variants: list[str], where: str) -> I
             less,
             system="ZeRO, offload",
             claim=f"{variant}: memory on the device, of {base}'s",
+            timed=False,
             configuration=f"{fmean(device_bytes[variant]) / 1e6:.1f} MB and {on_host / 1e6:.1f} on "
             f"the host, between backward and update; {where}",
         )
@@ -330,17 +341,24 @@ def _times(experiment: Experiment, variants: list[str], where: str) -> Iterator[
     base = experiment.plan.baseline
     for variant in variants:
         slower = experiment.ratio("median_step_ns", variant, base) if base else None
+        update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
         bound = experiment.find("update_over_bound_ratio", variant)
         if slower is not None and variant != base:
             yield Headline.of(
                 slower,
                 system="ZeRO, offload",
                 claim=f"{variant}: step over that of {base}",
+                least=1 - update_ns / step_ns if update_ns and step_ns else None,
+                bound=f"no placement saves more than all of {base}'s update",
                 configuration=where,
             )
-        if bound is not None and "optimizer" in PLACEMENTS[variant].on_host:
+        if "optimizer" in PLACEMENTS[variant].on_host:
+            why = experiment.why("update_over_bound_ratio", variant)
+            if bound is None and not why:
+                continue
             yield Headline.of(
-                bound.estimate,
+                None if bound is None else bound.estimate,
+                why=why,
                 system="ZeRO, offload",
                 claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
                 configuration=f"28 bytes per updated weight over triad's bandwidth; {where}",
@@ -364,6 +382,7 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
             claim=f"{variant}: largest model on one {label}",
             primary=claim,
             unit="B parameters",
+            timed=False,
             ours=None if fitting is None else fitting.parameters_count / 1e9,
             why="no layer fits" if fitting is None else "",
             configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "

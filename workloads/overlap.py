@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import chopper
 from chopper import wording as fmt
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
+from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link
@@ -79,6 +79,14 @@ WORKLOAD = Workload(
     repeats=3,
     seconds=110,
     position=5,
+    bounds=(
+        Bound(
+            measure="bound_over_time_ratio",
+            most=1.0,
+            why="an operation cannot end before its product or its transfer does",
+            with_it=("time_ns", "bound_ns"),
+        ),
+    ),
 )
 
 SHARDS = 4
@@ -271,6 +279,14 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 )
             )
             if faster is None or not (bound_ratio and compute_ns and transfer_ns):
+                why = experiment.why("time_ns", against, variant, operation=operation)
+                if why and {against, variant} <= {*experiment.variants}:
+                    yield Headline(
+                        system="Triton-distributed",
+                        claim=f"{operation.replace('_', ' ')}: {claim}",
+                        published=said,
+                        why=why,
+                    )
                 continue
             most = (compute_ns + transfer_ns) / max(compute_ns, transfer_ns)
             cores = (
@@ -282,6 +298,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 claim=f"{operation.replace('_', ' ')}: {claim}",
                 published=said,
                 primary=said and said.partition(";")[0],
+                most=2.0 if against == "sequential" else None,
+                bound="one after the other takes at most twice the longer of the two",
                 configuration=f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first "
                 f"chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the most; "
                 f"{_route(experiment, variant)}",

@@ -213,6 +213,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
+    from chopper.experiments.other_programs import machine_cores, others_while
     from chopper.recording.finish import finalize
     from chopper.storage.destination import holds_recording
     from chopper.version import __version__
@@ -232,6 +233,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         options=launch.options,
         steps="steps" in launch.options,
         baseline=baseline,
+        machine_cores=machine_cores(),
         variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
     )
     ex.write_plan(place, plan)
@@ -251,7 +253,9 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         left = _left(done, len(runs), time.monotonic() - started_s, launch.expected_s)
         shared.say(f"{done + 1} of {len(runs)}: {name}{left}")
         (place / name).mkdir()
-        exit_code = launch.run(place / name, variant)
+        with others_while() as others:
+            exit_code = launch.run(place / name, variant)
+        plan.other_cores[name] = others.cores
         if not exit_code or holds_recording(place / name):
             try:
                 finalize(

@@ -42,6 +42,19 @@ class ShownView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A measure's values that can be; others are withheld, as are headlines that rest on them."""
+
+    measure: str
+    why: str
+    """Why nothing lies beyond; ends a sentence."""
+    least: float | None = None
+    most: float | None = None
+    with_it: tuple[str, ...] = ()
+    """Measures of the same variant and labels that are withheld, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Facts about a workload, known without running it."""
 
@@ -77,6 +90,9 @@ class Workload:
 
     repeats: int = 1
     """Times that each variant runs unless the user says otherwise."""
+
+    bounds: tuple[Bound, ...] = ()
+    """Values of its measures that can be."""
 
     @property
     def module(self) -> str:

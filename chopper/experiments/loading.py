@@ -16,6 +16,7 @@ from chopper.experiments.results import (
     measures_of,
     read_plan,
     rows_of,
+    sorted_out,
 )
 from chopper.storage.files import inside
 
@@ -58,13 +59,18 @@ def load(path: Path) -> Experiment:
             measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
     if not measured:
         raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
+    of_workload = program(plan.workload)
+    possible, impossible = sorted_out(
+        rows_of(measured, plan.baseline), of_workload.workload.bounds if of_workload else ()
+    )
     return Experiment(
         path=path,
         plan=plan,
-        rows=rows_of(measured, plan.baseline),
+        rows=possible,
         attributions=attributions,
         notes=tuple(notes),
-        program=program(plan.workload),
+        program=of_workload,
+        impossible=impossible,
     )
 
 

@@ -9,7 +9,7 @@ time of its steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
@@ -18,6 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper.errors import InputError
+from chopper.experiments.judgement import (
+    beyond,
+    beyond_limits,
+    disturbances,
+    natural_bounds,
+    too_far_apart,
+)
 from chopper.notebook import as_cell
 from chopper.storage.files import decode_json, encode_json, read_bytes
 from chopper.storage.layout import EXPERIMENT
@@ -27,9 +34,9 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.compare.result import Comparison
-    from chopper.experiments.declarations import Needs, ShownView, Workload
+    from chopper.experiments.declarations import Bound, Needs, ShownView, Workload
     from chopper.statistics import Estimate
-    from chopper.storage.manifest import RunManifest
+    from chopper.storage.manifest import Finding, RunManifest
 
 SCHEMA = "chopper.experiment/1"
 REPETITION = "repetition"
@@ -70,6 +77,10 @@ class Plan(msgspec.Struct, kw_only=True):
     baseline: str | None
     """The variant that others are compared with; None: there is nothing to compare."""
     variants: list[VariantPlan]
+    other_cores: dict[str, float] = {}
+    """Run → cores that other programs used while it was recorded; empty in older experiments."""
+    machine_cores: int | None = None
+    """Cores of the machine that these are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,16 @@ class Headline:
     published one where the primary states another quantity; None where neither is one number."""
     configuration: str = ""
     why: str = ""
+    timed: bool = True
+    """False where other programs on the machine cannot change it: losses, bytes, a model."""
+    spread_ratio: float | None = None
+    """Coefficient of variation of the repetitions."""
+    least: float | None = None
+    most: float | None = None
+    """In ``unit``: what lies beyond cannot be, because of ``bound``."""
+    bound: str = ""
+    withheld: tuple[str, ...] = ()
+    """Codes of the checks because of which ``ours`` is None although it was measured."""
 
     @classmethod
     def of(
@@ -115,7 +136,32 @@ class Headline:
         if estimate is None:
             return cls(why=why, **facts)
         ci95 = estimate.ci95 and (estimate.ci95[0] * scale, estimate.ci95[1] * scale)
-        return cls(ours=estimate.value * scale, ci95=ci95, **facts)
+        spread_ratio = estimate.cv_ratio
+        return cls(ours=estimate.value * scale, ci95=ci95, spread_ratio=spread_ratio, **facts)
+
+    def judged(self, disturbances: Sequence[Finding]) -> Headline:
+        """Return it, or where it cannot be or shows nothing, the reasons in place of its number.
+
+        Args:
+            disturbances: of the machine, for all that was timed.
+        """
+        if self.ours is None:
+            return self
+        reasons = beyond_limits(self.ours, self.unit, self.least, self.most, self.bound)
+        if self.timed:
+            reasons += [*too_far_apart(self.spread_ratio), *disturbances]
+        if not reasons:
+            return self
+        # The configuration may repeat the number, or others that it was made of.
+        return replace(
+            self,
+            ours=None,
+            ci95=None,
+            spread_ratio=None,
+            configuration="",
+            why="withheld: " + "; ".join(found.message for found in reasons),
+            withheld=tuple(found.code for found in reasons),
+        )
 
     @property
     def ratio(self) -> float | None:
@@ -148,6 +194,8 @@ class Experiment:
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
     program: Program | None = field(default=None, repr=False)
+    impossible: tuple[tuple[Row, Finding], ...] = ()
+    """Rows that cannot be, and are not among ``rows``; with what says so."""
     """Its workload; None where this version of chopper has none of that name."""
 
     @property
@@ -170,6 +218,23 @@ class Experiment:
             ):
                 return row
         return None
+
+    def why(self, measure: str, *variants: str, otherwise: str = "", **labels: Any) -> str:
+        """Return why a measure of one of the variants was withheld; ``otherwise`` if it was not."""
+        wanted = labels.items()
+        for row, finding in self.impossible:
+            if (
+                row.measure == measure
+                and row.variant in variants
+                and wanted <= dict(row.labels).items()
+            ):
+                return f"withheld: {finding.message}"
+        return otherwise
+
+    @cached_property
+    def disturbances(self) -> tuple[Finding, ...]:
+        """What else the machine was doing, where it spoils all that was timed."""
+        return tuple(disturbances(self.plan.other_cores, self.plan.machine_cores))
 
     def value(self, measure: str, variant: str | None = None, **labels: Any) -> float | None:
         """The mean over repetitions of what `find` looks up; None when it was not measured."""
@@ -260,7 +325,12 @@ class Experiment:
     def headlines(self) -> tuple[Headline, ...]:
         """The numbers that the workload exists to show."""
         draw = None if self.program is None else self.program.headlines
-        return () if draw is None else tuple(draw(self))
+        return () if draw is None else tuple(h.judged(self.disturbances) for h in draw(self))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What checks found: of the machine, and of numbers that cannot be."""
+        return (*self.disturbances, *dict.fromkeys(finding for _, finding in self.impossible))
 
     @cached_property
     def exhibits(self) -> tuple[Exhibit, ...]:
@@ -282,6 +352,7 @@ class Experiment:
             },
             "exhibits": msgspec.to_builtins(self.exhibits),
             "headlines": [headline_to_dict(h) for h in self.headlines],
+            "findings": msgspec.to_builtins(self.findings),
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
         }
 
@@ -392,6 +463,40 @@ def rows_of(measured: Sequence[Value], baseline: str | None) -> tuple[Row, ...]:
         estimate = stats.estimate(of_variant)
         rows.append(Row(measure, labels, variant, tuple(of_variant), estimate, compared))
     return tuple(rows)
+
+
+def sorted_out(
+    rows: Sequence[Row], bounds: Sequence[Bound]
+) -> tuple[tuple[Row, ...], tuple[tuple[Row, Finding], ...]]:
+    """Return the rows that can be, and those that cannot with what says so.
+
+    A row without a baseline that can be has no ratio to it.
+    """
+    broken: dict[tuple[str, str, object], Finding] = {}
+    for row in rows:
+        for bound in (*bounds, *natural_bounds(row.measure)):
+            if bound.measure != row.measure:
+                continue
+            found = beyond(bound, row.variant, row.labels, row.estimate.value)
+            if found is not None:
+                for measure in (row.measure, *bound.with_it):
+                    broken.setdefault((measure, row.variant, row.labels), found)
+    if not broken:
+        return tuple(rows), ()
+    impossible = tuple(
+        (row, broken[key])
+        for row in rows
+        if (key := (row.measure, row.variant, row.labels)) in broken
+    )
+    spoilt = {(row.measure, row.labels) for row, _ in impossible}
+    possible = (row for row in rows if (row.measure, row.variant, row.labels) not in broken)
+    return (
+        tuple(
+            replace(row, ratio=None) if (row.measure, row.labels) in spoilt else row
+            for row in possible
+        ),
+        impossible,
+    )
 
 
 def _median_run(attributions: list[Attributed]) -> Attributed:

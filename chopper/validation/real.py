@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from chopper.causes import CODES, LEAVES
+from chopper.experiments.other_programs import BUSY_CORES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
 from chopper.validation.injections.plan import ARRIVAL, Plan
 from chopper.validation.recordings import RANKS, record
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _FALSE_LEAKS = 0.05
 """Probability that noise alone makes any cause of a case seem to leak."""
 _PAIRS, _QUICK_PAIRS = 12, 8
-_BUSY_CORES = 0.3
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
 _EACH = {0: 0, 1: 1}
 _RECOMPUTE = "compute.recompute"
@@ -131,7 +131,7 @@ def _case(name: str, injection: Injection, **fields: Any) -> Case:
 
 def _excused(case: Case, other_cores: float) -> Case:
     """On a busy machine a miss shows nothing: what took the time may be another program."""
-    if case.status != "missed" or other_cores < _BUSY_CORES:
+    if case.status != "missed" or other_cores < BUSY_CORES:
         return case
     return msgspec.structs.replace(
         case,

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.errors import CaptureError
+from chopper.experiments.other_programs import others_while
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.validation.injections.plan import Job, Truth
@@ -84,32 +84,6 @@ def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
                 finalize(path)
                 attribution = chopper.attribute(chopper.load(path)).whole
             yield Recorded(plan, truths, attribution, others.cores)
-
-
-@dataclass(slots=True)
-class OtherPrograms:
-    """Cores that programs other than this one and its children used while a block ran."""
-
-    cores: float = 0.0
-
-
-@contextlib.contextmanager
-def others_while() -> Iterator[OtherPrograms]:
-    """Measure the cores that other programs use while the block runs."""
-    import psutil
-
-    def used() -> tuple[float, float]:
-        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return (
-            sum(machine) - machine.idle - getattr(machine, "iowait", 0.0),
-            own.user + own.system + own.children_user + own.children_system,
-        )
-
-    others = OtherPrograms()
-    began, (machine_before, own_before) = time.monotonic(), used()
-    yield others
-    machine, own = used()
-    others.cores = (machine - machine_before - own + own_before) / (time.monotonic() - began)
 
 
 def run(job: Job, *, timeout_s: float) -> None:

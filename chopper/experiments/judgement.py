@@ -1,0 +1,98 @@
+"""Which results of an experiment cannot be, or show nothing, and are withheld with the reason.
+
+A number is held against the bounds that its workload declares, a headline against its own bound,
+the spread of its repetitions, and what other programs did meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from chopper import wording as fmt
+from chopper.claims import finding
+from chopper.experiments.declarations import Bound
+from chopper.experiments.other_programs import tolerated_cores
+
+if TYPE_CHECKING:
+    from chopper.storage.manifest import Finding
+
+MOST_SPREAD = 0.25
+"""Largest coefficient of variation of repetitions with a headline."""
+_NEVER_NEGATIVE = ("_ns", "_per_s", "_bytes", "_hz", "_w", "_j", "_count")
+_ROUNDING = 1e-9
+
+
+def natural_bounds(measure: str) -> tuple[Bound, ...]:
+    """Return the bounds that a measure's unit sets."""
+    if not measure.endswith(_NEVER_NEGATIVE):
+        return ()
+    return (Bound(measure=measure, least=0.0, why="there is no less than nothing"),)
+
+
+def beyond(
+    bound: Bound, variant: str, labels: Iterable[tuple[str, object]], value: float
+) -> Finding | None:
+    """Return what says that a measured value cannot be; None where it can."""
+    measure = bound.measure
+    limit = _limit(value, bound.least, bound.most, lambda v: fmt.cell(measure, v))
+    if limit is None:
+        return None
+    shown, told = fmt.cell(measure, value), ", ".join(str(value) for _, value in labels)
+    return finding(
+        "experiment.impossible",
+        what=f"{fmt.heading(measure)} of {variant}" + (f" ({told})" if told else ""),
+        # Just beyond, it would read as the limit itself.
+        found=f"{value:.6g}" if f" {shown} is" in limit else shown,
+        limit=limit,
+        why=bound.why,
+    )
+
+
+def _limit(
+    value: float, least: float | None, most: float | None, shown: Callable[[float], str]
+) -> str | None:
+    """Return in words which limit a value is beyond; None where it is within both."""
+    if least is not None and value < least - _ROUNDING * abs(least):
+        return f"at least {shown(least)} is possible"
+    if most is not None and value > most + _ROUNDING * abs(most):
+        return f"at most {shown(most)} is possible"
+    return None
+
+
+def disturbances(other_cores: Mapping[str, float], machine_cores: int | None) -> list[Finding]:
+    """Return what spoils all that was timed: other programs, in the run where they did most.
+
+    Args:
+        other_cores: run → cores that they used; empty where that is unknown.
+        machine_cores: of the machine, None where unknown.
+    """
+    if machine_cores is None or not other_cores:
+        return []
+    run, cores = max(other_cores.items(), key=lambda item: item[1])
+    if cores < tolerated_cores(machine_cores):
+        return []
+    busy, told = "experiment.busy_machine", f"{cores:.1f}"
+    return [finding(busy, cores=told, machine_cores=machine_cores, run=run)]
+
+
+def too_far_apart(spread_ratio: float | None) -> list[Finding]:
+    """Return what says that repetitions disagree; they agree where there is only one."""
+    if spread_ratio is None or spread_ratio <= MOST_SPREAD:
+        return []
+    limit = fmt.ratio(MOST_SPREAD)
+    return [finding("experiment.scattered", share=spread_ratio, limit=limit)]
+
+
+def beyond_limits(
+    value: float, unit: str, least: float | None, most: float | None, why: str
+) -> list[Finding]:
+    """Return what says that a headline cannot be."""
+
+    def shown(value: float) -> str:
+        return f"{value:.4g} {unit}".strip().replace(" ×", "×")
+
+    limit = _limit(value, least, most, shown)
+    if limit is None:
+        return []
+    return [finding("experiment.impossible", what="it", found=shown(value), limit=limit, why=why)]

@@ -1,0 +1,267 @@
+"""Results that cannot be, or show nothing, are withheld with the reason."""
+
+from __future__ import annotations
+
+import html
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from chopper.cli.run_ import _show_experiment
+from chopper.experiments import results as ex
+from chopper.experiments.catalogue import workloads
+from chopper.experiments.declarations import Bound
+from chopper.experiments.loading import load
+from chopper.experiments.other_programs import others_while, tolerated_cores
+from chopper.reports import experiment as report
+from chopper.statistics import ratio
+from tests.experiments.test_experiment import recorded
+
+
+def experiment(path, workload, values, *, other_cores=None, repeats=3):
+    """Measures by variant, each repeated: a number, or a function of the repetition."""
+    path.mkdir()
+    variants = []
+    for name, measures in values.items():
+        runs = [f"{name}-{repeat + 1}" for repeat in range(repeats)]
+        for repeat, run in enumerate(runs):
+            recorded(
+                path / run,
+                [
+                    (measure, value(repeat) if callable(value) else value, dict(labels))
+                    for (measure, *labels), value in measures.items()
+                ],
+            )
+        variants.append(ex.VariantPlan(name=name, summary=name, runs=runs))
+    plan = ex.Plan(
+        chopper_version="0",
+        workload=workload,
+        summary="made by hand",
+        command=["chopper", "run", workload],
+        created_ns=1,
+        ranks=2,
+        device="cpu",
+        options={"fits": ""},
+        steps=False,
+        baseline=next(iter(values)),
+        variants=variants,
+    )
+    if other_cores is not None:
+        plan.machine_cores = 2
+        plan.other_cores = {run: other_cores for v in variants for run in v.runs}
+    ex.write_plan(path, plan)
+    return path
+
+
+def everywhere(path, capsys):
+    """The text, the page, Markdown and the JSON of an experiment, as a user sees them."""
+    _show_experiment(path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    _show_experiment(path, as_json=False)
+    found = load(path)
+    shown = [report.render(found, format) for format in ("txt", "md")]
+    shown.append((path / "report.html").read_text())
+    return document, [" ".join(html.unescape(s).replace("\\", "").split()) for s in shown]
+
+
+OPERATION = ("operation", "all_gather_matmul")
+
+
+def overlap(bound_over_time):
+    measures = {("compute_ns", OPERATION): 4e6, ("transfer_ns", OPERATION): 4e6}
+    return {
+        "sequential": {
+            **measures,
+            ("time_ns", OPERATION): 9e6,
+            ("bound_over_time_ratio", OPERATION): 0.5,
+        },
+        "chunked": {
+            **measures,
+            ("time_ns", OPERATION): 4.5e6 / bound_over_time,
+            ("bound_over_time_ratio", OPERATION): bound_over_time,
+        },
+    }
+
+
+def test_no_operation_beats_its_bound(tmp_path, capsys):
+    document, shown = everywhere(experiment(tmp_path / "e", "overlap", overlap(1.12)), capsys)
+    (headline,) = document["headlines"]
+    reason = (
+        "bound over time of chunked (all_gather_matmul) is 112 %, but at most 100 % is possible: "
+        "an operation cannot end before its product or its transfer does"
+    )
+    assert (headline["ours"], headline["why"]) == (None, f"withheld: {reason}")
+    assert all(reason in text for text in shown)
+    # Neither the ratio to the bound nor the time that it was made of is among the numbers.
+    measured = {(m["measure"], m["variant"]) for m in document["measures"]}
+    assert not {("time_ns", "chunked"), ("bound_over_time_ratio", "chunked")} & measured
+    assert ("time_ns", "sequential") in measured
+    assert not any("2.24×" in text for text in shown)
+    assert document["findings"][0]["code"] == "experiment.impossible"
+
+
+def test_what_can_be_is_shown(tmp_path, capsys):
+    document, shown = everywhere(
+        experiment(tmp_path / "e", "overlap", overlap(0.9), other_cores=0.1), capsys
+    )
+    (headline,) = document["headlines"]
+    assert headline["ours"] == pytest.approx(9 / 5)
+    assert document["findings"] == []
+    assert all("other programs used at most 0.1 of 2 cores" in text for text in shown[1:])
+    assert not any("withheld" in text for text in shown)
+
+
+def test_a_busy_machine_withholds_what_was_timed(tmp_path, capsys):
+    path = experiment(tmp_path / "e", "overlap", overlap(0.9), other_cores=1.4)
+    document, shown = everywhere(path, capsys)
+    reason = (
+        "other programs used 1.4 of 2 cores during sequential-1; run it again on a quiet machine"
+    )
+    (headline,) = document["headlines"]
+    assert (headline["ours"], headline["why"]) == (None, f"withheld: {reason}")
+    assert headline["withheld"] == ["experiment.busy_machine"]
+    assert headline["configuration"] == ""
+    assert all(reason in text and "1.8×" not in text for text in shown)
+
+
+def test_what_other_programs_cannot_change_is_shown_on_a_busy_machine(tmp_path, capsys):
+    measures = {"ddp": {("loss", ("step", 0)): 2.0}, "zero1": {("loss", ("step", 0)): 2.0}}
+    path = experiment(tmp_path / "e", "offload", measures, other_cores=1.4)
+    document, _ = everywhere(path, capsys)
+    (losses,) = (h for h in document["headlines"] if "loss" in h["claim"])
+    assert (losses["ours"], losses["why"]) == (0.0, "")
+
+
+def test_an_update_is_no_quicker_than_memory_and_a_step_saves_no_more_than_the_update(
+    tmp_path, capsys
+):
+    step = ("median_step_ns",)
+    measures = {
+        "ddp": {step: 100e6, ("update_ns",): 10e6, ("update_over_bound_ratio",): 2.0},
+        "zero2-offload": {step: 62e6, ("update_ns",): 1e6, ("update_over_bound_ratio",): 0.0875},
+    }
+    document, shown = everywhere(experiment(tmp_path / "e", "offload", measures), capsys)
+    why = {h["claim"]: (h["ours"], h["why"]) for h in document["headlines"]}
+    ours, reason = why["zero2-offload: step over that of ddp"]
+    assert ours is None
+    assert reason == (
+        "withheld: it is 0.62×, but at least 0.9× is possible: no placement saves more than all of "
+        "ddp's update"
+    )
+    ours, reason = why["zero2-offload: the optimizer's step on the host over its DRAM bound"]
+    assert ours is None
+    assert "is 8.7 %, but at least 100 % is possible" in reason
+    assert all(reason in text for text in shown)
+
+
+def test_repetitions_that_disagree_make_no_headline(tmp_path, capsys):
+    steps = {"fsdp1": 1e8, "fsdp2": lambda repeat: (1e8, 1e8, 1e10)[repeat]}
+    measures = {v: {("step_ns",): s, ("median_step_ns",): 1e8} for v, s in steps.items()}
+    document, _ = everywhere(experiment(tmp_path / "e", "fsdp", measures), capsys)
+    step = next(h for h in document["headlines"] if h["claim"].startswith("step of fsdp1"))
+    assert step["ours"] is None
+    assert step["withheld"] == ["experiment.impossible", "experiment.scattered"]
+    assert "but at least 0.5× is possible: untraced steps differ by 1.0×" in step["why"]
+    assert "more than 25.0 %" in step["why"]
+
+
+def test_one_repetition_is_judged_by_its_bounds(tmp_path, capsys):
+    """fsdp's 0.01×: a single traced repetition that stood still; untraced steps were alike."""
+    measures = {
+        "fsdp1": {("step_ns",): 1e8, ("median_step_ns",): 1e8},
+        "fsdp2": {("step_ns",): 1e10, ("median_step_ns",): 1e8},
+    }
+    path = experiment(tmp_path / "e", "fsdp", measures, repeats=1)
+    document, _ = everywhere(path, capsys)
+    step = next(h for h in document["headlines"] if h["claim"].startswith("step of fsdp1"))
+    assert (step["ours"], step["withheld"]) == (None, ["experiment.impossible"])
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(1.0, True), (0.5, True), (1.0 + 1e-12, True), (1.001, False), (-1, False)]
+)
+def test_a_bound_holds_to_the_last_digit(value, kept):
+    rows = ex.rows_of([("a", "of_all_ratio", (), value)], None)
+    bound = Bound(measure="of_all_ratio", least=0.0, most=1.0, why="it is a part")
+    possible, impossible = ex.sorted_out(rows, (bound,))
+    assert (len(possible), len(impossible)) == ((1, 0) if kept else (0, 1))
+    if value == 1.001:
+        assert "is 1.001, but at most 100 % is possible" in impossible[0][1].message
+
+
+def test_no_time_is_negative_and_what_is_compared_with_it_has_no_ratio():
+    rows = ex.rows_of([("a", "time_ns", (), -1.0), ("b", "time_ns", (), 2.0)], "a")
+    possible, impossible = ex.sorted_out(rows, ())
+    assert [(row.variant, row.ratio) for row in possible] == [("b", None)]
+    assert "there is no less than nothing" in impossible[0][1].message
+
+
+def test_the_machine_of_an_older_experiment_is_unknown(tmp_path):
+    found = load(experiment(tmp_path / "e", "overlap", overlap(0.9)))
+    assert found.disturbances == ()
+    assert not any("other programs" in fact for fact in report.facts(found))
+
+
+def test_a_headline_without_a_number_keeps_its_reason():
+    headline = ex.Headline(system="s", claim="c", why="not measured")
+    assert headline.judged(()) is headline
+
+
+def test_a_ratio_has_the_spread_of_both_sides():
+    steady = ratio([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    shaken = ratio([1.0, 1.0, 1.0], [2.0, 2.0, 20.0])
+    assert steady is not None
+    assert shaken is not None
+    assert steady.cv_ratio == 0
+    assert shaken.cv_ratio == pytest.approx(1.329, abs=1e-3)  # sd of ln 2, ln 2, ln 20
+
+
+def test_what_another_program_uses_is_seen_and_what_children_use_is_not(tmp_path):
+    """A program that nobody has waited for burns a core; what was waited for is not others'."""
+    burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
+    with others_while() as own:
+        subprocess.run([sys.executable, "-c", burn.format(0.5)], check=True)
+    other = subprocess.Popen([sys.executable, "-c", burn.format(600)])
+    try:
+        with others_while() as others:
+            subprocess.run([sys.executable, "-c", burn.format(0.5)], check=True)
+    finally:
+        other.kill()
+        other.wait()
+    # Not yet waited for, it counts as another program. On a busy machine, both have more.
+    assert others.cores > 0.1
+    assert own.cores >= 0
+
+
+def test_tolerance_grows_with_the_machine():
+    assert tolerated_cores(2) == 0.3
+    assert tolerated_cores(192) == pytest.approx(9.6)
+
+
+def test_every_bound_is_of_a_measure_that_its_workload_takes():
+    for name, workload in workloads().items():
+        for bound in workload.bounds:
+            assert bound.least is not None or bound.most is not None, name
+            assert bound.why
+
+
+def test_a_real_experiment_says_what_the_machine_did(tmp_path):
+    """The command itself: whatever this machine does meanwhile is in the plan and the JSON."""
+    from chopper.cli.run_ import command
+
+    words = ["membw", "-o", str(tmp_path / "run"), "--repeats", "1", "--json", "--"]
+    words += ["--largest", "262144", "--repeats", "1", "--device", "cpu"]
+    done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0, done.output
+    document = json.loads(done.stdout)
+    assert set(document["other_cores"]) == {"random-1"}
+    assert document["machine_cores"] >= 1
+    busy = document["other_cores"]["random-1"] >= tolerated_cores(document["machine_cores"])
+    codes = {finding["code"] for finding in document["findings"]}
+    assert ("experiment.busy_machine" in codes) == busy
+    for headline in document["headlines"]:
+        assert (headline["ours"] is None) == bool(headline["why"])
+        assert not busy or "other programs used" in headline["why"]
