@@ -387,6 +387,17 @@ def kept_back(x: np.ndarray, y: np.ndarray, degree: int, parts: int = 4) -> np.n
     return errors
 
 
+def power_law(
+    x: Sequence[float], y: Sequence[float]
+) -> tuple[float, tuple[float, float] | None, float]:
+    """Least squares of y = c·x^b between logarithms -> b, its 95 % interval, and R².
+
+    All positive; x takes at least two values.
+    """
+    _, slope, ci95, r2 = line(np.log(x).tolist(), np.log(y).tolist())
+    return slope, ci95, r2
+
+
 # Any statistic, and means that a hiccup of the machine does not move
 
 

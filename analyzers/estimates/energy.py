@@ -23,7 +23,7 @@ from chopper.analyzers.estimates.clock_schedule import (
 from chopper.errors import InputError, UsageError
 from chopper.hardware.clock_tables import ClockTable
 from chopper.quantities import between
-from chopper.statistics import kept_back, line
+from chopper.statistics import kept_back, power_law
 from chopper.wording import ranges
 
 MIN_CLOCKS = 8
@@ -234,8 +234,8 @@ def _fit(same: Sequence[ClockTable]) -> Fit:
     table = same[0]
     x = np.log(table.clock_hz[::-1])
     time, power = np.log(table.time_ns[::-1]), np.log(table.power_w[::-1])
-    _, slope, slope_ci95, _ = line(x.tolist(), time.tolist())
-    _, exponent, exponent_ci95, _ = line(x.tolist(), power.tolist())
+    slope, slope_ci95, _ = power_law(table.clock_hz.tolist(), table.time_ns.tolist())
+    exponent, exponent_ci95, _ = power_law(table.clock_hz.tolist(), table.power_w.tolist())
     assert slope_ci95 is not None
     assert exponent_ci95 is not None
     off = kept_back(x, time, 1)
@@ -286,7 +286,7 @@ def predicted(tables: Sequence[ClockTable], others: Sequence[ClockTable], where:
         ln = np.log(other.clock_hz / other.clock_hz[0])
         time, power = np.zeros((2, len(ln)))
         for table in alike:
-            time += line(np.log(table.clock_hz).tolist(), np.log(table.time_ns).tolist())[1] * ln
+            time += power_law(table.clock_hz.tolist(), table.time_ns.tolist())[0] * ln
             curve = _power_curve(table, other.clock_hz)
             power += curve - curve[0]
         time, power = time / len(alike), power / len(alike)

@@ -30,6 +30,7 @@ _COMMANDS = {
     "query": "Run SQL over a run's tables and views, with DuckDB.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
+    "sweep": "Measure a command at several clocks or power caps, and set them back.",
     "whatif": "Predict how long a run would take with something changed.",
     "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
     "validate": "Prove the accuracy of the attribution on known causes.",

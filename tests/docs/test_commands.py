@@ -30,6 +30,7 @@ from tests.docs.inputs import prepare
 from tests.golden.fetch import HOST, catalogue
 
 READ_ONLY = {
+    "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
     "run": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
     "validate": "takes half a minute to half an hour; tests/validation runs some of its cases",

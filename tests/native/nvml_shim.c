@@ -14,6 +14,8 @@
  * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), field:ID:type (what its type is
  * said to be), gpm:ID (double).
  *
+ * Clocks that are listed: clock_min, clock_max (MHz); power_limit, power_min, power_max (mW).
+ *
  * Layouts follow nvml.h. What is not scripted is "not supported", as on a real device. */
 #include <stdint.h>
 #include <stdio.h>
@@ -304,6 +306,45 @@ int nvmlDeviceGetMemoryInfo_v2(void *h, memory_v2 *out) {
     out->reserved = 0;
     out->free = out->total - out->used;
     return SUCCESS;
+}
+
+/* What is set goes to the file that $NVML_SHIM_LOG names, a line each. */
+static int logged(void *h, const char *function, unsigned a, unsigned b) {
+    int index = index_of(h);
+    if (index < 0) return INVALID_ARGUMENT;
+    int code = failed(index, function);
+    const char *path = getenv("NVML_SHIM_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (file) { fprintf(file, "%d %s %u %u = %d\n", index, function, a, b, code); fclose(file); }
+    return code;
+}
+int nvmlDeviceSetGpuLockedClocks(void *h, unsigned least, unsigned most) { return logged(h, "nvmlDeviceSetGpuLockedClocks", least, most); }
+int nvmlDeviceResetGpuLockedClocks(void *h) { return logged(h, "nvmlDeviceResetGpuLockedClocks", 0, 0); }
+int nvmlDeviceSetPowerManagementLimit(void *h, unsigned mw) { return logged(h, "nvmlDeviceSetPowerManagementLimit", mw, 0); }
+int nvmlDeviceGetPowerManagementLimit(void *h, unsigned *out) { return number(h, "nvmlDeviceGetPowerManagementLimit", "power_limit", out); }
+int nvmlDeviceGetPowerManagementLimitConstraints(void *h, unsigned *least, unsigned *most) {
+    int code = number(h, "nvmlDeviceGetPowerManagementLimitConstraints", "power_min", least);
+    return code ? code : number(h, "nvmlDeviceGetPowerManagementLimitConstraints", "power_max", most);
+}
+static int listed(const unsigned *values, unsigned found, unsigned *count, unsigned *out) {
+    int room = out && *count >= found;
+    if (room) memcpy(out, values, found * sizeof *values);
+    *count = found;
+    return room ? SUCCESS : 7; /* insufficient size */
+}
+int nvmlDeviceGetSupportedMemoryClocks(void *h, unsigned *count, unsigned *out) {
+    unsigned mhz;
+    int code = number(h, "nvmlDeviceGetSupportedMemoryClocks", "mem", &mhz);
+    return code ? code : listed(&mhz, 1, count, out);
+}
+/* From clock_max down to clock_min in steps of 15 MHz, as H100 lists them. */
+int nvmlDeviceGetSupportedGraphicsClocks(void *h, unsigned memory, unsigned *count, unsigned *out) {
+    unsigned least, most, values[512], found = 0;
+    (void)memory;
+    int code = number(h, "nvmlDeviceGetSupportedGraphicsClocks", "clock_max", &most);
+    if (!code) code = number(h, "nvmlDeviceGetSupportedGraphicsClocks", "clock_min", &least);
+    for (; !code && most >= least && found < 512; most -= 15) values[found++] = most;
+    return code ? code : listed(values, found, count, out);
 }
 
 typedef union { double d; unsigned ui; unsigned long ul; unsigned long long ull; long long sll; int si; unsigned short us; } value_t;
