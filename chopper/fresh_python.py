@@ -76,6 +76,26 @@ def end_with_parent(parent: int, number: int) -> None:
         sys.exit(128 + number)
 
 
+class _WithoutPandas:
+    """An import hook to which pandas is not installed."""
+
+    def find_spec(self, name: str, *_more: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out of this process", name=name)
+
+
+def leave_out_pandas() -> None:
+    """Let this process find no pandas, unless it has loaded it: commands and workers need none.
+
+    Wherever it is installed, pyarrow imports it (0.3 s and more) for the first array that it makes,
+    only to ask whether what it is made of is a Series.
+    """
+    if "pandas" not in sys.modules and not any(
+        isinstance(f, _WithoutPandas) for f in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _WithoutPandas())
+
+
 def keep_current_directory_last() -> None:
     """Let what is installed win over files of the same name in the current directory.
 

@@ -11,13 +11,13 @@ import os
 import re
 import signal
 import sys
-from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
 import click
 
 from chopper.cli._lazy import LazyGroup
 from chopper.errors import ChopperError, OutputError, printable, reason_of
+from chopper.fresh_python import leave_out_pandas
 from chopper.version import __version__
 
 _COMMANDS = {
@@ -85,18 +85,6 @@ def cli(max_input: str | None) -> None:
         os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
 
 
-class _WithoutPandas(MetaPathFinder):
-    """An import hook to which pandas is not installed.
-
-    Wherever it is, pyarrow imports it (0.3 s and more) only to ask whether a list is a Series.
-    Commands that read, attribute and report make none.
-    """
-
-    def find_spec(self, fullname: str, *_more: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is left out of this process", name="pandas")
-
-
 def _check_current_directory() -> None:
     """Refuse to load torch in a removed directory, where Intel's MKL would end the process."""
     try:
@@ -128,9 +116,8 @@ def main() -> None:
     if word in _READING:
         # Arrow's own pool keeps what is freed: a report took a fifth more memory with it.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    quick = word in _WITHOUT_PANDAS and "pandas" not in sys.modules
-    if quick and not any(isinstance(finder, _WithoutPandas) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _WithoutPandas())
+    if word in _WITHOUT_PANDAS:
+        leave_out_pandas()
     output = sys.stdout
     try:
         code = cli.main(standalone_mode=False)

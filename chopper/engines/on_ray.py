@@ -17,6 +17,7 @@ from typing import Any, Self
 from chopper.engines import Done, Kept, Lost, lost, ray_cluster
 from chopper.engines.processes import portable
 from chopper.errors import ChopperError, InputError
+from chopper.fresh_python import leave_out_pandas
 from chopper.limits import usable_cores
 from chopper.storage import remote, values
 from chopper.version import __version__
@@ -210,6 +211,7 @@ def _call(
     import numpy as np
     import pyarrow as pa
 
+    leave_out_pandas()
     pa.set_cpu_count(1)
     try:
         arguments = _Unpickler(packed, fetched).load()

@@ -64,14 +64,14 @@ def cluster(
     """
     if address is None and token is None:
         token = new_token()
-    ray = load_ray(token, address)
+    # The process that asks the cluster loads Ray while this one does.
+    with contextlib.nullcontext() if address is None else answering(address):
+        ray = load_ray(token, address)
     options: dict[str, Any] = {
         "namespace": namespace or f"chopper-{os.getpid()}",
         "log_to_driver": False,
         "logging_level": "FATAL",
     }
-    if address is not None:
-        answers(address)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
     _handle(signal.SIGTERM, _leave)
@@ -178,7 +178,20 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 
 
 def answers(address: str) -> None:
-    """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn."""
+    """Require that a Ray cluster answers there, as :func:`answering`."""
+    with answering(address):
+        pass
+
+
+@contextlib.contextmanager
+def answering(address: str) -> Iterator[None]:
+    """Require, at the end of the block, that a Ray cluster answers there.
+
+    It is asked during the block. Ray itself would try for a minute, and warn.
+
+    Raises:
+        LoaderError: no cluster is there.
+    """
     if "://" in address:
         raise LoaderError(
             f"{address}: Ray's client and its dashboard are not supported; on a node of the "
@@ -192,19 +205,23 @@ def answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
     except (OSError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
-    asked = subprocess.run(
+    with subprocess.Popen(
         own_python(__name__, address, str(ANSWER_S)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        check=False,
-    )
-    if asked.returncode == -signal.SIGALRM:
+    ) as asking:
+        try:
+            yield
+            said, _ = asking.communicate()
+        finally:
+            asking.kill()
+    if asking.returncode == -signal.SIGALRM:
         raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S} s")
-    if asked.returncode:
-        said = asked.stdout.strip().splitlines() or [f"exit code {asked.returncode}"]
-        raise _no_cluster(address, said[-1])
+    if asking.returncode:
+        lines = said.strip().splitlines() or [f"exit code {asking.returncode}"]
+        raise _no_cluster(address, lines[-1])
 
 
 def _no_cluster(address: str, found: str) -> LoaderError:

@@ -32,7 +32,7 @@ from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import Any
 
-from chopper.fresh_python import PACKAGE_PARENT, environment
+from chopper.fresh_python import PACKAGE_PARENT, environment, leave_out_pandas
 
 _PRELOADED = ["chopper.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 _ENVIRONMENT = {
@@ -209,6 +209,7 @@ def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
     """Make this process a worker: it ends with its parent, whose files it removes then."""
     import pyarrow as pa
 
+    leave_out_pandas()
     pa.set_cpu_count(1)
     parent = parent_process()
     assert parent is not None

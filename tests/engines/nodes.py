@@ -64,6 +64,8 @@ class Nodes:
                     "XDG_CACHE_HOME": str(self.cache),
                     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
                     "RAY_enable_worker_prestart": "0",
+                    # Else workers yield to whatever else this machine does, as no others do (15).
+                    "RAY_worker_niceness": "0",
                     # A node that is gone is noticed soon.
                     "RAY_health_check_initial_delay_ms": "1000",
                     "RAY_health_check_period_ms": "500",
