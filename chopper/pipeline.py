@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ from chopper.claims import withheld
 from chopper.engines import Done, Kept
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
-from chopper.hardware.ceilings import ceilings_of, no_peak_remedy, world_size_of
+from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -93,20 +94,19 @@ def trace_bytes(recording: Run, rank: int) -> int:
 
 def rank_facts(recording: Run, rank: int) -> RankInput:
     """Gather what is known of a rank's device and its job, without its tables."""
-    manifest, part = recording.manifest, recording.part(rank)
+    part = recording.part(rank)
     device = device_of(part)
     on_host = recording.rows_count(rank, "device_event") == 0
-    ceilings = ceilings_of(manifest, part, device, on_host=on_host)
-    world_size = world_size_of(manifest)
+    ceilings = ceilings_of(recording, part, device, on_host=on_host)
     return RankInput(
         rank=rank,
         **{name: TABLES[name].empty() for name in _JOINED},
         ceiling=ceilings.achievable if on_host else ceilings.theoretical,
         ceilings=ceilings,
-        no_peak_remedy=no_peak_remedy(manifest, part, device),
+        no_peak_remedy=no_peak_remedy(recording, part, device),
         devices_listed=bool(part.devices),
-        world_size=world_size,
-        process_groups=_process_groups(part, world_size),
+        world_size=recording.world_size,
+        process_groups=_process_groups(part, recording.world_size),
         recorded=part.status != "imported",
     )
 
@@ -728,6 +728,12 @@ def share_a_clock(manifest: RunManifest) -> bool:
     )
 
 
+@lru_cache(maxsize=1)
+def _whole_job(size: int) -> tuple[int, ...]:
+    """Return all ranks of a job, always the same tuple: each rank would have its own."""
+    return tuple(range(size))
+
+
 def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
     """Return the process groups of a rank by name, as far as their ranks are known."""
     groups: dict[str, tuple[int, ...]] = {}
@@ -737,7 +743,7 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
         if isinstance(ranks, list) and ranks and all(type(r) is int for r in ranks):
             groups[name] = tuple(sorted(ranks))
         elif size is not None and size == world_size:
-            groups[name] = tuple(range(size))
+            groups[name] = _whole_job(size)
     return groups
 
 

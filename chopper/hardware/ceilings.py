@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from chopper.hardware.calibration import Calibration
     from chopper.hardware.devices import DevicePeaks
-    from chopper.storage.manifest import Device, RankManifest, RunManifest
+    from chopper.storage.manifest import Device, RankManifest
+    from chopper.storage.run import Run
 
 
 UNNAMED = "the trace does not say which device it was recorded on"
@@ -74,14 +75,7 @@ class Ceilings:
     achievable_reason: str | None = None
 
 
-def world_size_of(manifest: RunManifest) -> int | None:
-    """Ranks of the run as recorded, None when nothing says."""
-    return max((p.world_size for p in manifest.ranks if p.world_size), default=None)
-
-
-def device_ceiling(
-    manifest: RunManifest, part: RankManifest, device: Device | None
-) -> Ceiling | None:
+def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
     """Datasheet peaks of a device, None when it is not in the table.
 
     The link counts only where the run is the one node that the part lists, all of it: between
@@ -96,7 +90,7 @@ def device_ceiling(
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
     link = peaks.link_bytes_per_s.value
     together = peaks.least_group_count(len(part.devices))
-    whole = (world_size_of(manifest) or len(manifest.ranks)) == len(part.devices)
+    whole = (run.world_size or len(run.manifest.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=_known(peaks.flop_per_s),
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
@@ -136,9 +130,7 @@ def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
     return UnitLimits(*known) if len(known) == len(limits) else None
 
 
-def _calibration(
-    manifest: RunManifest, part: RankManifest, device: Device | None
-) -> Calibration | None:
+def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibration | None:
     """Find the calibration of a rank's device, or its host's cores: the run's, else one here."""
     from chopper.hardware import calibration
 
@@ -150,7 +142,7 @@ def _calibration(
     name = None if device is None else device.name
     cpu_name = part.environment.get("cpu")
     found = calibration.load(
-        name, part.hostname, cpu_name=cpu_name, ranks=_ranks_beside(manifest, part)
+        name, part.hostname, cpu_name=cpu_name, ranks=run.ranks_by_hostname[part.hostname]
     )
     if found is None and device is not None:
         # Devices do not share their units: what one reached alone holds beside others.
@@ -158,15 +150,13 @@ def _calibration(
     return found
 
 
-def ceilings_of(
-    manifest: RunManifest, part: RankManifest, device: Device | None, *, on_host: bool
-) -> Ceilings:
+def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host: bool) -> Ceilings:
     """The theoretical and the measured ceiling of a rank, or why one is not known."""
     if on_host and part.devices:
         reason = "no event of the device was recorded, only the host's"
         return Ceilings(None, None, reason, reason)
     used = None if on_host else device
-    theoretical = device_ceiling(manifest, part, used)
+    theoretical = device_ceiling(run, part, used)
     not_listed = "the host's cores have no datasheet peak"
     if not on_host:
         not_listed = _not_listed(device) or UNNAMED
@@ -178,7 +168,7 @@ def ceilings_of(
     measured: Calibration | None = None
     if on_host or device is not None:
         try:
-            measured = _calibration(manifest, part, used)
+            measured = _calibration(run, part, used)
         except InputError as exc:
             not_measured = str(exc)
     achievable = None
@@ -197,10 +187,6 @@ def ceilings_of(
     )
 
 
-def _ranks_beside(manifest: RunManifest, part: RankManifest) -> int:
-    return sum(other.hostname == part.hostname for other in manifest.ranks)
-
-
 def _not_listed(device: Device | None) -> str | None:
     """Return why a device with a name has no peaks; None without a name."""
     from chopper.hardware.devices import why_unknown
@@ -214,13 +200,12 @@ def _not_listed(device: Device | None) -> str | None:
     )
 
 
-def no_peak_remedy(manifest: RunManifest, part: RankManifest, device: Device | None) -> str:
+def no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
     """Advise a user about unknown peaks."""
     if part.devices:
         why = _not_listed(device) or UNNAMED
         return f"{why} (name it with --device; docs: device peaks)"
     if part.status == "imported":
         return "the machine that recorded it was not calibrated"
-    return (
-        f"run `chopper calibrate --ranks {_ranks_beside(manifest, part)}` there, then analyze again"
-    )
+    ranks_count = run.ranks_by_hostname[part.hostname]
+    return f"run `chopper calibrate --ranks {ranks_count}` there, then analyze again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -94,6 +95,16 @@ class Run:
     def _place(self) -> dict[int, int]:
         """Rank → place of its part in the manifest."""
         return {part.rank: place for place, part in enumerate(self.manifest.ranks)}
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """Ranks of the job as recorded, None when nothing says."""
+        return max((p.world_size for p in self.manifest.ranks if p.world_size), default=None)
+
+    @cached_property
+    def ranks_by_hostname(self) -> Counter[str | None]:
+        """Name of a host → how many ranks were there."""
+        return Counter(part.hostname for part in self.manifest.ranks)
 
     @cached_property
     def ranks_by_host(self) -> dict[tuple[str | None, str | None], list[int]]:

@@ -129,7 +129,11 @@ class Table:
         return self.validate(table)
 
     def empty(self) -> pa.Table:
-        """Return the table without rows."""
+        """Return the table without rows, always the same: each would take 12 kB."""
+        return self._empty
+
+    @cached_property
+    def _empty(self) -> pa.Table:
         return self.arrow.empty_table()
 
     def of(self, columns: Mapping[str, Any]) -> pa.Table:

@@ -21,6 +21,7 @@ from chopper.hardware.devices import (
     why_unknown,
 )
 from chopper.storage.manifest import Device, RankManifest, RunManifest
+from chopper.storage.run import Run
 
 GIB = 2**30
 
@@ -80,7 +81,7 @@ def test_a_ceiling_names_the_sources_of_its_rates(name: str) -> None:
     peaks = lookup(name)
     assert peaks is not None
     part = RankManifest(rank=0, device_id=0, devices=[Device(device_id=0, name=name)])
-    run = RunManifest(kind="imported", name="made", ranks=[part])
+    run = Run(RunManifest(kind="imported", name="made", ranks=[part]), None)
     ceiling = ceilings_of(run, part, part.devices[0], on_host=False).theoretical
     assert ceiling is not None
     rates = {item.source for item in peaks.peak_flop_per_s.values() if item.value is not None}
