@@ -106,3 +106,9 @@ def begun(folder: Path, number: int) -> None:
 def nested(arguments: dict[str, Any], more: int) -> tuple[int, int]:
     """A task whose held value is inside an argument, as tables are inside a run."""
     return total(arguments["held"].get(), more)
+
+
+def imports_pandas() -> bool:
+    """Tell whether an Arrow array is made with pandas loaded."""
+    pa.array([1])
+    return "pandas" in sys.modules

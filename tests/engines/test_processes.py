@@ -303,3 +303,8 @@ assert __file__ and __spec__ is None
     assert program.process.returncode == 0, said
     assert said == ""
     assert (folder / "runs").read_text() == "run\n"
+
+
+def test_workers_do_without_pandas() -> None:
+    with Processes(1) as engine:
+        assert done(engine.map(tasks.imports_pandas, [()], label="look")) == [False]
