@@ -17,7 +17,7 @@ from benchmarks._ranks import write_ranks
 from chopper import limits
 from chopper.api import AttributedRun
 from chopper.collectors.formats.kineto import _native, large, read_trace
-from chopper.errors import OutputError, UsageError
+from chopper.errors import InputError, OutputError, UsageError
 from chopper.storage import manifest as m
 from chopper.views import view
 from tests import command
@@ -183,6 +183,18 @@ def test_a_folder_without_room_is_one_line(ranks: Path, tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     with all_large(), pytest.raises(OutputError, match="a temporary file cannot be written"):
         large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+
+
+def test_a_whole_that_does_not_fit_is_one_line(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ranks / "rank-0.json.gz"
+    with all_large():
+        cut = large.read_or_cut(file, tmp_path / "rows")
+    assert isinstance(cut, large.LargeTrace)
+    monkeypatch.setattr(limits, "usable_memory_bytes", lambda: 1_000_000)
+    with pytest.raises(InputError, match=r"rank-0\.json\.gz: reading .* takes about .* of memory"):
+        large.WholeTrace(file, tmp_path / "rows", len(cut.stretches)).get()
 
 
 def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

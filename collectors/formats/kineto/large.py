@@ -44,6 +44,8 @@ STRETCH_ROWS = 1_000_000
 """Rows of a stretch, about; its neighbours' steps come on top."""
 _ROW_BYTES = 500
 """Memory that a row takes where all are read at once."""
+_CUT_ROW_BYTES = 90
+"""Of a row in a file."""
 _ANNOTATION = 1 + HOST_KINDS.index("annotation")
 _CALLS = [1 + HOST_KINDS.index(kind) for kind in ("runtime", "driver")]
 _START, _DUR, _PID, _TID, _NAME, _CODE, _FLAGS, _PLACE, _FIXED = range(9)
@@ -110,8 +112,8 @@ class WholeTrace:
             InputError: there is not enough memory for them.
         """
         numbers = range(self.stretches_count)
-        rows_bytes = sum(_file(self.folder, "stretch", n).stat().st_size for n in numbers)
-        Intake(self.path, 0).check_memory(rows_bytes, _ROW_BYTES / 90)
+        cut_bytes = sum(_file(self.folder, "stretch", n).stat().st_size for n in numbers)
+        _check_memory(self.path, cut_bytes // _CUT_ROW_BYTES)
         blocks = [_rows_of(self.folder, number) for number in numbers]
         return _tables(self.path, self.folder, [_each_once(stacked(blocks))])
 
@@ -137,7 +139,7 @@ def read_or_cut(path: Path, folder: Path) -> list[ParsedTrace] | LargeTrace:
         return traces_of(path, FileReader(path, scanned))
     cut = rows.cut(path, scanned)
     if cut is None:
-        Intake(path, 0).check_memory(rows.rows_count, _ROW_BYTES)
+        _check_memory(path, rows.rows_count)
         blocks = [*rows.blocks()]
         rows.remove()
         scanned.groups, scanned.collectives = stacked(blocks)
@@ -420,6 +422,16 @@ def _tables(path: Path, folder: Path, rows: list[tuple[Columns, Marked]]) -> dic
 
 def _rows_of(folder: Path, number: int) -> tuple[Columns, Marked]:
     return stacked([*_read(_file(folder, "stretch", number))])
+
+
+def _check_memory(path: Path, rows_count: int) -> None:
+    """Refuse to read all rows of a trace where they take more memory than there is.
+
+    Raises:
+        InputError: they do.
+    """
+    size = max(path.stat().st_size, 1)
+    Intake(path, 0).check_memory(size, rows_count * _ROW_BYTES / size)
 
 
 def _words(scanned: Scanned) -> np.ndarray:
