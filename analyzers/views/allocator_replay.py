@@ -1,0 +1,136 @@
+"""Allocator's history replayed: peaks and fragmentation, with frees as recorded, drawn, deferred.
+
+A tensor that another stream used (`record_stream`, as in FSDP1) is free when the device has passed
+an event: timing decides which block serves the next request. `drawn` repeats the history with the
+recorded delays of such frees in another order; `deferred` frees at fixed points of the program, as
+FSDP2 does. Both need a replay that reproduces what the snapshot recorded, within 1 %.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.allocator_replay import (
+    History,
+    Outcome,
+    Replay,
+    Unreplayable,
+    history_of,
+)
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.views import View, column, optional
+from chopper.wording import device_name, percent, plural
+
+MOST_ERROR_RATIO = 0.01
+"""Largest relative difference from the recorded totals with which a replay counts as the same."""
+DRAWS = 5
+_SEED = 0
+
+VIEW = View(
+    "allocator_replay",
+    __doc__,
+    (
+        column("rank", "Global rank that the row is about.", "int32"),
+        column("device", "Device of the memory: `device N`."),
+        column("frees", "When tensors are freed: as recorded, drawn or deferred."),
+        optional("no_replay", "Reason why there is no replay.", "text"),
+        optional("peak_reserved_bytes", "Peak of the segments' bytes; median over draws."),
+        optional("peak_reserved_range_bytes", "Largest minus smallest peak_reserved over draws."),
+        optional("peak_active_bytes", "Peak of the bytes of blocks in use; median over draws."),
+        optional("peak_active_range_bytes", "Largest minus smallest peak_active over draws."),
+        optional("fragmentation_ratio", "Share of the reserved bytes not in use at the peak."),
+        optional("median_fragmentation_ratio", "Median share of reserved bytes not in use."),
+        optional("new_segment_count", "Segments reserved in the history; largest over draws."),
+        optional(
+            "cache_release_count",
+            "Retries: unused segments released for a request; largest over draws.",
+        ),
+        optional(
+            "delayed_free_count", "Frees that completed later than requested: streams used them."
+        ),
+        optional("error_ratio", "Largest relative difference from the recorded totals."),
+        optional("same_address_ratio", "Share of requests served at the recorded address."),
+    ),
+    title="Allocator replay",
+    section="Memory",
+    needs="no snapshot of the allocator (record with memory=True, or import one with the trace)",
+)
+
+
+def allocator_replay(run: Attributed) -> pa.Table:
+    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT -> ALLOCATOR_REPLAY."""
+    rows: list[dict[str, Any]] = []
+    for rank in run.recording.ranks:
+        segments, blocks, events = (
+            run.recording.table(rank, f"allocator_{name}") for name in ("segment", "block", "event")
+        )
+        for device in np.unique(ints(events, "device_id")).tolist():
+            about = {"rank": rank, "device": device_name(device)}
+            try:
+                history = history_of(segments, blocks, events, device)
+            except Unreplayable as exc:
+                rows.append(about | {"frees": "as recorded", "no_replay": str(exc)})
+            else:
+                rows += [about | row for row in _rows(history)]
+    return VIEW.of_rows(rows)
+
+
+def _rows(history: History) -> list[dict[str, Any]]:
+    delayed = len(history.delays_ns)
+    same = Replay(history).run()
+    error = _error(history, same)
+    first = _row("as recorded", [same]) | {
+        "delayed_free_count": delayed,
+        "error_ratio": error,
+        "same_address_ratio": same.same_address_ratio,
+    }
+    if error > MOST_ERROR_RATIO or same.out_of_memory:
+        why = (
+            "out of memory" if same.out_of_memory else f"{percent(error)} from the recorded totals"
+        )
+        reason = f"the replay does not reproduce the recording ({why}): other allocator settings?"
+    elif not delayed:
+        reason = "every free completed at once: no tensor waited for a stream"
+    else:
+        rng = np.random.default_rng(_SEED)
+        drawn = [Replay(history, delays_ns=history.drawn_delays(rng)).run() for _ in range(DRAWS)]
+        deferred = [Replay(history, deferred=True).run()]
+        return [first, _row("drawn", drawn), _row("deferred", deferred)]
+    return [first, *({"frees": frees, "no_replay": reason} for frees in ("drawn", "deferred"))]
+
+
+def _error(history: History, found: Outcome) -> float:
+    """Return the largest relative difference of reserved (peak, end) and active bytes (end)."""
+    pairs = (
+        (found.peak_reserved_bytes, history.peak_reserved_bytes),
+        (found.end_reserved_bytes, history.end_reserved_bytes),
+        (found.end_active_bytes, history.end_active_bytes),
+    )
+    return max(abs(ours - recorded) / max(recorded, 1) for ours, recorded in pairs)
+
+
+def _row(frees: str, outcomes: list[Outcome]) -> dict[str, Any]:
+    full = [o for o in outcomes if o.out_of_memory]
+    row: dict[str, Any] = {
+        "frees": frees,
+        "new_segment_count": max(o.segments_count for o in outcomes),
+        "cache_release_count": max(o.retries_count for o in outcomes),
+        "fragmentation_ratio": _median([o.fragmentation_ratio for o in outcomes]),
+        "median_fragmentation_ratio": _median([o.median_fragmentation_ratio for o in outcomes]),
+    }
+    for name in ("peak_reserved", "peak_active"):
+        values = [getattr(o, f"{name}_bytes") for o in outcomes]
+        row[f"{name}_bytes"] = round(float(np.median(values)))
+        row[f"{name}_range_bytes"] = max(values) - min(values)
+    if full:
+        row["no_replay"] = f"{plural(len(full), 'replay')} of {len(outcomes)} ran out of memory"
+    return row
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
