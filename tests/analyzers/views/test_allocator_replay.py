@@ -137,7 +137,8 @@ class Recorder:
 
 def history(snapshot: dict[str, Any]) -> History:
     found = tables_of(snapshot, "here")
-    return history_of(*(found[f"allocator_{n}"] for n in ("segment", "block", "event")), 0)
+    segment, block, event = (found[f"allocator_{n}"] for n in ("segment", "block", "event"))
+    return history_of(segment, block, event, 0)
 
 
 _SIZES = st.sampled_from([1, 700, 4096, MIB, MIB + 1, 2_359_296, 9 * MIB, 10 * MIB, 37 * MIB])
