@@ -24,11 +24,11 @@ class Options(_options.Options, kw_only=True, frozen=True):
     writes it: stage,instruction,frequency,time,energy. Instructions that other stages wait for keep
     their speed; the others run slower and take less energy.
 
-    \\b
+    \b
     Examples:
       chopper estimate energy gpt3-175b-a100.csv.gz
-      chopper estimate energy gpt3-175b-a100.csv.gz --microbatches 12 -o energy.html
-      chopper estimate energy gpt3-175b-a100.csv.gz --kept-back bloom-a100.csv.gz --details
+      chopper estimate energy gpt3-175b-a100.csv.gz --microbatches 12 -o e.html
+      chopper estimate energy gpt3-175b-a100.csv.gz --kept-back bloom-a100.csv.gz
     """
 
     table: Annotated[str | None, Option("", argument=True)] = None
