@@ -513,6 +513,8 @@ FIELDS = {
         "rank": "Global rank.",
         "label": "How reports name it.",
         "device": "Name of its device; null when it computes on the host or the name is unknown.",
+        "device_reason": "Why the device is not the one that the trace names: the user named it; "
+        "null where the trace does.",
         "peak_source": "Where the peaks of that device come from; null when they are unknown.",
         "observed_ns": "Time of its windows.",
         "ideal_ns": "The part that model math needs at peak.",

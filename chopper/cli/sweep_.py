@@ -79,7 +79,7 @@ def clock(
     \b
     Examples:
       chopper sweep clock -- torchrun --nproc-per-node 8 train.py
-      chopper sweep clock --values 1200MHz,1600MHz,1980MHz --apply -- python train.py
+      chopper sweep clock --values 1200MHz,1980MHz --apply -- python train.py
       chopper sweep clock --what power --points 4 --apply -- python train.py
       chopper sweep clock --what host --apply -- python train.py
     """
