@@ -212,14 +212,16 @@ class _Rows:
                 ok, own = usable(counts, base_ns, group, own)
                 columns[group] = own
                 low, high = plan.of_rows(group, own)
-                low[~ok] = high[~ok] = 0
+                low[~ok], high[~ok] = plan.stretches_count, 0
                 own += [low, high]
                 rows_count[_TABLE_OF.get(group, "synchronization")] += int(ok.sum())
                 if group in (HOST, DEVICE) and ok.any():
                     end = int((own[_START] + own[_DUR])[ok].max())
                     first = min(bounds_ns[0], int(own[_START][ok].min()))
                     bounds_ns = [first, max(bounds_ns[1], end)]
-            for number in range(plan.stretches_count):
+            first = min(int(low.min(initial=plan.stretches_count)) for *_, low, _ in columns)
+            last = max(int(high.max(initial=0)) for *_, high in columns)
+            for number in range(first, last):
                 rows = _chosen(columns, collectives, number)
                 _append(_file(self.folder, "stretch", number), rows)
         scanned.counts = Counter()
@@ -387,26 +389,27 @@ def _shifted(time_ns: Any, base_ns: int) -> int:
 
 def _chosen(columns: Columns, collectives: Marked, number: int) -> tuple[Columns, Marked]:
     """Return the rows that a stretch needs: the last two columns say which stretches do."""
-    chosen: Columns = []
-    moved: list[np.ndarray] = []
-    for *own, low, high in columns:
-        needed = (low <= number) & (number < high)
-        chosen.append([column[needed] for column in own])
-        moved.append(np.where(needed, np.cumsum(needed) - 1, -1))
-    marked = [(g, int(moved[g][row]), args) for g, row, args in collectives if moved[g][row] >= 0]
-    return chosen, marked
+    needed = [np.flatnonzero((low <= number) & (number < high)) for *_, low, high in columns]
+    chosen = [[c[rows] for c in own] for (*own, _, _), rows in zip(columns, needed, strict=True)]
+    return chosen, _moved(collectives, needed)
 
 
 def _each_once(rows: tuple[Columns, Marked]) -> tuple[Columns, Marked]:
     """Return rows in the order of the file, those that several stretches need once."""
     columns, collectives = rows
     firsts = [np.unique(group[_PLACE], return_index=True)[1] for group in columns]
-    moved = [np.full(len(group[_PLACE]), -1) for group in columns]
-    for place, first in zip(moved, firsts, strict=True):
-        place[first] = np.arange(len(first))
     once = [[c[first] for c in group] for group, first in zip(columns, firsts, strict=True)]
-    marked = [(g, int(moved[g][row]), args) for g, row, args in collectives if moved[g][row] >= 0]
-    return once, marked
+    return once, _moved(collectives, firsts)
+
+
+def _moved(collectives: Marked, kept: list[np.ndarray]) -> Marked:
+    """Return those whose rows are kept, by where they are among these."""
+    number: dict[tuple[int, int], int] = {}
+    for group, rows in enumerate(kept):
+        own = [row for of, row, _ in collectives if of == group]
+        at = np.flatnonzero(np.isin(rows, own))
+        number.update(zip([(group, row) for row in rows[at].tolist()], at.tolist(), strict=True))
+    return [(g, number[g, row], args) for g, row, args in collectives if (g, row) in number]
 
 
 def _reader(path: Path, folder: Path, rows: tuple[Columns, Marked]) -> FileReader:
