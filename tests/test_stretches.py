@@ -16,7 +16,7 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import limits
 from chopper.api import AttributedRun
-from chopper.collectors.formats.kineto import _native, large, read_trace
+from chopper.collectors.formats.kineto import _sections, large, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.storage import manifest as m
 from chopper.views import view
@@ -39,7 +39,7 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
     """Read every trace in stretches of about so many rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LARGE_TRACE_BYTES", 4)
-        patch.setattr(_native, "_BLOCK_BYTES", 300_000)
+        patch.setattr(_sections, "_ALONE_BYTES", 300_000)
         patch.setattr(large, "STRETCH_ROWS", rows)
         yield
 

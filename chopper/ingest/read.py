@@ -87,8 +87,9 @@ def _read_directory(path: Path, engine: Engine) -> Run:
             rows_count |= {(rank, n): parquet.rows_count(file) for n, file in files.items()}
     unread = [part for rank, part in parts.items() if rank not in held]
     folders = [_room_for(engine, _raw_traces(path, part)) for part in unread]
+    threads = _threads_of(engine, len(unread))
     calls = [
-        (path, part, None if folder is None else folder.path / "rows")
+        (path, part, None if folder is None else folder.path / "rows", threads)
         for part, folder in zip(unread, folders, strict=True)
     ]
     results = engine.map(rank_task, calls, label="read")
@@ -236,6 +237,11 @@ def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
     return Folder()
 
 
+def _threads_of(engine: Engine, recordings_count: int) -> int:
+    """Return how many threads may read a recording, so that all cores are used and no more."""
+    return max(1, limits.usable_cores() // max(1, min(engine.workers, recordings_count)))
+
+
 def _numbered(
     sources: Sources, engine: Engine, finished: Path | None
 ) -> tuple[dict[int, tuple[Path, ParsedTrace]], list[Finding], dict[Path, list[Path]]]:
@@ -248,8 +254,9 @@ def _numbered(
     findings: list[Finding] = []
     refused: ChopperError | None = None
     folders = [_room_for(engine, sources.files(file)) for file in sources.traces]
+    threads = _threads_of(engine, len(sources.traces))
     calls = (
-        (sources.files(file), finished, None if folder is None else folder.path / "rows")
+        (sources.files(file), finished, None if folder is None else folder.path / "rows", threads)
         for file, folder in zip(sources.traces, folders, strict=True)
     )
     results = engine.map(read_task, calls, label="read")

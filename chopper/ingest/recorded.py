@@ -43,12 +43,12 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
 
 
 def read_rank(
-    directory: Path, part: RankManifest, folder: Path | None = None
+    directory: Path, part: RankManifest, folder: Path | None = None, threads: int = 1
 ) -> tuple[RankManifest, Mapping[str, pa.Table]]:
     """Make the trace tables of one rank from its raw traces, by name; none where none can be read.
 
     Its part comes with what its trace says of devices, and with what was found while reading.
-    ``folder`` is as for :func:`read_task`.
+    ``folder`` and ``threads`` are as for :func:`read_task`.
     """
     rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
@@ -58,7 +58,7 @@ def read_rank(
         finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
         return _with_findings(part, [finding]), {}
     try:
-        trace = _trace_of(files, part, folder)
+        trace = _trace_of(files, part, folder, threads)
     except InputError as exc:
         # A rank that was killed while it wrote leaves a file without events.
         return _with_findings(
@@ -72,7 +72,10 @@ def read_rank(
 
 
 def read_task(
-    files: Sequence[Path], finished: Path | None = None, folder: Path | None = None
+    files: Sequence[Path],
+    finished: Path | None = None,
+    folder: Path | None = None,
+    threads: int = 1,
 ) -> Kept:
     """Read the traces of one recording; their tables are held.
 
@@ -80,9 +83,10 @@ def read_task(
         files: of the recording.
         finished: folder of what was read, for a next call where this one is killed; None for none.
         folder: where the rows of a trace go that is too large to be held; None where it is not.
+        threads: how many read such a trace at a time.
     """
     if folder is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
-        read = read_or_cut(files[0], folder)
+        read = read_or_cut(files[0], folder, threads)
         return Kept(read, None) if isinstance(read, LargeTrace) else kept(read)
     if finished is None:
         return kept(read_traces(files))
@@ -106,15 +110,15 @@ def _fingerprint(files: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def rank_task(path: Path, part: RankManifest, folder: Path | None = None) -> Kept:
+def rank_task(path: Path, part: RankManifest, folder: Path | None = None, threads: int = 1) -> Kept:
     """Read one rank of a run directory.
 
     Returns:
         Its completed part, the rows of each table, and its tables where the trace is too large to
-        be held; else they are held. ``folder`` is as for :func:`read_task`.
+        be held; else they are held. ``folder`` and ``threads`` are as for :func:`read_task`.
     """
     recorded, tables = recorded_tables(path, part)
-    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded, folder)
+    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded, folder, threads)
     # What was recorded beside the trace knows better: it goes on where the trace stops.
     if isinstance(of_trace, TraceTables):
         small = valid({**of_trace.small, **tables})
@@ -147,12 +151,14 @@ def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManif
     return msgspec.structs.replace(part, findings=every)
 
 
-def _trace_of(files: Sequence[Path], part: RankManifest, folder: Path | None) -> ParsedTrace:
+def _trace_of(
+    files: Sequence[Path], part: RankManifest, folder: Path | None, threads: int
+) -> ParsedTrace:
     """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
     """
     if folder is not None and len(files) == 1:
-        read = read_or_cut(files[0], folder)
+        read = read_or_cut(files[0], folder, threads)
         if isinstance(read, LargeTrace):
             return replace(read.trace, tables=in_stretches(read))
         return _of_part(read, part)

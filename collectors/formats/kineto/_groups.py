@@ -162,7 +162,6 @@ class Scanned:
         called: names of processes and threads.
         unknown: events of categories nobody knows, by category.
         counts: events that could not be used, or were repaired, by code.
-        number_by_word: numbers of ids that are words, for rows that were handed on.
     """
 
     header: Header
@@ -175,4 +174,3 @@ class Scanned:
     called: Names
     unknown: dict[str, int]
     counts: Counter[str]
-    number_by_word: np.ndarray | None = None

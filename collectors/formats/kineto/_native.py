@@ -6,12 +6,11 @@ in Python.
 
 from __future__ import annotations
 
-import itertools
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,8 +24,6 @@ from chopper.collectors.formats.kineto._events import (
     Event,
     Header,
     Number,
-    decode_counters,
-    decode_events,
 )
 from chopper.collectors.formats.kineto._groups import (
     GROUPS,
@@ -39,6 +36,7 @@ from chopper.collectors.formats.kineto._groups import (
     Scanned,
     Target,
 )
+from chopper.collectors.formats.kineto._sections import Section, sections
 from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of
 from chopper.collectors.formats.unpack import DAMAGE, ahead, pieces
 from chopper.limits import Intake
@@ -53,19 +51,20 @@ else:
 
 _HELD_RATIO = 0.5
 """Memory for each byte of text: columns of what is read; the rest is let go of."""
-_BLOCK_BYTES = 1 << 28
-"""Of text whose rows are handed on together: about a million."""
+_MOST_EVENTS = 2**31 - 1
+"""Places are numbers of 32 bits."""
 _KNOWN = {**TARGETS, MTIA: Target(REFUSED)}
 
 # As in _scan.c.
 _ID_STRINGS = -(2**63) + 1
 _FIRST_ID = -(2**63) + (1 << 32)
+_PID, _TID, _NAME, _PLACE = 2, 3, 4, 7
 
 _decode_header = msgspec.json.Decoder(Header).decode
 
 
-def new_scanner() -> Scanner:
-    """Make a scanner of one text."""
+def new_scanner(state: int = 0) -> Scanner:
+    """Make a scanner of a text, or of what comes where another one stands in it."""
     number_of = {key: i for i, key in enumerate(ARGUMENTS)}
     return Scanner(
         args=tuple(
@@ -83,6 +82,7 @@ def new_scanner() -> Scanner:
         marked=number_of["Collective name"],
         instant=MEMORY_NAME.encode(),
         instant_group=MEMORY,
+        state=state,
     )
 
 
@@ -93,12 +93,13 @@ class RowTaker(Protocol):
         """Take the next rows; those of collectives count from the first of them."""
 
 
-def scan_file(path: Path, taker: RowTaker | None = None) -> Scanned | None:
+def scan_file(path: Path, taker: RowTaker | None = None, threads: int = 1) -> Scanned | None:
     """Read a file; None when it is to be read another way, for whatever reason.
 
     Args:
         path: the file.
         taker: takes the rows of a large one, which then has none in what is returned.
+        threads: how many scan at a time.
     """
     if not SCANS:
         return None
@@ -109,136 +110,145 @@ def scan_file(path: Path, taker: RowTaker | None = None) -> Scanned | None:
         held_ratio = _HELD_RATIO if taker is None else 0.0
         with path.open("rb", buffering=0) as file:
             content = pieces(file, Intake(path, held_ratio))
-            return scan_pieces(content if taker is None else ahead(content), taker)
+            return scan_pieces(content if taker is None else ahead(content), taker, threads)
     except (OSError, EOFError, ValueError, RecursionError, msgspec.MsgspecError, *DAMAGE):
         return None
 
 
-class _Rows:
-    """Rows of a text as they come: held, or handed on once it turns out to be large."""
+def scan_pieces(
+    content: Iterator[bytes], taker: RowTaker | None = None, threads: int = 1
+) -> Scanned:
+    """Read a text that comes in pieces.
 
-    def __init__(self, scanner: Scanner, taker: RowTaker | None) -> None:
-        self._scanner, self._taker = scanner, taker
+    Args:
+        content: the text.
+        taker, threads: as in :func:`scan_file`.
+
+    Raises:
+        ValueError: the decoder in Python has to decide.
+    """
+    text = _Text(taker)
+    read = sections(content, new_scanner, threads)
+    section = next(read)
+    for following in read:
+        text.add(section, is_part=True)
+        section = following
+    text.add(section, is_part=False)
+    return text.scanned()
+
+
+class _Text:
+    """What the sections of a text hold; rows are handed on once it turns out to be large."""
+
+    def __init__(self, taker: RowTaker | None) -> None:
+        self._taker = taker
         self._blocks: list[tuple[Columns, Marked]] = []
-        self._marked: Marked = []
-        self._text_bytes = self._block_bytes = self._largest_start = 0
+        self._text_bytes = self._largest_start = self._events_count = 0
+        self._header: list[bytes] = []
+        self._metadata: list[Event] = []
+        self._counters: list[CounterEvent] = []
+        self._names: dict[bytes, int] = {}
+        self._texts: dict[bytes, int] = {}
+        self._ids = Ids()
+        self._unknown: Counter[str] = Counter()
+        self._without_category = 0
 
-    def add(self, text_bytes: int, marked: Marked) -> None:
-        """Note what was scanned."""
-        self._text_bytes += text_bytes
-        self._block_bytes += text_bytes
-        self._marked += marked
-        if self._taker is not None and self._block_bytes >= _BLOCK_BYTES:
-            self._close_block(self._scanner.rows())
+    def add(self, section: Section, *, is_part: bool) -> None:
+        """Add the next section.
 
-    def _close_block(self, columns: tuple[Any, ...]) -> None:
+        Raises:
+            ValueError: the text ends in it, and not as one should; or has too many events.
+        """
+        if self._events_count + section.scanner.events_count > _MOST_EVENTS:
+            raise ValueError("more events than are counted here")
+        text, columns, *codes, (categories, seen), without = section.scanner.finish(is_part)
         block = [[np.asarray(column) for column in group] for group in columns]
+        self._number(block, *codes)
+        self._events_count += section.scanner.events_count
+        self._text_bytes += section.text_bytes
+        self._header += [text] if text else []
+        self._metadata += section.metadata
+        self._counters += section.counters
+        unknown = [category.decode() for category in categories[len(_KNOWN) :]]
+        times = np.asarray(seen)[len(_KNOWN) :].tolist()
+        self._unknown.update(dict(zip(unknown, times, strict=True)))
+        self._without_category += without
         for start, *_ in block:
-            if len(start):
-                self._largest_start = max(self._largest_start, int(np.abs(start).max()))
-        self._blocks.append((block, self._marked))
-        self._marked, self._block_bytes = [], 0
+            self._largest_start = max(self._largest_start, int(np.abs(start).max(initial=0)))
+        self._blocks.append((block, section.collectives))
         if self._taker is not None and self._text_bytes >= limits.LARGE_TRACE_BYTES:
             for one in self._blocks:
                 self._taker.take(*one)
             self._blocks.clear()
 
-    def held(self, last: tuple[Any, ...], threshold_us: float) -> tuple[Columns, Marked]:
-        """Return the rows that are held, given the last of them.
+    def _number(
+        self, block: Columns, names: list[bytes], texts: list[bytes], words: list[bytes]
+    ) -> None:
+        """Number the names, texts, ids and places of a section as those of the whole text."""
+        number_by_word = np.array([-1, *(self._ids[_decode(w)] for w in words)], dtype=np.int64)
+        name_codes, text_codes = _numbered(self._names, names), _numbered(self._texts, texts)
+        for group, columns in zip(GROUPS, block, strict=True):
+            for recorded in columns[_PID], columns[_TID]:
+                is_word = recorded < _FIRST_ID
+                if is_word.any():
+                    recorded[is_word] = number_by_word[recorded[is_word] - _ID_STRINGS]
+            columns[_PLACE] += self._events_count
+            if name_codes is not None:
+                columns[_NAME] = name_codes[columns[_NAME]]
+            if text_codes is not None and group.texts:
+                of_texts = slice(len(columns) - len(group.texts), None)
+                columns[of_texts] = [text_codes[column] for column in columns[of_texts]]
+
+    def scanned(self) -> Scanned:
+        """Return the contents of the text.
 
         Raises:
-            ValueError: some count in nanoseconds.
+            ValueError: some times count in nanoseconds.
         """
-        self._close_block(last)
-        if self._largest_start >= int(threshold_us) * 1000:
+        header = _decode_header(b"{%b}" % b",".join(self._header))
+        if self._largest_start >= int(threshold_of(header)) * 1000:
             raise ValueError("nanoseconds where microseconds belong")
-        return stacked(self._blocks)
+        groups, collectives = stacked(self._blocks)
+        name_by_id: Names = {}
+        for event in self._metadata:
+            note_name(name_by_id, self._ids, event)
+        return Scanned(
+            header=header,
+            groups=groups,
+            names=[_decode(name) for name in self._names],
+            texts=[*self._texts],
+            collectives=collectives,
+            counters=self._counters,
+            ids=self._ids,
+            called=name_by_id,
+            unknown=dict(self._unknown),
+            counts=Counter({"event.without_category": self._without_category}),
+        )
 
 
-def stacked(blocks: Sequence[tuple[Columns, Marked]]) -> tuple[Columns, Marked]:
-    """Return the rows of all, one block after another."""
+def _numbered(number_by_text: dict[bytes, int], of_section: list[bytes]) -> np.ndarray | None:
+    """Return the number of each text by its code in a section; None where that is the same."""
+    first = not number_by_text
+    numbers = [number_by_text.setdefault(text, len(number_by_text) + 1) for text in of_section]
+    return None if first else np.array([0, *numbers], dtype=np.int32)
+
+
+def stacked(blocks: list[tuple[Columns, Marked]]) -> tuple[Columns, Marked]:
+    """Return the rows of all, one block after another; the blocks lose theirs meanwhile."""
     if len(blocks) == 1:
         return blocks[0]
-    columns = [
-        [np.concatenate(parts) for parts in zip(*of_group, strict=True)]
-        for of_group in zip(*(columns for columns, _ in blocks), strict=True)
-    ]
     marked: Marked = []
-    first = [0] * len(columns)
+    first = [0] * len(GROUPS)
     for block, own in blocks:
         marked += [(group, row + first[group], args) for group, row, args in own]
         first = [n + len(group[0]) for n, group in zip(first, block, strict=True)]
+    columns: Columns = []
+    for group in range(len(GROUPS) if blocks else 0):
+        columns.append([])
+        while blocks[0][0][group]:
+            parts = [block[group].pop(0) for block, _ in blocks]
+            columns[group].append(np.concatenate(parts))
     return columns, marked
-
-
-def with_ids(columns: Columns, number_by_word: np.ndarray) -> None:
-    """Put the numbers of process and thread ids that are words in their place."""
-    for _, _, pid, tid, *_ in columns:
-        for recorded in (pid, tid):
-            is_word = recorded < _FIRST_ID
-            if is_word.any():
-                recorded[is_word] = number_by_word[recorded[is_word] - _ID_STRINGS]
-
-
-def scan_pieces(content: Iterator[bytes], taker: RowTaker | None = None) -> Scanned:
-    """Read a text that comes in pieces.
-
-    Args:
-        content: the text.
-        taker: as in :func:`scan_file`.
-
-    Raises:
-        ValueError: the decoder in Python has to decide.
-    """
-    scanner = new_scanner()
-    metadata: list[Event] = []
-    counters: list[CounterEvent] = []
-    rows = _Rows(scanner, taker)
-    rest, wanted = b"", 0
-    for piece in itertools.chain(content, (None,)):
-        if piece is not None:
-            rest = rest + piece if rest else piece
-            if len(rest) < wanted:
-                continue
-        done = scanner.feed(rest)
-        # Where not one event was whole, twice the text comes before the next attempt.
-        wanted = 0 if done else 2 * len(rest)
-        rest = rest[done:]
-        (called, _), (samples, _), (events, places) = scanner.take()
-        metadata += decode_events(b"[%b]" % called)
-        counters += decode_counters(b"[%b]" % samples)
-        collectives = [
-            (group, row, event.args)
-            for (group, row), event in zip(places, decode_events(b"[%b]" % events), strict=True)
-            if event.args is not None
-        ]
-        rows.add(done, collectives)
-    text, columns, names, texts, words, (categories, seen), without_category = scanner.finish()
-    header = _decode_header(b"{%b}" % text)
-    ids = Ids()
-    number_by_word = np.array([-1, *(ids[_decode(word)] for word in words)], dtype=np.int64)
-    groups, collectives = rows.held(columns, threshold_of(header))
-    with_ids(groups, number_by_word)
-    name_by_id: Names = {}
-    for event in metadata:
-        note_name(name_by_id, ids, event)
-    times = np.asarray(seen).tolist()
-    return Scanned(
-        header=header,
-        groups=groups,
-        names=[_decode(name) for name in names],
-        texts=texts,
-        collectives=collectives,
-        counters=counters,
-        ids=ids,
-        called=name_by_id,
-        unknown={
-            category.decode(): count
-            for category, count in zip(categories[len(_KNOWN) :], times[len(_KNOWN) :], strict=True)
-        },
-        counts=Counter({"event.without_category": without_category}),
-        number_by_word=number_by_word,
-    )
 
 
 def _decode(raw: bytes) -> str:

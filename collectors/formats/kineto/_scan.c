@@ -97,6 +97,11 @@ typedef enum {
     AT_END
 } State;
 
+/* A state, and what must be known beside it to go on from there. */
+#define STATE_BITS 7
+#define IS_LIST 8
+#define HAS_EVENTS 16
+
 typedef struct {
     PyObject_HEAD
     /* What is wanted. */
@@ -858,14 +863,18 @@ set_categories(Scanner *s, PyObject *categories)
 static PyObject *
 scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"args",   "groups",  "categories",
-                            "marked", "instant", "instant_group", NULL};
+    static char *names[] = {"args",    "groups",        "categories", "marked",
+                            "instant", "instant_group", "state",      NULL};
     PyObject *known, *groups, *categories, *instant;
-    int marked, instant_group;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iSi:Scanner", names, &PyTuple_Type,
+    int marked, instant_group, state = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iSi|i:Scanner", names, &PyTuple_Type,
                                      &known, &PyTuple_Type, &groups, &PyTuple_Type, &categories,
-                                     &marked, &instant, &instant_group))
+                                     &marked, &instant, &instant_group, &state))
         return NULL;
+    if (state < 0 || state > (STATE_BITS | IS_LIST | HAS_EVENTS) || (state & STATE_BITS) > AT_END) {
+        PyErr_Format(PyExc_ValueError, "state %d", state);
+        return NULL;
+    }
     Scanner *s = (Scanner *)type->tp_alloc(type, 0); /* all zero */
     if (s == NULL)
         return NULL;
@@ -873,6 +882,9 @@ scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     interner_init(&s->names);
     interner_init(&s->texts);
     interner_init(&s->ids);
+    s->state = (State)(state & STATE_BITS);
+    s->is_list = (state & IS_LIST) != 0;
+    s->has_events = (state & HAS_EVENTS) != 0;
     s->category_of.size = sizeof(Category);
     s->header.size = 1;
     for (int i = 0; i < SHOWN; i++) {
@@ -1079,19 +1091,20 @@ scanner_rows(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(finish_doc,
-             "finish()\n--\n\n"
+             "finish(is_part=False, /)\n--\n\n"
              "End and return (header, groups, names, texts, ids, categories, without_category).\n"
-             "Raises Refused when the text is not whole.");
+             "Raises Refused when the text is not whole, unless it is a part of one.");
 
 static PyObject *
-scanner_finish(PyObject *self, PyObject *Py_UNUSED(ignored))
+scanner_finish(PyObject *self, PyObject *args)
 {
     Scanner *s = (Scanner *)self;
     Module *module = module_of(self);
-    if (!is_free(s))
+    int is_part = 0;
+    if (!PyArg_ParseTuple(args, "|p:finish", &is_part) || !is_free(s))
         return NULL;
     s->finished = true;
-    if (s->state != AT_END || !s->has_events)
+    if (!is_part && (s->state != AT_END || !s->has_events))
         return PyErr_Format(module->refused, "byte %llu: %s", (unsigned long long)s->consumed,
                             s->state == AT_END ? "no list of events" : "the text ends early");
     PyObject *groups = rows_of(module, s);
@@ -1108,12 +1121,33 @@ static PyMethodDef scanner_methods[] = {
     {"feed", scanner_feed, METH_O, feed_doc},
     {"take", scanner_take, METH_NOARGS, take_doc},
     {"rows", scanner_rows, METH_NOARGS, rows_doc},
-    {"finish", scanner_finish, METH_NOARGS, finish_doc},
+    {"finish", scanner_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *
+scanner_state(PyObject *self, void *Py_UNUSED(closure))
+{
+    const Scanner *s = (const Scanner *)self;
+    return PyLong_FromLong(s->state | (s->is_list ? IS_LIST : 0)
+                           | (s->has_events ? HAS_EVENTS : 0));
+}
+
+static PyObject *
+scanner_events_count(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(((const Scanner *)self)->event_count);
+}
+
+static PyGetSetDef scanner_getset[] = {
+    {"state", scanner_state, NULL, "Where it stands; a scanner made with it goes on from here.",
+     NULL},
+    {"events_count", scanner_events_count, NULL, "Events that it has read.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 PyDoc_STRVAR(scanner_doc,
-             "Scanner(args, groups, categories, marked, instant, instant_group)\n--\n\n"
+             "Scanner(args, groups, categories, marked, instant, instant_group, state=0)\n--\n\n"
              "See _scan.pyi.");
 
 static PyType_Slot scanner_slots[] = {
@@ -1121,6 +1155,7 @@ static PyType_Slot scanner_slots[] = {
     {Py_tp_new, scanner_new},
     {Py_tp_dealloc, scanner_dealloc},
     {Py_tp_methods, scanner_methods},
+    {Py_tp_getset, scanner_getset},
     {0, NULL},
 };
 

@@ -22,8 +22,9 @@ class Scanner:
         marked: int,
         instant: bytes,
         instant_group: int,
+        state: int = 0,
     ) -> None:
-        """A scanner of one text.
+        """A scanner of one text, or of a part of one.
 
         Args:
             args: arguments whose values are looked at, and what each may be: 0 a number, a string
@@ -35,7 +36,16 @@ class Scanner:
             marked: index of the argument that marks events to be shown; -1 for none.
             instant: name of the instants that are kept.
             instant_group: where they go.
+            state: where the text before it left a scanner.
         """
+
+    @property
+    def state(self) -> int:
+        """Where it stands; a scanner made with it goes on from here."""
+
+    @property
+    def events_count(self) -> int:
+        """Events that it has read."""
 
     def feed(self, text: Any, /) -> int:
         """Scan a piece and return how many of its bytes are done with.
@@ -58,7 +68,7 @@ class Scanner:
         """Columns of each group, with the rows since the last call."""
 
     def finish(
-        self,
+        self, is_part: bool = False, /
     ) -> tuple[
         bytes,
         tuple[Columns, ...],
@@ -70,11 +80,14 @@ class Scanner:
     ]:
         """End.
 
+        Args:
+            is_part: more of the text comes after it.
+
         Returns:
             The members beside the events, between commas; :meth:`rows`; names, texts
             and ids by code - 1; categories by code - 1 (the known ones first) and how often each
             was seen (the known ones once more); how many spans had no category.
 
         Raises:
-            Refused: the text is not whole.
+            Refused: the text is not whole, and no part of one.
         """

@@ -32,7 +32,7 @@ from chopper.collectors.formats.kineto._groups import (
     Marked,
     Scanned,
 )
-from chopper.collectors.formats.kineto._native import scan_file, stacked, with_ids
+from chopper.collectors.formats.kineto._native import scan_file, stacked
 from chopper.collectors.formats.kineto._reader import FileReader, usable
 from chopper.collectors.formats.kineto._values import base_of
 from chopper.collectors.formats.parsed import ParsedTrace, step_table
@@ -118,7 +118,7 @@ class WholeTrace:
         return _tables(self.path, self.folder, [_each_once(stacked(blocks))])
 
 
-def read_or_cut(path: Path, folder: Path) -> list[ParsedTrace] | LargeTrace:
+def read_or_cut(path: Path, folder: Path, threads: int = 1) -> list[ParsedTrace] | LargeTrace:
     """Read a file, or cut it where it is too large for that.
 
     What is not of one process on one device in numbered steps, or has repairs to be made to its
@@ -127,13 +127,14 @@ def read_or_cut(path: Path, folder: Path) -> list[ParsedTrace] | LargeTrace:
     Args:
         path: the file.
         folder: where its rows go; made, and empty again where it was not cut.
+        threads: how many read at a time.
 
     Raises:
         InputError: it cannot be read.
         OutputError: the folder has no room.
     """
     rows = _Rows(folder)
-    scanned = scan_file(path, rows)
+    scanned = scan_file(path, rows, threads)
     if scanned is None or not rows.blocks_count:
         rows.remove()
         return traces_of(path, FileReader(path, scanned))
@@ -143,7 +144,6 @@ def read_or_cut(path: Path, folder: Path) -> list[ParsedTrace] | LargeTrace:
         blocks = [*rows.blocks()]
         rows.remove()
         scanned.groups, scanned.collectives = stacked(blocks)
-        with_ids(scanned.groups, _words(scanned))
         return traces_of(path, FileReader(path, scanned))
     return cut
 
@@ -207,7 +207,6 @@ class _Rows:
         counts, rows_count = Counter(scanned.counts), Counter[str]()
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
-            with_ids(columns, _words(scanned))
             for group, own in enumerate(columns):
                 ok, own = usable(counts, base_ns, group, own)
                 columns[group] = own
@@ -435,11 +434,6 @@ def _check_memory(path: Path, rows_count: int) -> None:
     """
     size = max(path.stat().st_size, 1)
     Intake(path, 0).check_memory(size, rows_count * _ROW_BYTES / size)
-
-
-def _words(scanned: Scanned) -> np.ndarray:
-    assert scanned.number_by_word is not None
-    return scanned.number_by_word
 
 
 def _file(folder: Path, kind: str, number: int) -> Path:

@@ -24,7 +24,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.collectors.formats.kineto import ParsedTrace, _assemble, _groups, _native, read_trace
+from chopper.collectors.formats import unpack
+from chopper.collectors.formats.kineto import (
+    ParsedTrace,
+    _assemble,
+    _groups,
+    _native,
+    _sections,
+    read_trace,
+)
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.errors import InputError
 from tests.collectors.formats.scan_cases import Writer, mutated
@@ -303,6 +311,44 @@ def test_every_cut_gives_the_same() -> None:
         assert feed(text, cut) == whole
     for every in (1, 2, 3, 7, 64):
         assert feed(text, every=every) == whole
+
+
+def test_sections_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many scan at a time, and wherever a section seems to begin."""
+    # An object after an object is no event here, and neither is what looks like one in a string.
+    doubtful = '[{"a": 1}, {"b": 2}, "}, {"]'
+    words = [event(pid=f'"rank{i % 3}_7"', ts=str(i), more=doubtful) for i in range(60)]
+    rng = random.Random(5)
+    texts = [Writer(rng, 0.0).trace(20) for _ in range(20)]
+    texts += [trace(*words), b"[%b]" % b",".join(one.encode() for one in words)]
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.json"
+        path.write_bytes(text)
+        whole = scan_file(path)
+        assert whole is not None
+        for text_bytes, threads in ((1, 2), (400, 2), (3000, 3), (400, 1)):
+            monkeypatch.setattr(_sections, "_TEXT_BYTES", text_bytes)
+            monkeypatch.setattr(_sections, "_ALONE_BYTES", text_bytes)
+            monkeypatch.setattr(unpack, "_READ_TEXT_BYTES", 150)
+            found = scan_file(path, threads=threads)
+            monkeypatch.undo()
+            assert found is not None
+            assert replace(found, groups=[]) == replace(whole, groups=[])
+            for ours, theirs in zip(found.groups, whole.groups, strict=True):
+                assert [c.tolist() for c in ours] == [c.tolist() for c in theirs]
+
+
+def test_text_after_the_events_of_a_section_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a section takes for its beginning may stand within a list that has ended."""
+    monkeypatch.setattr(_sections, "_TEXT_BYTES", 1)
+    monkeypatch.setattr(unpack, "_READ_TEXT_BYTES", 100)
+    one = event().encode()
+    path = tmp_path / "trace.json"
+    for text in (b"[%b], %b]" % (b",".join([one] * 9), one), b"[%b" % b",".join([one] * 9)):
+        path.write_bytes(text)
+        assert scan_file(path, threads=2) is None
 
 
 def test_nothing_of_an_event_that_is_cut_off_stays() -> None:
