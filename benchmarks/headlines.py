@@ -37,7 +37,7 @@ from chopper.experiments.catalogue import find, program, workloads
 from chopper.experiments.loading import load
 from chopper.experiments.results import Experiment, Headline, headline_to_dict
 from chopper.reports import to_markdown
-from chopper.reports.experiment import facts, headline_table, section
+from chopper.reports.experiment import facts, headline_table, machine, section
 
 TOOK = "headlines.json"
 """In the output directory: workload → seconds that it took, or why it did not run."""
@@ -46,6 +46,7 @@ TABLE = "headlines"
 PAGES = {
     TABLE: "headlines.md",
     "fsdp": "training.md",
+    "batch_sequence": "batch-sequence.md",
     **dict.fromkeys(("collectives", "gemm", "membw"), "microbenchmarks.md"),
 }
 """Where a marked part is; a workload's own page by default."""
@@ -82,23 +83,6 @@ def run(name: str, output: Path, extra: list[str]) -> str | None:
             process.terminate()
             raise
     return None if not process.returncode else last or f"exit code {process.returncode}"
-
-
-def machine(experiment: Experiment) -> str:
-    """What it was measured on, in a line."""
-    attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
-    if attribution is None:
-        return f"{experiment.plan.device}, of a machine that is not known"
-    rank = attribution.recording.manifest.ranks[0]
-    said = rank.environment
-    device = next((d.name for d in rank.devices if d.name), None)
-    parts = [
-        f"{said.get('cores_allowed', '?')} cores of {said.get('cpu', 'an unknown processor')}",
-        *([device] if device else []),
-        f"torch {said.get('torch', '?')}",
-        " ".join(said.get("platform", "").split("-")[:2]),  # system and kernel
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def day(experiment: Experiment) -> dt.date:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import Change, signed, signed_duration
 from chopper.experiments.declarations import ShownView
-from chopper.experiments.results import Experiment, Headline, Row
+from chopper.experiments.results import Chart, Experiment, Headline, Row
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
-from chopper.reports.labels import full_label, sentence
+from chopper.reports.labels import color, full_label, sentence
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
@@ -108,6 +108,23 @@ def facts(experiment: Experiment) -> list[str]:
     ]
 
 
+def machine(experiment: Experiment) -> str:
+    """Return what it was measured on, in a line."""
+    attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
+    if attribution is None:
+        return f"{experiment.plan.device}, of a machine that is not known"
+    rank = attribution.recording.manifest.ranks[0]
+    said = rank.environment
+    device = next((d.name for d in rank.devices if d.name), None)
+    parts = [
+        f"{said.get('cores_allowed', '?')} cores of {said.get('cpu', 'an unknown processor')}",
+        *([device] if device else []),
+        f"torch {said.get('torch', '?')}",
+        " ".join(said.get("platform", "").split("-")[:2]),  # system and kernel
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def _others(experiment: Experiment) -> list[str]:
     plan = experiment.plan
     if not plan.other_cores or plan.machine_cores is None:
@@ -161,14 +178,15 @@ def _columns(headings: Sequence[str], words: int = 1) -> list[str | Column]:
 
 
 def _glance(experiment: Experiment) -> list[Section]:
-    drawn = sweeps(experiment)
+    drawn = [*((chart.title, _bars(chart)) for chart in experiment.charts), *sweeps(experiment)]
     if not drawn:
         return []
     return [
         Section(
             title="At a glance",
             id="curves",
-            intro="Means; whiskers reach from the minimum to the maximum of the repetitions.",
+            intro="Means; whiskers of curves reach from the minimum to the maximum of the "
+            "repetitions.",
             blocks=[
                 Figure(name=f"sweep-{i}", title=title, figure=figure)
                 for i, (title, figure) in enumerate(drawn)
@@ -371,6 +389,12 @@ def _interval(headline: Headline) -> str:
     return " … ".join(map(_number, headline.ci95))
 
 
+def headline_value(headline: Headline) -> str:
+    """Return a headline's number here with its interval; the reason where there is none."""
+    interval = _interval(headline)
+    return _ours(headline) + (f" (95 %: {interval})" if interval else "")
+
+
 def _number(value: float) -> str:
     if 0 < abs(value) < 1e-4:
         return "< 0.0001" if value > 0 else "> −0.0001"
@@ -382,8 +406,7 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
     """Show what systems are known for beside the same numbers here."""
     blocks: list[Block] = []
     for h in headlines:
-        interval = _interval(h)
-        value = _ours(h) + (f" (95 %: {interval})" if interval else "")
+        value = headline_value(h)
         if h.ratio is not None:
             value += f", {h.ratio:.2f}× the published value"
         stated = {"published": h.published, "primary source": h.primary}
@@ -466,6 +489,29 @@ def _figure(measure: str, key: str, curves: dict[str, list[tuple[float, Row]]]) 
             "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}<extra></extra>"
         )
     return figure
+
+
+def _bars(chart: Chart) -> figures.Figure:
+    """Return a workload's own figure; small causes stand together."""
+    series = dict(chart.series)
+    colors: dict[str, str] | None = None
+    if chart.of_causes:
+        whole = sum(value or 0 for of in series.values() for value in of)
+        small = [c for c, of in series.items() if sum(v or 0 for v in of) < _LEAST_SHARE * whole]
+        rest = [sum(series[c][i] or 0 for c in small) for i in range(len(chart.places))]
+        colors = {full_label(c): color(c) for c in series if c not in small}
+        series = {full_label(c): of for c, of in series.items() if c not in small}
+        if small:
+            series["All others"], colors["All others"] = rest, figures.GREY
+    return figures.grouped(
+        chart.places,
+        series,
+        y=heading(chart.measure),
+        unit=next((u for suffix, u in _UNITS.items() if chart.measure.endswith(suffix)), ""),
+        scale=1e-9 if chart.measure.endswith("_ns") else 1.0,
+        stacked_colors=colors,
+        said=lambda value: fmt.cell(chart.measure, value),
+    )
 
 
 def heading(measure: str) -> str:

@@ -79,13 +79,15 @@ def run(
     sharded_model: Callable[
         [argparse.Namespace, torch.device], tuple[nn.Module, torch.optim.Optimizer]
     ],
+    settled: Callable[[argparse.Namespace, str], argparse.Namespace] = lambda args, _device: args,
 ) -> None:
-    """Join the other ranks, train, leave."""
+    """Join the other ranks, train, leave; ``settled`` sets what options leave to the device."""
     import chopper
     from chopper.workloads.ranks import joined
 
     args = workload.parse()
     with joined(args.device, prog=workload.name) as device:
+        args = settled(args, device.type)
         model, optimizer = sharded_model(args, device)
         with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
             train(prof, model, optimizer, args, device)

@@ -90,6 +90,21 @@ def time_in(pieces: pa.Table, rank: np.ndarray, row: np.ndarray, cause: str) -> 
     return sum_by(at[known], ints(pieces, "time_ns")[wanted][known], len(rank))
 
 
+def time_by_cause(
+    pieces: pa.Table, rank: np.ndarray, row: np.ndarray, group: np.ndarray, size: int
+) -> dict[str, np.ndarray]:
+    """Return the exclusive time of groups of device events by leaf cause. PIECE -> ns."""
+    codes, causes = strings(pieces, "cause")
+    event = ints(pieces, "event_row")
+    of_event = np.flatnonzero(event >= 0)
+    at = rows_of([rank, row], [ints(pieces, "rank")[of_event], event[of_event]])
+    rows = of_event[at >= 0]
+    time_ns = sum_by(
+        codes[rows] * size + group[at[at >= 0]], ints(pieces, "time_ns")[rows], len(causes) * size
+    )
+    return dict(zip(causes, time_ns.reshape(len(causes), size), strict=True))
+
+
 def busy_of(group: np.ndarray, size: int, start_ns: np.ndarray, dur_ns: np.ndarray) -> np.ndarray:
     """Return the length of the union of each group's intervals: overlaps count once."""
     if not len(group):

@@ -215,6 +215,14 @@ def layer_of(name: str) -> str | None:
     return indexed[1][1:] if indexed else match[1].split(".")[0]
 
 
+def operation_of(name: str) -> str | None:
+    """The path of the module that an annotation of chopper names, its indices as ``*``."""
+    match = _LAYER.match(name)
+    if match is None:
+        return None
+    return ".".join("*" if part.isdecimal() else part for part in match[1].split("."))
+
+
 def module_of(name: str) -> str | None:
     """The module that a Python-stack row names, for example ``BertLayer_2``."""
     match = _MODULE.match(name)

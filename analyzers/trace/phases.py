@@ -104,11 +104,26 @@ def span_layers(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[s
         chosen = repeated if any(repeated) else [m is not None for m in layers]
         top = host.nesting.topmost(passes.look_up(codes, np.array([*chosen, False])))
         span = pick(of_name[codes], top)
+    return _with_backward(host, makers, span), list(table)
+
+
+def span_modules(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[str]]:
+    """Find the innermost module around each host span, by named regions. HOST_SPAN -> as above."""
+    codes, values = host.names
+    paths = [names.operation_of(value) for value in values]
+    table = {path: code for code, path in enumerate(dict.fromkeys(p for p in paths if p))}
+    of_name = np.array([table.get(path or "", -1) for path in paths] + [-1], dtype=np.int32)
+    span = host.nesting.inherited(passes.look_up(codes, of_name))
+    return _with_backward(host, makers, span), list(table)
+
+
+def _with_backward(host: HostSpans, makers: NodeMakers, span: np.ndarray) -> np.ndarray:
+    """Give what lies in a backward node what its forward operator has, where it has nothing."""
     if not (span >= 0).any():
-        return span, list(table)
+        return span
     forward = np.full(len(host), -1, dtype=np.int32)
     forward[makers.node] = span[makers.operator]
-    return np.where(span < 0, host.nesting.inherited(forward), span), list(table)
+    return np.where(span < 0, host.nesting.inherited(forward), span)
 
 
 def phases_outside_training(present: set[str]) -> set[str]:

@@ -8,14 +8,13 @@ phase alone: sequence number and group are among their arguments, so no two call
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.calls import RATES, SHARE, SPREAD, Calls, timed_table, work_columns
-from chopper.analyzers.events.device import Events, arguments
-from chopper.analyzers.events.groups import Groups, Texts, text_rows
+from chopper.analyzers.events.device import Events, recorded_arguments
+from chopper.analyzers.events.groups import Groups, text_rows
 from chopper.analyzers.trace import names
 from chopper.analyzers.views import View, column, optional
 
@@ -58,7 +57,7 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
     collective = np.array([*map(names.is_host_communication, values), False], dtype=bool)
     recorded = {}
     for name in _ARGUMENTS:
-        of_call, texts = _compact(arguments(run, events, first, name))
+        of_call, texts = recorded_arguments(run, events, first, name)
         recorded[name] = np.where(collective[codes[first]], -1, of_call), texts
     groups = Groups(
         [events.op[0][first], events.phase[0][first], *(codes for codes, _ in recorded.values())]
@@ -73,17 +72,3 @@ def operations(run: Attributed, events: Events, calls: Calls) -> pa.Table:
         ),
     }
     return timed_table(VIEW, groups, calls.busy_ns, columns)
-
-
-def _compact(texts: Texts) -> Texts:
-    """JSON without white space, in alphabetical order; what is not JSON as it is."""
-    codes, values = texts
-    short = []
-    for value in values:
-        try:
-            short.append(msgspec.json.format(value, indent=-1))
-        except (msgspec.DecodeError, UnicodeError):
-            short.append(value)
-    distinct = sorted(set(short))
-    number = {text: i for i, text in enumerate(distinct)}
-    return np.array([*(number[text] for text in short), -1])[codes], distinct

@@ -11,6 +11,7 @@ from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import UsageError, printable
+from chopper.storage.layout import is_experiment
 
 
 @click.command("compare")
@@ -69,6 +70,9 @@ def command(
     95 % interval from the variation of the steps within each run, and lists kernels and operators
     that appeared, disappeared, slowed down or sped up.
 
+    Of two experiments of one workload (chopper run), also of two machines, all measures are set
+    side by side.
+
     --fail-on takes conditions joined by "or": step, median, untraced (the step time without a
     trace) or the id of a cause (`chopper analyze RUN --csv` and the documentation list them), > or
     <, and a limit for the change from A to B in percent or in ns, us, ms or s. The gate fails if
@@ -80,6 +84,7 @@ def command(
       chopper compare runs/before runs/after
       chopper compare before.json.gz after.json.gz -o difference.html
       chopper compare "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
+      chopper compare runs/grid-cpu runs/grid-mi300x -o machines.html
     """
     from chopper import wording as fmt
     from chopper.api import compare
@@ -92,6 +97,10 @@ def command(
     kind = None
     if output is not None:
         kind = shared.check_report(output, (run_a, run_b), force=force)
+    if is_experiment(Path(run_a)) and is_experiment(Path(run_b)):
+        if conditions is not None:
+            raise UsageError("--fail-on: A and B are experiments; name a run of each")
+        return _experiments((Path(run_a), Path(run_b)), output, kind, top=top, as_json=as_json)
     sides = [shared.attributed([source], name) for name, source in (("A", run_a), ("B", run_b))]
     with progress("comparing"):
         found = compare(*sides, allow_different=allow_different, all_steps=all_steps)
@@ -113,3 +122,25 @@ def command(
         for item in report.gate_items(verdict):
             click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)
     return int(verdict.failed)
+
+
+def _experiments(
+    paths: tuple[Path, Path], output: Path | None, kind: str | None, *, top: int, as_json: bool
+) -> int:
+    """Compare two experiments of one workload."""
+    from chopper import wording as fmt
+    from chopper.experiments.loading import load
+    from chopper.reports import experiments as report
+
+    with progress("attributing"):
+        found = report.Experiments(*map(load, paths))
+    if output is not None and kind is not None:
+        with progress("writing the comparison"):
+            size_bytes = shared.write_report(output, report.render(found, kind))
+        click.echo(output)
+        click.echo(f"{fmt.bytes_(size_bytes)} written", err=True)
+    if as_json:
+        print_json(found.to_dict())
+    elif output is None:
+        print_page(report.page(found, top=top))
+    return 0

@@ -24,7 +24,8 @@ def program(name: str) -> Program | None:
         return None
     module = importlib.import_module(f"chopper.workloads.{name}")
     optional = {
-        function: getattr(module, function, None) for function in ("headlines", "exhibits", "model")
+        function: getattr(module, function, None)
+        for function in ("headlines", "exhibits", "charts", "derived", "model")
     }
     return Program(workload=module.WORKLOAD, needs=module.needs, **optional)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from chopper import pipeline
 from chopper.analyzers.trace.samples import of_rank
@@ -35,6 +36,8 @@ def load(path: Path) -> Experiment:
         InputError: there is none, it is damaged, or none of its runs was recorded.
     """
     plan = read_plan(path)
+    of_workload = program(plan.workload)
+    derived = None if of_workload is None else of_workload.derived
     notes: list[str] = []
     attributions: dict[str, list[Attributed]] = {}
     measured: list[Value] = []
@@ -57,9 +60,11 @@ def load(path: Path) -> Experiment:
             if plan.steps and step_ns is not None:
                 measured.append((variant.name, STEP, (), float(step_ns)))
             measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
+            if derived is not None:
+                rows_of_view = partial(_rows_of_view, attribution)
+                measured += [(variant.name, *of) for of in derived(rows_of_view)]
     if not measured:
         raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
-    of_workload = program(plan.workload)
     possible, impossible = sorted_out(
         rows_of(measured, plan.baseline), of_workload.workload.bounds if of_workload else ()
     )
@@ -72,6 +77,13 @@ def load(path: Path) -> Experiment:
         program=of_workload,
         impossible=impossible,
     )
+
+
+def _rows_of_view(attribution: Attributed, name: str) -> list[dict[str, Any]]:
+    from chopper.views import view
+
+    rows: list[dict[str, Any]] = view(attribution, name).to_pylist()
+    return rows
 
 
 def _sensed(run: Run) -> Iterator[tuple[str, float]]:

@@ -248,7 +248,7 @@ def _settle(
         raise WorkloadUnavailable(str(exc)) from exc
     if options.device == "auto":
         notes.append(f"on {'GPUs' if device == 'cuda' else 'the CPU'}: {why}")
-    problem = dtype_problem(device, getattr(options, "dtype", "float32"))
+    problem = dtype_problem(device, getattr(options, "dtype", None) or "float32")
     if problem is not None:
         raise WorkloadUnavailable(problem)
     cores = usable_cores()

@@ -8,7 +8,7 @@ time of its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +50,7 @@ NO_LOSS = "{} has no loss at some steps: it was not a number, or the run ended e
 
 Labels = tuple[tuple[str, str | int | float], ...]
 Value = tuple[str, str, Labels, float]
+RowsOfView = Callable[[str], list[dict[str, Any]]]
 
 
 class VariantPlan(msgspec.Struct, kw_only=True):
@@ -181,6 +182,20 @@ class Exhibit:
     note: str = ""
     shows: tuple[str, ...] = ()
     """Measures that are in it whole, and need no table of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A figure that a workload draws from what it measured: bars at named places."""
+
+    title: str
+    measure: str
+    """What the bars are of; its suffix is their unit."""
+    places: tuple[str, ...]
+    series: Mapping[str, Sequence[float | None]]
+    """Name → value at each place; None: unknown."""
+    of_causes: bool = False
+    """The names are of causes, whose bars stand on each other."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +353,12 @@ class Experiment:
         draw = None if self.program is None else self.program.exhibits
         return () if draw is None else draw(self)
 
+    @cached_property
+    def charts(self) -> tuple[Chart, ...]:
+        """The workload's own figures."""
+        draw = None if self.program is None else self.program.charts
+        return () if draw is None else tuple(draw(self))
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data, schema ``chopper.experiment/1``."""
         return {
@@ -371,6 +392,11 @@ class Program:
     """The numbers that it exists to show, out of its experiment."""
 
     exhibits: Callable[[Experiment], tuple[Exhibit, ...]] | None = None
+
+    charts: Callable[[Experiment], Iterable[Chart]] | None = None
+
+    derived: Callable[[RowsOfView], Iterable[tuple[str, Labels, float]]] | None = None
+    """Measures of one repetition that follow from the rows of its views."""
 
     model: Callable[[], Iterable[Headline]] | None = None
     """Headlines that need no measurement, shown where it cannot run."""

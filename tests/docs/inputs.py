@@ -9,6 +9,7 @@ from pathlib import Path
 
 from chopper.recording.finish import finalize
 from tests import recordings
+from tests.docs.blocks import ROOT
 from tests.fuzz import bases
 
 OWN = Path(__file__).resolve().parents[1] / "golden" / "own"
@@ -90,6 +91,8 @@ def prepare(folder: Path, made: Path) -> None:
     for origin, names in MADE.items():
         for name in names:
             _copy(made / origin, folder / name)
+    for side in ("cpu", "mi300x"):
+        shutil.copytree(ROOT / "docs/recordings/overlap", folder / f"runs/grid-{side}")
     shutil.copytree(made / "rocprof", folder / "out")
     shutil.copytree(OWN / "model-cuda", folder / "runs/mine/process-2")
     for node in range(2):
