@@ -98,6 +98,9 @@ class _Unpickler(pickle.Unpickler):
 class OnRay:
     """The engine of a Ray cluster.
 
+    Its nodes are asked for their chopper while they work already; one without chopper, or with
+    another version, is an :class:`~chopper.errors.InputError` of the first :meth:`map`.
+
     Args:
         address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS`` or of this machine;
             one is started where there is none.
@@ -106,7 +109,6 @@ class OnRay:
 
     Raises:
         LoaderError: Ray is not installed, or no cluster is at the address.
-        InputError: a node of the cluster has no chopper, or one of another version.
     """
 
     name = "ray"
@@ -126,8 +128,7 @@ class OnRay:
             )
             import ray
 
-            if joined is not None:
-                _check_nodes(ray)
+            self._unchecked = {} if joined is None else _asked(ray)
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
         self._copying: deque[Any] = deque(maxlen=2 * self.workers)
@@ -154,16 +155,20 @@ class OnRay:
                     )
                     running[value] = number, big
                 if not running:
-                    return
+                    break
                 # Waiting for a held value copies it here: it is not lost with the node that made
                 # it. A store that is full drops the copy.
-                finished, _ = ray.wait([*running, *self._copying], num_returns=1)
+                others = [*self._unchecked, *self._copying]
+                finished, _ = ray.wait([*running, *others], num_returns=1)
                 for reference in finished:
+                    if reference in self._unchecked:
+                        _check_node(reference, self._unchecked.pop(reference))
+                        continue
                     if reference not in running:
                         self._copying.remove(reference)
                         continue
                     number, big = running.pop(reference)
-                    results[number] = done = _done(reference, big)
+                    results[number] = done = self._done(reference, big)
                     count += 1
                     if isinstance(done, Done) and done.held is not None:
                         self._copying.append(big)
@@ -172,15 +177,49 @@ class OnRay:
                 while following in results:
                     yield results.pop(following)
                     following += 1
+            self._check_nodes()
         except BaseException:
             for reference in running:
                 with contextlib.suppress(Exception):  # the cluster may be what failed
                     ray.cancel(reference, force=True)
             raise
 
+    def _done(self, reference: Any, big: Any) -> Done | Lost:
+        import ray
+
+        try:
+            returned, is_held = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            self._check_nodes()  # what another chopper raises says less
+            raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
+        except ray.exceptions.RayError as error:
+            return Lost(
+                f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None
+            )
+        if isinstance(returned, Lost):
+            return returned
+        return Done(returned, InCluster(big) if is_held else None)
+
+    def _check_nodes(self) -> None:
+        """Refuse a cluster of which a node does not have this chopper, when all have answered."""
+        import ray
+
+        if not self._unchecked:
+            return
+        asked = [*self._unchecked]
+        _, silent = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+        if silent:
+            raise InputError(
+                f"--ray: node {self._unchecked[silent[0]]} of the cluster did not answer in "
+                f"{_ANSWER_S:.0f} s"
+            )
+        while self._unchecked:
+            _check_node(*self._unchecked.popitem())
+
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
         self._copying.clear()
+        self._unchecked.clear()
         self._cluster.close()
 
     def __enter__(self) -> Self:
@@ -188,20 +227,6 @@ class OnRay:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _done(reference: Any, big: Any) -> Done | Lost:
-    import ray
-
-    try:
-        returned, is_held = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
-    except ray.exceptions.RayError as error:
-        return Lost(f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None)
-    if isinstance(returned, Lost):
-        return returned
-    return Done(returned, InCluster(big) if is_held else None)
 
 
 def _call(
@@ -241,41 +266,40 @@ def _running() -> str | None:
     return None
 
 
-def _check_nodes(ray: Any) -> None:
-    """Refuse a cluster of which a node does not have this chopper."""
+def _asked(ray: Any) -> dict[Any, str]:
+    """Ask each node for its chopper: reference → host. Its worker starts meanwhile."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Without a core of its own: it does not wait for what else the cluster does.
     task = ray.remote(num_cpus=0, max_retries=0)(_versions)
-    nodes = {
+    return {
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(): node["NodeManagerHostname"]
         for node in ray.nodes()
         if node["Alive"]
     }
+
+
+def _check_node(reference: Any, host: str) -> None:
+    """Refuse a cluster of which a node does not have this chopper."""
+    import ray
+
     here = (__version__, platform.python_version())
-    answered, silent = ray.wait([*nodes], num_returns=len(nodes), timeout=_ANSWER_S)
-    if silent:
+    try:
+        theirs = ray.get(reference)
+    except ray.exceptions.RayTaskError as exc:
         raise InputError(
-            f"--ray: node {nodes[silent[0]]} of the cluster did not answer in {_ANSWER_S:.0f} s"
+            f"--ray: node {host} of the cluster cannot import chopper ({_line(exc)}); install "
+            f"chopper-profiler {__version__} there"
+        ) from exc
+    except ray.exceptions.RayError:
+        return  # a node that has just left the cluster
+    if theirs != here:
+        raise InputError(
+            f"--ray: node {host} of the cluster has chopper {theirs[0]} and Python "
+            f"{theirs[1]}, here are {here[0]} and {here[1]}; install the same there"
         )
-    for reference in answered:
-        host = nodes[reference]
-        try:
-            theirs = ray.get(reference)
-        except ray.exceptions.RayTaskError as exc:
-            raise InputError(
-                f"--ray: node {host} of the cluster cannot import chopper ({_line(exc)}); install "
-                f"chopper-profiler {__version__} there"
-            ) from exc
-        except ray.exceptions.RayError:
-            continue  # a node that has just left the cluster
-        if theirs != here:
-            raise InputError(
-                f"--ray: node {host} of the cluster has chopper {theirs[0]} and Python "
-                f"{theirs[1]}, here are {here[0]} and {here[1]}; install the same there"
-            )
 
 
 def _versions() -> tuple[str, str]:

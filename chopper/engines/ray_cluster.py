@@ -1,10 +1,4 @@
-"""Ray for the length of a run: started here and ended with it, or joined and left.
-
-    python -m chopper.engines.ray_cluster HOST:PORT SECONDS
-
-asks a Ray cluster for its id, in a process of its own: Ray's library tries for 40 s, warns
-meanwhile, and cannot be told to stop but by SIGALRM.
-"""
+"""Ray for the length of a run: started here and ended with it, or joined and left."""
 
 from __future__ import annotations
 
@@ -16,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.errors import ChopperError
-from chopper.fresh_python import PACKAGE_PARENT, environment, own_python
+from chopper.fresh_python import PACKAGE_PARENT, environment
 from chopper.quantities import digits
 
 if TYPE_CHECKING:
@@ -41,6 +34,10 @@ _KILLED_S = 5.0
 """Patience with the kernel for ending what is killed."""
 ANSWER_S = 8
 """Patience with a named cluster for its answer."""
+_SETTINGS, _FRAME_BYTES = 4, 9
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+"""What a client of gRPC begins with: HTTP/2's preface, and a frame of no settings (RFC 9113, 3.4
+and 6.5); a server answers with its own settings."""
 
 
 class LoaderError(ChopperError):
@@ -64,9 +61,9 @@ def cluster(
     """
     if address is None and token is None:
         token = new_token()
-    # The process that asks the cluster loads Ray while this one does.
-    with contextlib.nullcontext() if address is None else answering(address):
-        ray = load_ray(token, address)
+    if address is not None:
+        answers(address)
+    ray = load_ray(token, address)
     options: dict[str, Any] = {
         "namespace": namespace or f"chopper-{os.getpid()}",
         "log_to_driver": False,
@@ -178,16 +175,9 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 
 
 def answers(address: str) -> None:
-    """Require that a Ray cluster answers there, as :func:`answering`."""
-    with answering(address):
-        pass
+    """Require that a Ray cluster answers there, or at least a server of its protocol.
 
-
-@contextlib.contextmanager
-def answering(address: str) -> Iterator[None]:
-    """Require, at the end of the block, that a Ray cluster answers there.
-
-    It is asked during the block. Ray itself would try for a minute, and warn.
+    Ray itself would try for a minute, and warn.
 
     Raises:
         LoaderError: no cluster is there.
@@ -202,26 +192,18 @@ def answering(address: str) -> Iterator[None]:
     if not port.isdecimal():
         raise _no_cluster(address, "it names no port")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), 5).close()
+        with socket.create_connection((host.strip("[]"), int(port)), 5) as asked:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            asked.settimeout(ANSWER_S)
+            asked.sendall(_GREETING)
+            frame = asked.recv(_FRAME_BYTES, socket.MSG_WAITALL)
+    except TimeoutError as exc:
+        raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S} s") from exc
     except (OSError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
-    with subprocess.Popen(
-        own_python(__name__, address, str(ANSWER_S)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as asking:
-        try:
-            yield
-            said, _ = asking.communicate()
-        finally:
-            asking.kill()
-    if asking.returncode == -signal.SIGALRM:
-        raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S} s")
-    if asking.returncode:
-        lines = said.strip().splitlines() or [f"exit code {asking.returncode}"]
-        raise _no_cluster(address, lines[-1])
+    if len(frame) < _FRAME_BYTES or frame[3] != _SETTINGS:
+        raise _no_cluster(address, "what answers does not speak Ray's protocol")
 
 
 def _no_cluster(address: str, found: str) -> LoaderError:
@@ -321,21 +303,3 @@ def clear_leftovers() -> list[int]:
             if owner is not None and owner < 1 << 31 and not psutil.pid_exists(owner):
                 ended += _end_all_of(directory)
     return ended
-
-
-def probe(address: str, patience_s: int) -> None:
-    """Return when a cluster has answered; end with exit code 1 and a line when it refuses."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    load_ray(address=address)
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    signal.alarm(patience_s)  # not before: on a busy machine, loading takes long
-    try:
-        GcsClient(address=address)
-    except Exception as exc:  # noqa: BLE001 - Ray raises whatever its parts do
-        sys.stdout.write(" ".join(str(exc).split()) + "\n")
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    probe(sys.argv[1], int(sys.argv[2]))

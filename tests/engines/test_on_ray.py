@@ -135,8 +135,8 @@ def test_a_node_without_this_chopper_is_named(
     (tmp_path / "sitecustomize.py").write_text(site)
     other = nodes.start(path=tmp_path)
     try:
-        with pytest.raises(InputError, match=message) as refused:
-            OnRay(nodes.address)
+        with pytest.raises(InputError, match=message) as refused, OnRay(nodes.address) as engine:
+            [*engine.map(tasks.doubled, [(n,) for n in range(8)], label="doubled")]
         assert "\n" not in str(refused.value)
     finally:
         nodes.kill(other)

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -291,6 +293,14 @@ def test_what_listens_and_is_no_cluster_is_given_up_on(monkeypatch):
         ) as refused:
             ray_cluster.answers(where)
     assert "\n" not in str(refused.value)
+
+
+def test_what_speaks_another_protocol_is_no_cluster():
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        with pytest.raises(ray_cluster.LoaderError, match="does not speak Ray's protocol"):
+            ray_cluster.answers(f"127.0.0.1:{web.server_address[1]}")
+        web.shutdown()
 
 
 def test_a_cluster_that_answers_is_taken(ray):
