@@ -1,8 +1,9 @@
-"""A trace that is larger than memory should be: `chopper analyze` of one rank with Python stacks.
+"""A trace that is larger than memory should be, of one rank with Python stacks.
 
-    python -m benchmarks.large_trace --text 10GB
+    python -m benchmarks.large_trace --text 10GB [--run]
 
-The text of eight steps is written again and again, with other times and numbers.
+`chopper analyze` of the trace; with `--run` also `chopper import`, and commands on the imported
+run. The text of eight steps is written again and again, with other times and numbers.
 """
 
 from __future__ import annotations
@@ -118,13 +119,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", default="1GB", help="size of the JSON")
     parser.add_argument("--file", type=Path, help="where it is, or is written and stays")
+    parser.add_argument("--run", action="store_true", help="import it, and read the run")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = told.file or Path(folder) / "trace.json"
         if not file.exists():
             print(f"{write(file, size_bytes(told.text, '--text'))} events", flush=True)
         print(f"{file.stat().st_size / 1e9:.1f} GB of JSON; {load()}", flush=True)
-        shown(1, "chopper analyze", watched([*CHOPPER, "analyze", str(file), "--json"]))
+        commands = [["analyze", str(file), "--json"]]
+        if told.run:
+            run = f"{folder}/run"
+            commands += [
+                ["import", str(file), "-o", run],
+                ["analyze", run, "--json"],
+                ["query", run, "SELECT name, sum(dur_ns) FROM device_event GROUP BY 1"],
+            ]
+        print(
+            f"{'':>6} {'chopper':>12} {'wall s':>8} {'CPU s':>8} {'own CPU s':>10} {'peak MB':>8}"
+        )
+        for command in commands:
+            shown(1, command[0], watched([*CHOPPER, *command]))
+        print(load())
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ RATIO_FROM_BYTES = 16 << 20
 """Files that unpack to less than this may have any ratio."""
 LARGE_TRACE_BYTES = 1_000_000_000
 """Of text: a trace that has more is read a stretch of its steps at a time."""
+ROW_BYTES = 250
+"""Of text, about, that a host span or a device event takes in a trace."""
 MAX_LINE_BYTES = 1 << 20
 """A line of a CSV; the longest kernel names have some thousand bytes."""
 

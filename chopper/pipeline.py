@@ -54,6 +54,7 @@ from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
+from chopper.limits import ROW_BYTES
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.wording import ranges
@@ -83,13 +84,10 @@ def read(source: Source, engine: Engine | None = None) -> Run:
     return ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
 
 
-_ROW_BYTES = 250
-
-
 def trace_bytes(recording: Run, rank: int) -> int:
     """Return about how many bytes of trace a rank's host spans and device events would take."""
     rows_count = sum(recording.rows_count(rank, name) for name in ("host_span", "device_event"))
-    return rows_count * _ROW_BYTES
+    return rows_count * ROW_BYTES
 
 
 def rank_facts(recording: Run, rank: int) -> RankInput:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 import chopper
@@ -18,7 +20,9 @@ from chopper import limits
 from chopper.api import AttributedRun
 from chopper.collectors.formats.kineto import _sections, large, read_trace
 from chopper.errors import InputError, OutputError, UsageError
+from chopper.ingest import write_run
 from chopper.storage import manifest as m
+from chopper.storage import stretches
 from chopper.views import view
 from tests import command
 
@@ -31,7 +35,30 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two ranks, of six steps each."""
     directory = tmp_path_factory.mktemp("ranks")
     write_ranks(directory, 2, STEPS * 729)
+    for file in directory.iterdir():
+        file.write_bytes(gzip.compress(_with_more(gzip.decompress(file.read_bytes())), 1))
     return directory
+
+
+def _with_more(text: bytes) -> bytes:
+    """Add arguments of collectives, memory events and records of synchronization to a trace."""
+    lines = []
+    collective = b'"Collective name": "allreduce", "In msg nelems": 64, "Group size": 2'
+    for number, line in enumerate(text.splitlines()):
+        shown = re.search(rb'"cat": "(\w+)".*("pid": \d+, "tid": \d+, "ts": [\d.]+)', line)
+        if shown is not None and b"nccl" in line and line.startswith(b'{"ph": "X"'):
+            line = line.replace(b'"args": {', b'"args": {' + collective + b", ")
+        lines.append(line)
+        if shown is not None and number % 20 == 0:
+            args = b'{"Device Type": 1, "Device Id": 0, "Addr": %d, "Bytes": 512}' % number
+            lines.append(b'{"ph": "i", "name": "[memory]", %b, "args": %b},' % (shown[2], args))
+        if shown is not None and shown[1] == b"cuda_runtime" and number % 50 == 0:
+            lines.append(
+                line.replace(b"cuda_runtime", b"cuda_sync").replace(
+                    b'{"corr', b'{"stream": 7, "device": 0, "corr'
+                )
+            )
+    return b"\n".join(lines)
 
 
 @contextmanager
@@ -40,7 +67,7 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LARGE_TRACE_BYTES", 4)
         patch.setattr(_sections, "_ALONE_BYTES", 300_000)
-        patch.setattr(large, "STRETCH_ROWS", rows)
+        patch.setattr(stretches, "STRETCH_ROWS", rows)
         yield
 
 
@@ -204,3 +231,65 @@ def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.M
     assert [*tmp_path.glob("chopper-spill-*/rows/stretch-*")]
     del run
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def imported(ranks: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The two ranks as run directories: imported whole, and by stretches."""
+    whole, cut = (tmp_path_factory.mktemp("imported") / name for name in ("run", "run"))
+    files = sorted(ranks.iterdir())
+    whole.mkdir()
+    write_run(files, whole)
+    cut.mkdir()
+    with all_large():
+        write_run(files, cut)
+    return whole, cut
+
+
+def test_stretches_are_imported_as_the_whole_is(imported: tuple[Path, Path]) -> None:
+    whole, cut = imported
+    names = [sorted(p.name for p in (run / "rank-00000").iterdir()) for run in imported]
+    assert names[0] == names[1]
+    assert {"collective.parquet", "memory_event.parquet", "synchronization.parquet"} <= {*names[0]}
+    assert {*chopper.load(whole).table(0, "collective")["source"].to_pylist()} == {
+        "device_event",
+        "host_span",
+    }
+    for file in whole.glob("rank-*/*.parquet"):
+        there = cut / file.parent.name / file.name
+        assert pq.read_table(there).equals(pq.read_table(file)), file
+        assert pq.read_schema(there).equals(pq.read_schema(file), check_metadata=True)
+    rows = pq.read_metadata(cut / "rank-00000" / "host_span.parquet")
+    assert rows.num_row_groups > 2
+    assert rows.row_group(1).column(2).statistics.has_min_max
+    parts = [json.loads((run / "manifest.json").read_text()) for run in imported]
+    for part in parts:
+        del part["created_ns"], part["name"]
+    assert parts[0] == parts[1]
+
+
+def test_what_was_imported_is_read_in_stretches(imported: tuple[Path, Path], ranks: Path) -> None:
+    file = ranks / "rank-0.json.gz"
+    with all_large():
+        trace, run = chopper.load(file), chopper.load(imported[1])
+    stretches = [run.tables.stretches(0), trace.tables.stretches(0)]
+    assert len(stretches[0]) == len(stretches[1]) > 2
+    for filed, cut in zip(*stretches, strict=True):
+        assert filed.span == cut.span
+        there, tables = filed.get(), cut.get()
+        for name in ("host_span", "device_event", "memory_event", "synchronization", "collective"):
+            expected = tables[name].to_pylist()
+            assert (there[name].to_pylist() if expected else []) == expected, name
+
+
+def test_what_was_imported_is_attributed_as_its_trace(
+    imported: tuple[Path, Path], ranks: Path
+) -> None:
+    files = sorted(ranks.iterdir())
+    whole, cut, run = chopper.attribute(files), attributed(files), attributed(imported[1])
+    assert run.whole.windows.equals(whole.whole.windows)
+    assert times(run) == times(whole)
+    leaves = {row.id: row.time_ns for row in cut.whole.leaves()}
+    assert {row.id: row.time_ns for row in run.whole.leaves()} == leaves
+    assert {f.code for f in run.findings} == {f.code for f in cut.findings}
+    assert run.coverage == cut.coverage

@@ -19,6 +19,7 @@ from chopper.engines.spill import Folder
 from chopper.errors import ChopperError, InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
+from chopper.ingest.filed import stretches_of
 from chopper.ingest.held import TraceTables, traces_of, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
 from chopper.ingest.recorded import rank_task, read_task, with_lost
@@ -80,11 +81,14 @@ def _read_directory(path: Path, engine: Engine) -> Run:
     parts: dict[int, RankManifest] = {part.rank: part for part in manifest.ranks}
     held: dict[int, HeldTables] = {}
     rows_count: dict[tuple[int, str], int] = {}
+    stretches: dict[int, Sequence[Stretch]] = {}
     for rank, part in parts.items():
         files = parquet.files(inside(path, rank_dir_name(rank)))
         if files and part.status == "imported":  # and not one whose manifest was lost
             held[rank] = parquet.FiledTables(files)
-            rows_count |= {(rank, n): parquet.rows_count(file) for n, file in files.items()}
+            rows = {name: parquet.rows_count(file) for name, file in files.items()}
+            rows_count |= {(rank, name): count for name, count in rows.items()}
+            stretches[rank] = stretches_of(files, rows)
     unread = [part for rank, part in parts.items() if rank not in held]
     folders = [_room_for(engine, _raw_traces(path, part)) for part in unread]
     threads = _threads_of(engine, len(unread))
@@ -94,7 +98,6 @@ def _read_directory(path: Path, engine: Engine) -> Run:
     ]
     results = engine.map(rank_task, calls, label="read")
     tables: dict[tuple[int, str], pa.Table] = {}
-    stretches: dict[int, Sequence[Stretch]] = {}
     for part, folder, done in zip(unread, folders, results, strict=True):
         if isinstance(done, Lost):
             if isinstance(done.error, ChopperError):

@@ -12,15 +12,18 @@ from pathlib import Path
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.unpack import PACKED
 from chopper.engines import Engine
+from chopper.engines.serial import Serial
 from chopper.errors import OutputError
 from chopper.hardware.rank_device import Stated, with_devices
+from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
-from chopper.storage.parquet import write_rank
+from chopper.storage.parquet import RankWriter
 from chopper.storage.remote import is_address, without_secrets
+from chopper.storage.store import Store
 from chopper.storage.streams import write_table
 
 
@@ -73,14 +76,22 @@ def write_run(
                 table = imported.run.table(rank, name)
                 if rank == part.rank and table.num_rows:
                     write_table(folder, name, table.to_pydict())
-            store = imported.run.store
-            names_of_rank = [name for rank, name in store if rank == part.rank]
-            tables = {name: store[part.rank, name] for name in names_of_rank}
-            write_rank(folder, part.rank, tables)
+            with RankWriter(folder, part.rank) as writer:
+                _write_tables(writer, imported.run.tables, part.rank, engine or Serial())
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))
     return run
+
+
+def _write_tables(writer: RankWriter, store: Store, rank: int, engine: Engine) -> None:
+    """Write the tables of a rank: a stretch at a time where it is too large to be held."""
+    stretches = store.stretches(rank)
+    names = store.in_memory(rank) if stretches else [name for of, name in store if of == rank]
+    for name in names:
+        writer.write(name, store[rank, name])
+    if stretches:
+        write_stretches(writer, stretches, names, engine)
 
 
 def _copy(first: Path, copy: Path, source: Path) -> None:

@@ -7,9 +7,10 @@ and the schema is the same in every rank's file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,11 @@ from chopper.storage.streams import arrow_errors, one_line
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
 
 SUFFIX = ".parquet"
 _ROW_GROUP = 1 << 18
@@ -50,11 +52,12 @@ def schema_of(name: str) -> pa.Schema:
     return plain(pa.schema([*added, *declared], metadata=declared.metadata))
 
 
-def numbered(table: pa.Table, name: str, rank: int) -> pa.Table:
-    """Return a rank's table with the columns of its file."""
+def numbered(table: pa.Table, name: str, rank: int, first_row: int = 0) -> pa.Table:
+    """Return a rank's table, or its rows from one on, with the columns of its file."""
+    row = np.arange(first_row, first_row + table.num_rows, dtype=np.int64)
     values = {
         "rank": pa.repeat(pa.scalar(rank, pa.int32()), table.num_rows),
-        "row": pa.array(np.arange(table.num_rows, dtype=np.int64)),
+        "row": pa.Array.from_buffers(pa.int64(), len(row), [None, pa.py_buffer(row)]),
     }
     schema = schema_of(name)
     names = table.column_names
@@ -62,40 +65,105 @@ def numbered(table: pa.Table, name: str, rank: int) -> pa.Table:
     return pa.table(columns, names=schema.names).cast(schema)
 
 
-def write(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file as a whole: under its own name there is never a part of one.
+class Writer:
+    """Writes a Parquet file as a whole: under its own name there is never a part of one.
+
+    As a context manager it gives the file its name at the end, unless there was an error.
 
     Raises:
         OutputError: the disk is full, or the place is read-only.
     """
-    import pyarrow.parquet as pq
 
-    texts = [f.name for f in table.schema if pa.types.is_string(f.type)]
-    times = [f.name for f in table.schema if f.type == pa.int64()]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Opened here: pyarrow takes no paths other than UTF-8.
-        with temporary.open("wb") as file:
-            pq.write_table(
-                table,
-                file,
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path, self._schema = path, schema
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.rows_count = 0
+        """Rows written so far."""
+
+    def __enter__(self) -> Writer:
+        import pyarrow.parquet as pq
+
+        texts = [f.name for f in self._schema if pa.types.is_string(f.type)]
+        times = [f.name for f in self._schema if f.type == pa.int64()]
+        with self._errors():
+            # Opened here: pyarrow takes no paths other than UTF-8.
+            self._file = self._temporary.open("wb")
+            self._writer = pq.ParquetWriter(
+                self._file,
+                self._schema,
                 compression="zstd",
-                row_group_size=_ROW_GROUP,
                 use_dictionary=texts,
                 column_encoding=dict.fromkeys(times, "DELTA_BINARY_PACKED"),
             )
-        temporary.replace(path)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written ({reason_of(exc)})") from exc
-    finally:
-        temporary.unlink(missing_ok=True)
+        return self
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows behind those that are there, as row groups of their own."""
+        with self._errors():
+            self._writer.write_table(table, row_group_size=_ROW_GROUP)
+        self.rows_count += table.num_rows
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        try:
+            with self._errors(), self._file:
+                self._writer.close()
+            if kind is None:
+                with self._errors():
+                    self._temporary.replace(self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            self._temporary.unlink(missing_ok=True)
+            raise OutputError(f"{self._path}: cannot be written ({reason_of(exc)})") from exc
 
 
-def write_rank(folder: Path, rank: int, tables: Mapping[str, pa.Table]) -> None:
-    """Write the tables of a rank that have rows into its folder."""
-    for name, table in tables.items():
-        if table.num_rows:
-            write(numbered(table, name, rank), folder / f"{name}{SUFFIX}")
+def write(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file.
+
+    Raises:
+        OutputError: the disk is full, or the place is read-only.
+    """
+    with Writer(path, table.schema) as file:
+        file.write(table)
+
+
+class RankWriter:
+    """Writes the tables of a rank into its folder, in parts or whole; those that have rows.
+
+    As a context manager it gives the files their names at the end, unless there was an error.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._writers: dict[str, Writer] = {}
+        self._files = contextlib.ExitStack()
+
+    def __enter__(self) -> RankWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
+
+    def rows_count(self, name: str) -> int:
+        """Return how many rows of a table are written."""
+        return self._writers[name].rows_count if name in self._writers else 0
+
+    def write(self, name: str, table: pa.Table) -> None:
+        """Write rows of a table behind those that are there."""
+        if not table.num_rows:
+            return
+        if name not in self._writers:
+            path = self._folder / f"{name}{SUFFIX}"
+            self._writers[name] = self._files.enter_context(Writer(path, schema_of(name)))
+        for first in range(0, table.num_rows, _ROW_GROUP):
+            part = table.slice(first, _ROW_GROUP)
+            rows = numbered(part, name, self._rank, self.rows_count(name))
+            self._writers[name].write(rows)
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -111,8 +179,13 @@ def files(folder: Path) -> dict[str, Path]:
     }
 
 
-def read(path: Path, name: str) -> pa.Table:
+def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     """Read a table of a rank as it was declared.
+
+    Args:
+        path: the file.
+        name: of the table.
+        ranges: rows to read, ascending, as (first, one after the last); by default all.
 
     Raises:
         InputError: the file is damaged, or not this table.
@@ -126,12 +199,47 @@ def read(path: Path, name: str) -> pa.Table:
         with path.open("rb") as file:
             there = pq.read_schema(file).names  # an older file lacks columns of today
             texts = [text for text in texts if text in there]
-            table = pq.ParquetFile(file, read_dictionary=texts).read()
+            opened = pq.ParquetFile(file, read_dictionary=texts)
+            table = opened.read() if ranges is None else _rows(opened, ranges)
         names = [name for name in declared.arrow.names if name in table.column_names]
         return declared.completed(
             table.select(names).replace_schema_metadata(table.schema.metadata)
         )
     except damage as exc:
+        raise _damaged(path, exc) from exc
+
+
+def _rows(file: pq.ParquetFile, ranges: np.ndarray) -> pa.Table:
+    """Read some rows: of the row groups that hold them, one after another."""
+    parts: list[pa.Table] = []
+    first = 0
+    for number in range(file.num_row_groups):
+        after = first + file.metadata.row_group(number).num_rows
+        inside = ranges[(ranges[:, 0] < after) & (ranges[:, 1] > first)].clip(first, after) - first
+        if len(inside):
+            edges = np.zeros(after - first + 1, dtype=np.int32)
+            np.add.at(edges, inside[:, 0], 1)
+            np.add.at(edges, inside[:, 1], -1)
+            bits = pa.py_buffer(np.packbits(np.cumsum(edges[:-1]) > 0, bitorder="little"))
+            mask = pa.Array.from_buffers(pa.bool_(), after - first, [None, bits])
+            parts.append(file.read_row_group(number).filter(mask))
+        first = after
+    return pa.concat_tables([file.schema_arrow.empty_table(), *parts]).combine_chunks()
+
+
+def blocks(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file, some rows at a time; texts as dictionaries.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            opened = pq.ParquetFile(file, read_dictionary=columns)
+            yield from opened.iter_batches(_ROW_GROUP, columns=columns)
+    except arrow_errors() as exc:
         raise _damaged(path, exc) from exc
 
 

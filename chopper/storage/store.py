@@ -27,11 +27,13 @@ class Span:
         own_ns: steps that start from the first to before the second time, Unix, are its own.
         read_ns: likewise, those that it holds: its own, and the one before and after them.
         device_begin_ns: end of what ran before all that it holds; None at the beginning.
+        device_ns: device events that start from the first to before the second time are its own.
     """
 
     own_ns: tuple[int, int]
     read_ns: tuple[int, int]
     device_begin_ns: int | None = None
+    device_ns: tuple[int, int] = (-(1 << 62), 1 << 62)
 
     def owns(self, start_ns: Any) -> bool:
         """Return whether a step that starts at one of these times is its own."""
@@ -117,6 +119,10 @@ class Store(Mapping[tuple[int, str], pa.Table]):
         if key in self._tables:
             return int(self._tables[key].num_rows)
         return self._held_rows.get(key, 0)
+
+    def in_memory(self, rank: int) -> list[str]:
+        """Return the names of a rank's tables that are in memory."""
+        return [name for of, name in self._tables if of == rank]
 
     def is_held(self, rank: int) -> bool:
         """Return whether tables of a rank are elsewhere."""

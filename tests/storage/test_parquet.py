@@ -207,7 +207,9 @@ def _rank(run: Path, rank: int, tables: dict[str, pa.Table]) -> None:
     folder.mkdir(exist_ok=True)
     part = manifest.RankManifest(rank=rank, status="imported")
     write_atomic(folder / MANIFEST, manifest.encode(part))
-    parquet.write_rank(folder, rank, tables)
+    with parquet.RankWriter(folder, rank) as writer:
+        for name, table in tables.items():
+            writer.write(name, table)
 
 
 def test_a_column_that_a_file_lacks_is_unknown_or_one_line(imported: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,8 @@ from chopper.collectors.formats.parsed import ParsedTrace, step_table
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
 from chopper.storage.store import BEGINNING_NS, END_NS, Span
+from chopper.storage.stretches import Plan
 
-STRETCH_ROWS = 1_000_000
-"""Rows of a stretch, about; its neighbours' steps come on top."""
 _ROW_BYTES = 500
 """Memory that a row takes where all are read at once."""
 _CUT_ROW_BYTES = 90
@@ -207,18 +205,21 @@ class _Rows:
         counts, rows_count = Counter(scanned.counts), Counter[str]()
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
+            kept: list[np.ndarray] = []
             for group, own in enumerate(columns):
                 ok, own = usable(counts, base_ns, group, own)
                 columns[group] = own
-                low, high = plan.of_rows(group, own)
-                low[~ok], high[~ok] = plan.stretches_count, 0
+                low, high = _needed(plan, group, own)
+                low[~ok], high[~ok] = len(plan.first), 0
                 own += [low, high]
+                kept.append(ok)
                 rows_count[_TABLE_OF.get(group, "synchronization")] += int(ok.sum())
                 if group in (HOST, DEVICE) and ok.any():
                     end = int((own[_START] + own[_DUR])[ok].max())
                     first = min(bounds_ns[0], int(own[_START][ok].min()))
                     bounds_ns = [first, max(bounds_ns[1], end)]
-            first = min(int(low.min(initial=plan.stretches_count)) for *_, low, _ in columns)
+            rows_count["collective"] += sum(bool(kept[g][row]) for g, row, _ in collectives)
+            first = min(int(low.min(initial=len(plan.first))) for *_, low, _ in columns)
             last = max(int(high.max(initial=0)) for *_, high in columns)
             for number in range(first, last):
                 rows = _chosen(columns, collectives, number)
@@ -231,13 +232,14 @@ class _Rows:
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
         findings = [*damage_findings(counts, path.name), *trace.findings]
         others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
-        small = {"step": plan.step_table(base_ns)}
+        bounds = plan.start_ns + base_ns, plan.end_ns + base_ns
+        small = {"step": step_table(plan.number, *bounds, "profiler_step")}
         span_ns = bounds_ns[0] + base_ns, bounds_ns[1] + base_ns
         trace = replace(trace, tables=small, findings=findings, held_span_ns=span_ns)
         rows_count["step"] = small["step"].num_rows
         return LargeTrace(trace, {**others, **rows_count}, stretches)
 
-    def _plan(self, scanned: Scanned) -> _Plan | None:
+    def _plan(self, scanned: Scanned) -> Plan | None:
         """Return which steps make a stretch; None where they cannot be told."""
         number_by_code = {
             code: int(match[1])
@@ -248,142 +250,32 @@ class _Rows:
         of_step = np.flatnonzero(np.isin(name, [*number_by_code]))
         of_step = of_step[np.lexsort((-dur[of_step], start[of_step]))]
         launcher, correlation, launch_ns = np.concatenate(self.launches, axis=1)
-        device, *_ = np.concatenate(self.events, axis=1)
         processes = np.unique(np.concatenate([pid[of_step], launcher]))
-        if len(processes) != 1 or len(np.unique(device)) > 1:
+        devices = np.unique(np.concatenate([device for device, *_ in self.events]))
+        if len(processes) != 1 or len(devices) > 1:
             return None
         row_by_number: dict[int, int] = {}
         for row in of_step.tolist():
             row_by_number.setdefault(number_by_code[int(name[row])], row)
-        rows = np.array([*row_by_number.values()])
-        per_stretch = max(1, round(STRETCH_ROWS * len(rows) / self.rows_count))
-        if len(rows) <= per_stretch:
-            return None
-        order = np.argsort(correlation, kind="stable")
-        return _Plan(
-            number=[*row_by_number],
-            start_ns=start[rows],
-            end_ns=start[rows] + dur[rows],
-            first=np.arange(0, len(rows), per_stretch),
-            correlation=correlation[order],
-            launch_ns=launch_ns[order],
-            events=np.concatenate(self.events, axis=1),
+        rows = np.array([*row_by_number.values()], dtype=np.int64)
+        plan = Plan.of(
+            ([*row_by_number], start[rows], start[rows] + dur[rows]),
+            (correlation, launch_ns),
+            self.rows_count,
         )
+        if plan is not None:
+            for _, *event in self.events:
+                plan.take_events(*event)
+        return plan
 
 
-@dataclass
-class _Plan:
-    """Which steps make a stretch, and which stretches need a row.
-
-    Attributes:
-        number, start_ns, end_ns: of each step, in the order of time.
-        first: the first step of each stretch.
-        correlation, launch_ns: of the calls that launch, sorted by correlation.
-        events: as in :class:`_Rows`.
-    """
-
-    number: list[int]
-    start_ns: np.ndarray
-    end_ns: np.ndarray
-    first: np.ndarray
-    correlation: np.ndarray
-    launch_ns: np.ndarray
-    events: np.ndarray
-
-    @property
-    def stretches_count(self) -> int:
-        return len(self.first)
-
-    @cached_property
-    def last(self) -> np.ndarray:
-        """The step after the last of each stretch."""
-        return np.append(self.first[1:], len(self.number))
-
-    @cached_property
-    def device_end_ns(self) -> np.ndarray:
-        """When the device was done with all steps up to each one."""
-        _, start, end, correlation = self.events
-        step = self._step_of(correlation, start)
-        latest = np.full(len(self.number), BEGINNING_NS)
-        inside = step >= 0
-        np.maximum.at(latest, step[inside], end[inside])
-        self.events = self.events[:, :0]
-        return np.maximum.accumulate(latest)
-
-    def _step_of(self, correlation: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Return the step that launched each event; by its own time where nobody did."""
-        launch_ns = start.copy()
-        if len(self.correlation):
-            at = np.searchsorted(self.correlation, correlation)
-            at[at == len(self.correlation)] = 0
-            launched = (self.correlation[at] == correlation) & (correlation >= 0)
-            launch_ns[launched] = self.launch_ns[at[launched]]
-        return np.searchsorted(self.start_ns, launch_ns, side="right") - 1
-
-    def of_rows(self, group: int, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first stretch that needs each row, and the one after the last."""
-        start = columns[_START]
-        if group == DEVICE:
-            correlation = columns[_FIXED + [*GROUPS[DEVICE].ints].index("correlation_id")]
-            step = self._step_of(correlation, start)
-            begin, done = self._device_ns
-            # Of its own steps and their neighbours, and what ran meanwhile for later ones.
-            low = np.minimum(
-                np.searchsorted(self.last, step - 1, side="right"),
-                np.searchsorted(done, start, side="right"),
-            )
-            high = np.maximum(
-                np.searchsorted(self.first, step + 1, side="right"),
-                np.searchsorted(begin, start + columns[_DUR], side="left"),
-            )
-        else:
-            begin, end = self._host_ns
-            dur = columns[_DUR] if group in (HOST, SYNCHRONIZATION) else 0
-            low = np.searchsorted(end, start, side="right")
-            high = np.searchsorted(begin, start + dur, side="right")
-        low, high = np.minimum(low, len(self.first) - 1), np.maximum(high, 1)
-        return low.astype(np.int32), high.astype(np.int32)
-
-    @cached_property
-    def _device_ns(self) -> tuple[np.ndarray, np.ndarray]:
-        """From when to when the device was busy with each stretch."""
-        done = self.device_end_ns[self.last - 1]
-        return np.append(BEGINNING_NS, done[:-1]), done
-
-    @cached_property
-    def _host_ns(self) -> tuple[np.ndarray, np.ndarray]:
-        """From when to when each stretch needs the host: until the device was done with it."""
-        begin, end = self._read_ns()
-        return begin, np.maximum.accumulate(np.maximum(end, self._device_ns[1]))
-
-    def _read_ns(self) -> tuple[np.ndarray, np.ndarray]:
-        start = np.concatenate([[BEGINNING_NS], self.start_ns, [END_NS, END_NS]])
-        return start[self.first], start[self.last + 2]
-
-    def spans(self, base_ns: int) -> list[Span]:
-        """Return the steps of each stretch."""
-        begin, end = self._read_ns()
-        bounds = self.start_ns[self.first] + base_ns
-        bounds[0] = BEGINNING_NS
-        before = np.concatenate([[BEGINNING_NS, BEGINNING_NS], self.device_end_ns])[self.first]
-        return [
-            Span(
-                own_ns=(int(bounds[n]), int(bounds[n + 1]) if n + 1 < len(bounds) else END_NS),
-                read_ns=(_shifted(begin[n], base_ns), _shifted(end[n], base_ns)),
-                device_begin_ns=None if before[n] == BEGINNING_NS else int(before[n]) + base_ns,
-            )
-            for n in range(len(bounds))
-        ]
-
-    def step_table(self, base_ns: int) -> pa.Table:
-        """Return STEP of all steps."""
-        start, end = self.start_ns + base_ns, self.end_ns + base_ns
-        return step_table(self.number, start, end, "profiler_step")
-
-
-def _shifted(time_ns: Any, base_ns: int) -> int:
-    whole = int(time_ns)
-    return whole if abs(whole) == END_NS else whole + base_ns
+def _needed(plan: Plan, group: int, columns: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first stretch that needs each row of a group, and the one after the last."""
+    start, dur = columns[_START], columns[_DUR]
+    if group == DEVICE:
+        correlation = columns[_FIXED + [*GROUPS[DEVICE].ints].index("correlation_id")]
+        return plan.of_device(start, dur, correlation)
+    return plan.of_host(start, dur if group in (HOST, SYNCHRONIZATION) else 0)
 
 
 def _chosen(columns: Columns, collectives: Marked, number: int) -> tuple[Columns, Marked]:

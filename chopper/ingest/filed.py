@@ -1,0 +1,259 @@
+"""Tables of large ranks as Parquet files: written and read a stretch of steps at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper import limits
+from chopper.arrow import with_column
+from chopper.collectors.formats.arrays import is_one_of, to_arrow, to_numpy
+from chopper.engines import Engine, Kept, Lost
+from chopper.errors import ChopperError, InputError
+from chopper.storage import parquet
+from chopper.storage.store import Span, Stretch
+from chopper.storage.stretches import Plan
+
+_TIME_OF = {
+    "host_span": "start_ns",
+    "device_event": "start_ns",
+    "synchronization": "start_ns",
+    "memory_event": "time_ns",
+}
+"""Tables in the order of this column, of which a stretch holds a part; others it holds whole."""
+_SOURCES = ("device_event", "host_span")
+"""Tables whose rows ``collective`` names."""
+_Moved = Mapping[str, Callable[[np.ndarray], np.ndarray]]
+
+
+def write_stretches(
+    writer: parquet.RankWriter,
+    stretches: Sequence[Stretch],
+    others: Iterable[str],
+    engine: Engine,
+) -> None:
+    """Write the tables of a rank's stretches: each row once, in the order of the whole tables.
+
+    Args:
+        writer: of the rank's files.
+        stretches: of the rank, in their order.
+        others: tables that are left out.
+        engine: what reads the stretches.
+
+    Raises:
+        InputError: a stretch cannot be read.
+        OutputError: the files cannot be written.
+    """
+    left_out = {*others}
+    of_host: list[pa.Table] = []
+    calls = ((stretch,) for stretch in stretches)
+    for number, done in enumerate(engine.map(own_task, calls, label="import")):
+        if isinstance(done, Lost):
+            raise done.error if isinstance(done.error, ChopperError) else InputError(done.reason)
+        assert done.held is not None
+        tables = done.held.get()
+        collective = _counted_on(tables.pop("collective"), writer)
+        is_host = pc.equal(collective["source"], "host_span")
+        writer.write("collective", collective.filter(pc.invert(is_host)))
+        of_host.append(collective.filter(is_host))
+        for name, table in tables.items():
+            if name not in left_out and (number == 0 or name in _TIME_OF):
+                writer.write(name, table)
+    for table in of_host:  # as the table is sorted
+        writer.write("collective", table)
+
+
+def own_task(stretch: Stretch) -> Kept:
+    """Read a stretch; of the tables that it holds in part, its own rows are kept.
+
+    ``collective`` names rows as counted from the first own one.
+    """
+    tables = {**stretch.get()}
+    moved: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    for name, column in _TIME_OF.items():
+        bounds = stretch.span.device_ns if name == "device_event" else stretch.span.own_ns
+        first, after = np.searchsorted(to_numpy(tables[name][column]), bounds).tolist()
+        tables[name] = tables[name].slice(first, after - first)
+        moved[name] = _within(first, after)
+    tables["collective"] = _renumbered(tables["collective"], moved)
+    return Kept(None, tables)
+
+
+def _within(first: int, after: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda rows: np.where((rows >= first) & (rows < after), rows - first, -1)
+
+
+def _after(count: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda rows: rows + count
+
+
+def _counted_on(collective: pa.Table, writer: parquet.RankWriter) -> pa.Table:
+    """Return COLLECTIVE with rows as counted behind those that are written."""
+    return _renumbered(collective, {name: _after(writer.rows_count(name)) for name in _SOURCES})
+
+
+def _renumbered(collective: pa.Table, moved: _Moved) -> pa.Table:
+    """Return COLLECTIVE with other numbers of rows, without those that become negative."""
+    if not collective.num_rows:
+        return collective
+    rows = to_numpy(collective["row"]).copy()
+    for name, of in moved.items():
+        mine = _is(collective["source"], name)
+        rows[mine] = of(rows[mine])
+    return with_column(collective, "row", to_arrow(rows)).filter(to_arrow(rows >= 0))
+
+
+def _is(texts: pa.ChunkedArray, *names: str) -> np.ndarray:
+    """Return the mask of the rows of a dictionary column that hold one of some texts."""
+    masks = [
+        is_one_of((to_numpy(chunk.indices, -1), chunk.dictionary.to_pylist()), *names)
+        for chunk in texts.chunks
+    ]
+    return np.concatenate([np.zeros(0, dtype=bool), *masks])
+
+
+@dataclass(frozen=True)
+class FiledStretch:
+    """The tables of a stretch of a rank's steps, in the rank's files.
+
+    Attributes:
+        files: by table.
+        ranges: table → its rows, as (first, one after the last), of those held in part.
+        span: the steps.
+    """
+
+    files: Mapping[str, Path]
+    ranges: Mapping[str, np.ndarray]
+    span: Span
+
+    def get(self) -> Mapping[str, pa.Table]:
+        """Return the tables; one is read when it is asked for."""
+        return _Tables(self)
+
+    def rows(self, name: str) -> np.ndarray:
+        """Return which row of the whole table each row of the stretch is."""
+        parts = (np.arange(first, after) for first, after in self.ranges[name].tolist())
+        return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+class _Tables(dict[str, pa.Table]):
+    """Tables of a stretch by name, each read when it is asked for first."""
+
+    def __init__(self, stretch: FiledStretch) -> None:
+        self._stretch = stretch
+
+    def __missing__(self, name: str) -> pa.Table:
+        stretch = self._stretch
+        table = parquet.read(stretch.files[name], name, stretch.ranges.get(name))
+        if name == "collective":
+            table = _renumbered(table, {s: _found_in(stretch.rows(s)) for s in _SOURCES})
+        return self.setdefault(name, table)
+
+
+def _found_in(held: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda rows: np.searchsorted(held, rows)
+
+
+def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> list[FiledStretch]:
+    """Return the stretches of a rank whose tables are too large to be read as a whole; else none.
+
+    Args:
+        files: of the rank, by table.
+        rows_count: of each.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    events_count = sum(rows_count.get(name, 0) for name in ("host_span", "device_event"))
+    if events_count * limits.ROW_BYTES < limits.LARGE_TRACE_BYTES:
+        return []
+    if not {"step", "host_span", "device_event"} <= {*files}:
+        return []
+    step = parquet.read(files["step"], "step")
+    step = step.filter(step["traced"])
+    number, start, end = (to_numpy(step[name]) for name in ("number", "start_ns", "end_ns"))
+    if (np.diff(start) <= 0).any():
+        return []
+    every = sum(rows_count.get(name, 0) for name in _TIME_OF)
+    plan = Plan.of((number.tolist(), start, end), _launches(files["host_span"]), every)
+    if plan is None:
+        return []
+    columns = ("start_ns", "dur_ns", "correlation_id")
+    for block in parquet.blocks(files["device_event"], columns):
+        begin, dur, correlation = (to_numpy(block[name], missing=-1) for name in columns)
+        plan.take_events(begin, begin + dur, correlation)
+    ranges = {name: _ranges(plan, name, file) for name, file in files.items() if name in _TIME_OF}
+    if "collective" in files:
+        ranges["collective"] = _ranges_of_collectives(files["collective"], ranges)
+    return [
+        FiledStretch(files, {name: of[at] for name, of in ranges.items()}, span)
+        for at, span in enumerate(plan.spans())
+    ]
+
+
+def _launches(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return correlation and start of the calls that launch."""
+    correlations, starts = [], []
+    for block in parquet.blocks(file, ("start_ns", "category", "correlation_id")):
+        correlation = to_numpy(block["correlation_id"], missing=-1)
+        category = pa.chunked_array([block["category"]])
+        call = _is(category, "runtime", "driver") & (correlation >= 0)
+        correlations.append(correlation[call])
+        starts.append(to_numpy(block["start_ns"])[call])
+    return np.concatenate(correlations), np.concatenate(starts)
+
+
+def _ranges(plan: Plan, name: str, file: Path) -> list[np.ndarray]:
+    """Return the rows of a table that each stretch needs."""
+    columns = [_TIME_OF[name]] + ["dur_ns"] * (name != "memory_event")
+    columns += ["correlation_id"] * (name == "device_event")
+    parts: list[list[np.ndarray]] = [[] for _ in plan.first]
+    before = 0
+    for block in parquet.blocks(file, columns):
+        values = [to_numpy(block[column], missing=-1) for column in columns]
+        if name == "device_event":
+            low, high = plan.of_device(*values)
+        else:
+            low, high = plan.of_host(values[0], values[1] if len(values) > 1 else 0)
+        for at in range(int(low.min()), int(high.max())):
+            parts[at].append(before + np.flatnonzero((low <= at) & (at < high)))
+        before += block.num_rows
+    return [_as_ranges(part) for part in parts]
+
+
+def _ranges_of_collectives(
+    file: Path, ranges: Mapping[str, Sequence[np.ndarray]]
+) -> list[np.ndarray]:
+    """Return the rows of ``collective`` that each stretch needs: of the events that it holds."""
+    held = ranges["device_event"], ranges["host_span"]
+    parts: list[list[np.ndarray]] = [[] for _ in held[0]]
+    before = 0
+    for block in parquet.blocks(file, ("source", "row")):
+        row = to_numpy(block["row"])
+        on_device = _is(pa.chunked_array([block["source"]]), "device_event")
+        for at, (device, host) in enumerate(zip(*held, strict=True)):
+            needed = np.where(on_device, _inside(device, row), _inside(host, row))
+            parts[at].append(before + np.flatnonzero(needed))
+        before += block.num_rows
+    return [_as_ranges(part) for part in parts]
+
+
+def _inside(ranges: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the mask of the rows that lie in ranges."""
+    at = np.searchsorted(ranges[:, 0], rows, side="right") - 1
+    return (at >= 0) & (rows < np.append(ranges[:, 1], 0)[at])
+
+
+def _as_ranges(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return rows, ascending, as (first, one after the last) of those that follow one another."""
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    first, last = np.append(-1, breaks) + 1, np.append(breaks, len(rows) - 1)
+    if not len(rows):
+        return np.zeros((0, 2), dtype=np.int64)
+    return np.stack([rows[first], rows[last] + 1], axis=1)
