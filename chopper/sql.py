@@ -35,6 +35,7 @@ from chopper.storage.run import Run, ranks_of
 from chopper.storage.streams import read_stream
 from chopper.tables import GROUPS, TABLES
 from chopper.views import VIEWS, views
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -408,6 +409,23 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(parquet.plain(table.schema))
 
 
+def _check_rows(recording: Run, names: Sequence[str]) -> None:
+    """Refuse to join tables whose rows are counted in a stretch with those of the whole trace.
+
+    Raises:
+        InputError: a rank is so large that its events are attributed a stretch at a time.
+    """
+    of_stretch = sorted({"event_link", "piece", "gap", "communication"}.intersection(names))
+    of_whole = sorted(_RECORDED.intersection(names))
+    large = [rank for rank in recording.ranks if recording.tables.stretches(rank)]
+    if large and of_stretch and of_whole:
+        raise InputError(
+            f"SQL: rank {ranges(large)} is too large to be held: rows are counted in the stretch "
+            f"of steps that is looked at closely in {', '.join(of_stretch)}, and in the whole "
+            f"trace in {', '.join(of_whole)}; query them apart, or record fewer steps"
+        )
+
+
 def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Table]:
     """Return tables and views of a run that is in memory; an attributed one has them all."""
     recording = run if isinstance(run, Run) else run.recording
@@ -424,6 +442,7 @@ def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Tabl
     tables = {}
     if isinstance(run, Attributed):
         tables = views(run, [name for name in names if name in VIEWS])
+        _check_rows(recording, names)
         attributed = {"piece": run.pieces, "window": run.windows, "gap": run.gaps}
         tables |= attributed | {"communication": run.communication}
     tables["ranks"] = ranks_of(recording.manifest)

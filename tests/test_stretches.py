@@ -132,6 +132,14 @@ def test_details_are_of_the_stretch_with_the_median_step(ranks: Path) -> None:
     assert view(run, "kernels").num_rows
 
 
+def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> None:
+    pytest.importorskip("duckdb", reason="DuckDB is not installed (chopper-profiler[query])")
+    run = attributed(ranks / "rank-0.json.gz")
+    assert chopper.query(run, "SELECT count(*) AS n FROM event_link")["n"][0].as_py() > 0
+    with pytest.raises(InputError, match="too large to be held: rows are counted in the stretch"):
+        chopper.query(run, "FROM event_link JOIN device_event USING (rank, row)")
+
+
 def test_steps_choose_what_is_attributed(ranks: Path, tmp_path: Path) -> None:
     file = ranks / "rank-0.json.gz"
     both = [chopper.attribute(file, steps=[4, 5]), attributed(file, steps=[4, 5])]
