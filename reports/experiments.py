@@ -201,10 +201,11 @@ def _cells(pair: Pair, labels: tuple[str, ...]) -> list[Cell]:
     interval = fmt.UNKNOWN
     if ratio is not None and ratio.ci95 is not None:
         interval = f"{ratio.ci95[0]:.2f} … {ratio.ci95[1]:.2f}"
+    value = None if ratio is None else ratio.value
     numbers = (
         *((row.estimate.value, fmt.cell(name, row.estimate.value)) for row in (pair.a, pair.b)),
-        (ratio.value if ratio else 0.0, f"{ratio.value:.2f}×" if ratio else fmt.UNKNOWN),
-        (ratio.value if ratio else 0.0, interval),
+        (value, fmt.UNKNOWN if value is None else f"{value:.2f}×"),
+        (value, interval),
     )
     dim = pair.told is False
     return [

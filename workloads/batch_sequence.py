@@ -67,7 +67,7 @@ WORKLOAD = Workload(
     ),
     shown=(ShownView("clock_by_step", ("clock_mean_hz", "observed_ns", "at_reference_ns")),),
     repeats=3,
-    seconds=200,
+    seconds=310,
     position=4,
 )
 

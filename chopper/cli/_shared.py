@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import OutputError, printable
+from chopper.errors import OutputError, UsageError, printable
 from chopper.wording import plural
 
 if TYPE_CHECKING:
@@ -156,6 +157,28 @@ _steps = click.option(
     expose_value=False,
     help="Steps to analyze, by their numbers: 10-19. [default: all that were traced]",
 )
+
+
+def check_of_experiments(*used: str) -> None:
+    """Refuse options that an experiment would leave unused.
+
+    Args:
+        used: parameters of the command that are used.
+
+    Raises:
+        UsageError: others were given.
+    """
+    context = click.get_current_context()
+    given = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in used
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: of runs alone, and found an experiment; name one of its runs"
+        )
 
 
 def engines(command: _Command) -> _Command:

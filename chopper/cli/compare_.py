@@ -98,8 +98,7 @@ def command(
     if output is not None:
         kind = shared.check_report(output, (run_a, run_b), force=force)
     if is_experiment(Path(run_a)) and is_experiment(Path(run_b)):
-        if conditions is not None:
-            raise UsageError("--fail-on: A and B are experiments; name a run of each")
+        shared.check_of_experiments("run_a", "run_b", "output", "force", "as_json", "top")
         return _experiments((Path(run_a), Path(run_b)), output, kind, top=top, as_json=as_json)
     sides = [shared.attributed([source], name) for name, source in (("A", run_a), ("B", run_b))]
     with progress("comparing"):

@@ -53,6 +53,7 @@ def _rendered(sources: tuple[str, ...], kind: str) -> str:
         from chopper.experiments import loading
         from chopper.reports import experiment as page
 
+        shared.check_of_experiments("sources", "output", "force", "open_it")
         with progress("attributing"):
             found = loading.load(Path(sources[0]))
         return page.render(found, kind)

@@ -252,8 +252,8 @@ def _inside(ranges: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def _as_ranges(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return rows, ascending, as (first, one after the last) of those that follow one another."""
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    breaks = np.flatnonzero(np.diff(rows) != 1)
-    first, last = np.append(-1, breaks) + 1, np.append(breaks, len(rows) - 1)
     if not len(rows):
         return np.zeros((0, 2), dtype=np.int64)
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    first, last = np.append(-1, breaks) + 1, np.append(breaks, len(rows) - 1)
     return np.stack([rows[first], rows[last] + 1], axis=1)

@@ -14,6 +14,8 @@ from chopper.reports import experiment as report
 from chopper.reports.experiments import Experiments
 from chopper.reports.experiments import render as rendered
 from chopper.workloads import batch_sequence
+from tests.command import run
+from tests.docs.blocks import ROOT
 from tests.workloads.test_headlines import measured
 
 OPERATION = {"operation": "layers.*.ffn.w1 mm", "phase": "forward"}
@@ -141,3 +143,19 @@ def test_a_variant_runs_and_is_compared_with_itself(tmp_path):
     compared = CliRunner().invoke(cli, ["compare", str(place), str(place)])
     assert compared.exit_code == 0, compared.output
     assert "one repetition gives no interval" in " ".join(compared.stdout.split())
+
+
+def test_options_of_runs_are_refused_for_experiments():
+    """They would be left unused without a word."""
+    overlap = str(ROOT / "docs/recordings/overlap")
+    for words, named in (
+        (
+            ["compare", overlap, overlap, "--device", "A:h100-sxm", "--all-steps"],
+            "--device, --all-steps",
+        ),
+        (["compare", overlap, overlap, "--fail-on", "step>+5%"], "--fail-on"),
+        (["report", overlap, "--device", "h100-sxm", "-o", "-.html"], "--device"),
+    ):
+        line = run(*words).line
+        assert named in line
+        assert line.endswith(": of runs alone, and found an experiment; name one of its runs")
