@@ -113,6 +113,8 @@ def _scaled(base: int, *units: str, whole: bool = True) -> Callable[[float | Non
 
 bytes_ = _scaled(1024, "B", "KiB", "MiB", "GiB", "TiB", "PiB")
 """Bytes in binary units: ``512 B``, ``1.50 GiB``."""
+decimal_bytes = _scaled(1000, "B", "kB", "MB", "GB", "TB", "PB")
+"""Bytes in decimal units, as limits are given: ``2.00 GB``."""
 rate = _scaled(1000, "B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 """Bytes per second in decimal units, as links and memories are sold: ``3.35 TB/s``."""
 flops = _scaled(1000, "FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from chopper.wording import bytes_
+from chopper.wording import decimal_bytes
 
 
 class Held(Protocol):
@@ -98,4 +98,4 @@ def lost(error: BaseException, memory_bytes: int | None = None) -> Lost:
         return Lost(str(error) or type(error).__name__, error)
     if memory_bytes is None:
         return Lost("this machine has not enough memory for it: use fewer --workers", error)
-    return Lost(f"it takes more than --memory {bytes_(memory_bytes)}: raise it", error)
+    return Lost(f"it takes more than --memory {decimal_bytes(memory_bytes)}: raise it", error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from chopper.engines import Engine
 from chopper.errors import UsageError
 from chopper.limits import LARGE_TRACE_BYTES, usable_cores
-from chopper.wording import bytes_, plural
+from chopper.wording import bytes_, decimal_bytes, plural
 
 _LEAST_BYTES = 250_000_000
 """Of uncompressed trace: less takes about a second, as long as starting processes does."""
@@ -59,7 +59,7 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     if options.workers is not None:
         workers, reason = options.workers, f"--workers {options.workers}"
     elif options.memory_bytes is not None:
-        reason = f"--memory {bytes_(options.memory_bytes)}"
+        reason = f"--memory {decimal_bytes(options.memory_bytes)}"
     elif workers < 2 or sum(sizes) < _LEAST_BYTES:
         return Serial(said)
     if workers < 2 and options.memory_bytes is None and sum(sizes) < _LEAST_BYTES:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from chopper.engines import Done, Kept, Lost, lost, workers
 from chopper.engines.spill import Folder, Spilled, write
 from chopper.errors import ChopperError, UsageError
-from chopper.wording import bytes_
+from chopper.wording import decimal_bytes
 
 _MOST_ATTEMPTS = 3
 _LEAST_MEMORY_BYTES = 256_000_000
@@ -55,7 +55,7 @@ class Processes:
     ) -> None:
         if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
             raise UsageError(
-                f"--memory {bytes_(memory_bytes)}: too little for a worker; give at least 256MB"
+                f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; give at least 256MB"
             )
         self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress
@@ -164,7 +164,7 @@ class Processes:
             how = f" ({signals.get(-codes[0], f'exit code {codes[0]}')})"
         remedy = "use fewer --workers"
         if self._memory_bytes is not None:
-            remedy = f"raise --memory, which is {bytes_(self._memory_bytes)}"
+            remedy = f"raise --memory, which is {decimal_bytes(self._memory_bytes)}"
         return f"its process died {_MOST_ATTEMPTS} times{how}, often for lack of memory: {remedy}"
 
     def _end_workers(self) -> list[int]:

@@ -206,7 +206,7 @@ def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
             table.select(names).replace_schema_metadata(table.schema.metadata)
         )
     except damage as exc:
-        raise _damaged(path, exc) from exc
+        raise _unreadable(path, exc) from exc
 
 
 def _rows(file: pq.ParquetFile, ranges: np.ndarray) -> pa.Table:
@@ -240,7 +240,7 @@ def blocks(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             opened = pq.ParquetFile(file, read_dictionary=columns)
             yield from opened.iter_batches(_ROW_GROUP, columns=columns)
     except arrow_errors() as exc:
-        raise _damaged(path, exc) from exc
+        raise _unreadable(path, exc) from exc
 
 
 class _Tables(dict[str, pa.Table]):
@@ -276,12 +276,13 @@ def rows_count(path: Path) -> int:
         with path.open("rb") as file:
             return int(pq.read_metadata(file).num_rows)
     except arrow_errors() as exc:
-        raise _damaged(path, exc) from exc
+        raise _unreadable(path, exc) from exc
 
 
-def _damaged(path: Path, exc: BaseException) -> InputError:
+def _unreadable(path: Path, exc: BaseException) -> InputError:
+    state = "missing" if isinstance(exc, FileNotFoundError) else f"damaged ({one_line(exc)})"
     return InputError(
-        f"{path}: damaged ({one_line(exc)}); delete the *{SUFFIX} files of {path.parent.name}, "
+        f"{path}: {state}; delete the *{SUFFIX} files of {path.parent.name}, "
         "then its trace is read"
     )
 

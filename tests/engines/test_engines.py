@@ -102,7 +102,7 @@ def test_what_is_wrong_with_the_data_is_the_result_of_its_task_alone(kind: Any) 
         ([10, 10], {}, "serial", 1, "2 traces, about 20 B of trace"),
         ([10, 10], {"workers": 2}, "processes", 2, "--workers 2"),
         ([10, 10], {"workers": 1}, "serial", 1, "--workers 1"),
-        ([10], {"memory_bytes": 1 << 30}, "processes", 1, "--memory 1.00 GiB"),
+        ([10], {"memory_bytes": 10**9}, "processes", 1, "--memory 1.00 GB"),
         ([200 << 20, 200 << 20], {"workers": 1}, "processes", 1, "--workers 1"),
         ([400 << 20], {}, "serial", 1, "1 trace, about 400 MiB of trace"),
     ],
@@ -137,7 +137,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match="contradict each other: a cluster schedules"):
             engine_of([], options)
-    with pytest.raises(UsageError, match="too little for a worker; give at least 256MB"):
+    with pytest.raises(UsageError, match="--memory 1.05 MB: too little for a worker; give at"):
         engine_of([], EngineOptions(memory_bytes=1 << 20))
 
 

@@ -76,7 +76,7 @@ def test_a_task_that_takes_more_than_the_memory_is_lost_alone(function: object) 
         results = [*engine.map(function, calls, label="")]  # type: ignore[arg-type]
     assert done(results) in ([1, 1], [1 << 20, 2 << 20])
     assert isinstance(results[1], Lost)
-    assert results[1].reason == "it takes more than --memory 512 MiB: raise it"
+    assert results[1].reason == "it takes more than --memory 537 MB: raise it"
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder: Path) -> None:

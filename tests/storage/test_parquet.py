@@ -131,6 +131,9 @@ def test_a_damaged_file_is_named_with_the_remedy(imported: Path, tmp_path: Path)
     assert run("analyze", copy).line == outcome.line
     with pytest.raises(InputError, match="damaged"):
         parquet.read(file, "device_event")
+    file.unlink()
+    with pytest.raises(InputError, match=r"device_event\.parquet: missing; delete the"):
+        parquet.read(file, "device_event")
     whole = (imported / "rank-00001" / file.name).read_bytes()
     file.write_bytes(whole[:200] + bytes(200) + whole[400:])  # within a page
     line = run("analyze", copy).line
@@ -222,4 +225,7 @@ def test_a_column_that_a_file_lacks_is_unknown_or_one_line(imported: Path, tmp_p
     assert table.drop_columns(["grid"]).equals(whole.drop_columns(["grid"]))
     pq.write_table(whole.drop_columns(["name"]), file)
     with pytest.raises(InputError, match=r"device_event\.parquet: damaged \(.*name"):
+        parquet.read(file, "device_event")
+    file.unlink()
+    with pytest.raises(InputError, match=r"device_event\.parquet: missing; delete the"):
         parquet.read(file, "device_event")
