@@ -55,7 +55,8 @@ class Processes:
     ) -> None:
         if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
             raise UsageError(
-                f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; give at least 256MB"
+                f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; "
+                "give at least 256MB"
             )
         self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress

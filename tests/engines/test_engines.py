@@ -137,7 +137,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match="contradict each other: a cluster schedules"):
             engine_of([], options)
-    with pytest.raises(UsageError, match="--memory 1.05 MB: too little for a worker; give at"):
+    with pytest.raises(UsageError, match=r"--memory 1\.05 MB: too little for a worker; give at"):
         engine_of([], EngineOptions(memory_bytes=1 << 20))
 
 
