@@ -282,8 +282,7 @@ def rows_count(path: Path) -> int:
 def _unreadable(path: Path, exc: BaseException) -> InputError:
     state = "missing" if isinstance(exc, FileNotFoundError) else f"damaged ({one_line(exc)})"
     return InputError(
-        f"{path}: {state}; delete the *{SUFFIX} files of {path.parent.name}, "
-        "then its trace is read"
+        f"{path}: {state}; delete the *{SUFFIX} files of {path.parent.name}, then its trace is read"
     )
 
 
