@@ -82,6 +82,7 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
         headline=comparison.verdict,
         summary=(
             *_sides(comparison),
+            *_outcomes(comparison),
             *([] if gate is None else [Items(items=gate_items(gate), title="Gate")]),
             *_unlike(comparison),
         ),
@@ -129,6 +130,39 @@ def _sides(comparison: Comparison) -> list[Block]:
         about = " · ".join([fmt.plural(side.ranks, "rank"), *side.devices, steps])
         facts.append(Fact(label=name, value=side.source, note=about))
     return [Paragraph(median), Facts(facts=facts)]
+
+
+def _outcomes(comparison: Comparison) -> list[Block]:
+    """Return what a step gives and costs; what was not recorded is named with the reason."""
+    known = [o for o in comparison.outcomes if o.reason is None]
+    rows = [
+        [
+            Cell(text=text, dim=o.told is False)
+            for text in (
+                o.label,
+                fmt.cell(o.id, o.a),
+                fmt.cell(o.id, o.b),
+                signed(o.ratio),
+                fmt.UNKNOWN
+                if o.ci95_ratio is None
+                else f"{signed(o.ci95_ratio[0])} … {signed(o.ci95_ratio[1])}",
+            )
+        ]
+        for o in known
+    ]
+    columns = ("Of both runs", "A", "B", "B over A", "95 % interval")
+    notes = "; ".join(f"{o.label}: {o.note}" for o in known[1:])
+    by_reason: dict[str, list[str]] = {}
+    for o in comparison.outcomes:
+        if o.reason is not None:
+            by_reason.setdefault(o.reason, []).append(o.label)
+    unknown = [
+        Item(f"{', '.join(labels)} unknown: {why}", "info") for why, labels in by_reason.items()
+    ]
+    return [
+        *([Table(columns=columns, rows=rows, note=f"{notes}.")] if len(known) > 1 else []),
+        *([Items(items=unknown)] if unknown else []),
+    ]
 
 
 def _went(median: Total) -> str:

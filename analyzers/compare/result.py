@@ -96,6 +96,37 @@ class Change(Total):
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gives or costs in both runs.
+
+    Attributes:
+        id: its name with the unit as suffix (``loss`` has none).
+        a, b: of each run; None where not known.
+        ci95_ratio: 95 % interval of the change over A; None without one.
+        reason: why a value is None.
+        note: what is measured.
+    """
+
+    id: str
+    label: str
+    a: float | None
+    b: float | None
+    ci95_ratio: tuple[float, float] | None
+    reason: str | None
+    note: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Change over A."""
+        return None if self.b is None or not self.a else self.b / self.a - 1
+
+    @property
+    def told(self) -> bool | None:
+        """True when the change is told from noise; None without an interval."""
+        return self.ci95_ratio and (self.ci95_ratio[0] > 0 or self.ci95_ratio[1] < 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One kernel or operator in both runs, per step of one rank.
 
@@ -146,6 +177,7 @@ class Comparison:
         step: the mean step, the reference of all causes.
         median: the median step, which single slow steps do not affect.
         untraced: the step time of untraced steps; None where a run has none.
+        outcomes: step time, throughput, energy and loss.
         changes: all causes with time in either run, parents before their leaves.
         kernels, operations: sorted by the size of their difference.
         notes: caveats of the figures.
@@ -159,6 +191,7 @@ class Comparison:
     step: Total
     median: Total
     untraced: Total | None
+    outcomes: tuple[Outcome, ...]
     changes: tuple[Change, ...]
     kernels: tuple[Item, ...]
     operations: tuple[Item, ...]
@@ -270,6 +303,7 @@ class Comparison:
             "b": _side_dict(self.b),
             "checks": [asdict(c) for c in self.checks],
             **{name: _total_dict(getattr(self, name)) for name in ("step", "median", "untraced")},
+            "outcomes": [asdict(o) | {"ratio": o.ratio, "told": o.told} for o in self.outcomes],
             "causes": [_change_dict(change) for change in self.changes],
             "kernels": [asdict(i) for i in self.kernels],
             "operations": [asdict(i) for i in self.operations],

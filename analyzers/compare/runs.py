@@ -13,6 +13,7 @@ import numpy as np
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare import same_work
+from chopper.analyzers.compare.outcomes import outcomes
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
 from chopper.analyzers.compare.steps import Steps, cut
 from chopper.analyzers.events.groups import sum_by
@@ -53,6 +54,7 @@ def compare(
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]
     changes, step = _changes(sides, leaves, exact)
+    untraced = _untraced((a, b))
     return Comparison(
         a=_side(a, sides[0]),
         b=_side(b, sides[1]),
@@ -60,7 +62,8 @@ def compare(
         checks=same_work.check((a, b), sides),
         step=step,
         median=_median(sides),
-        untraced=_untraced((a, b)),
+        untraced=untraced,
+        outcomes=outcomes((a, b), sides, untraced or step),
         changes=changes,
         kernels=_items(sides, "kernel"),
         operations=_items(sides, "op"),

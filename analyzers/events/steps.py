@@ -78,6 +78,27 @@ def tokens_of(run: Attributed, rank: int) -> int | None:
     return next(iter(counts.values())) if len(counts) == 1 else None
 
 
+def tokens_of_steps(
+    run: Attributed, ranks: tuple[int, ...], numbers: np.ndarray
+) -> tuple[np.ndarray, str]:
+    """Return the tokens of steps, NaN where not known, and who counted them. STEP_WORK -> tokens.
+
+    Summed over ranks: by the program's count, or of a mean step by its embedding.
+    """
+    counted = [run.recording.table(rank, "step_work") for rank in ranks]
+    if all(table.num_rows for table in counted):
+        work = pa.concat_tables(table.select(["step", "tokens_count"]) for table in counted)
+        by_step = work.group_by("step").aggregate([("tokens_count", "sum")])
+        total = dict(zip(*(c.to_pylist() for c in by_step.itercolumns()), strict=True))
+        return np.array([total.get(n, np.nan) for n in numbers.tolist()], np.float64), "program"
+    per_step = 0.0
+    for rank in ranks:
+        table = step_table(run, rank)
+        traced = table.filter(table["traced"]).num_rows if table.num_rows else 1
+        per_step += (tokens_of(run, rank) or np.nan) / (traced or np.nan)
+    return np.full(len(numbers), per_step), "embeddings of traced steps"
+
+
 def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:
     """Return the indices that a rank looked up by shape of the table; none where not known."""
     spans = run.joined[rank].host_span

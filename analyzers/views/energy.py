@@ -26,7 +26,7 @@ from chopper.analyzers.events.meter import (
     ranks_by_host,
     ranks_by_socket,
 )
-from chopper.analyzers.events.steps import step_table, steps_of, tokens_of
+from chopper.analyzers.events.steps import steps_of, tokens_of_steps
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View, column, optional
@@ -157,7 +157,7 @@ def _unit(
         "step_count": 0,
         "basis": None if meter is None else meter.basis,
     }
-    return _Unit(row, ranks, device, meter, steps, *_tokens(run, ranks, steps[:, 0]))
+    return _Unit(row, ranks, device, meter, steps, *tokens_of_steps(run, ranks, steps[:, 0]))
 
 
 def _devices(run: Attributed) -> list[_Unit]:
@@ -201,22 +201,6 @@ def _hosts(run: Attributed) -> list[_Unit]:
             meter = meter_of(time_ns[mine], total_j[mine])
             units.append(_unit(run, domain, ranks, meter, device=False))
     return units
-
-
-def _tokens(run: Attributed, ranks: tuple[int, ...], numbers: np.ndarray) -> tuple[np.ndarray, str]:
-    """Tokens of each step by the program's count, or of a mean step by its embedding."""
-    counted = [run.recording.table(rank, "step_work") for rank in ranks]
-    if all(table.num_rows for table in counted):
-        work = pa.concat_tables(table.select(["step", "tokens_count"]) for table in counted)
-        by_step = work.group_by("step").aggregate([("tokens_count", "sum")])
-        total = dict(zip(*(c.to_pylist() for c in by_step.itercolumns()), strict=True))
-        return np.array([total.get(n, np.nan) for n in numbers.tolist()], np.float64), "program"
-    per_step = 0.0
-    for rank in ranks:
-        table = step_table(run, rank)
-        traced = table.filter(table["traced"]).num_rows if table.num_rows else 1
-        per_step += (tokens_of(run, rank) or np.nan) / (traced or np.nan)
-    return np.full(len(numbers), per_step), "embeddings of traced steps"
 
 
 def _of_steps(unit: _Unit) -> list[Row]:
