@@ -156,12 +156,10 @@ def _outcomes(comparison: Comparison) -> list[Block]:
     for o in comparison.outcomes:
         if o.reason is not None:
             by_reason.setdefault(o.reason, []).append(o.label)
-    unknown = [
-        Item(f"{', '.join(labels)} unknown: {why}", "info") for why, labels in by_reason.items()
-    ]
+    unknown = "; ".join(f"{', '.join(labels)} ({why})" for why, labels in by_reason.items())
     return [
         *([Table(columns=columns, rows=rows, note=f"{notes}.")] if len(known) > 1 else []),
-        *([Items(items=unknown)] if unknown else []),
+        *([Items(items=[Item(f"Not known: {unknown}", "info")])] if unknown else []),
     ]
 
 

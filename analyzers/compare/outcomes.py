@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -28,6 +29,15 @@ _Known = tuple[float | None, str]
 """A value, or None and why."""
 
 
+class _Energy(NamedTuple):
+    """Energy of a run by column, its groups of steps where one source gave it, and whose it is."""
+
+    values: dict[str, _Known]
+    groups: Sample | None
+    meter: str | None = None
+    why: str = _NO_ENERGY
+
+
 def outcomes(runs: Pair, sides: tuple[Steps, Steps], step: Total) -> tuple[Outcome, ...]:
     """Return them in that order.
 
@@ -37,6 +47,11 @@ def outcomes(runs: Pair, sides: tuple[Steps, Steps], step: Total) -> tuple[Outco
         step: the step time that is compared, without a trace where both runs have that.
     """
     of_energy = [_energy(run, side) for run, side in zip(runs, sides, strict=True)]
+    meters = [of.meter for of in of_energy]
+    if all(meters) and meters[0] != meters[1]:
+        of_energy = [
+            _Energy({}, None, why=f"not alike, of {meters[0]} in A and of {meters[1]} in B")
+        ] * 2
     names = {"energy_per_step_j": "Energy per step", "energy_per_token_j": "Energy per token"}
     return (
         Outcome("step_ns", "Step", step.a_ns, step.b_ns, step.ci95_ratio, None, _STEP),
@@ -45,9 +60,9 @@ def outcomes(runs: Pair, sides: tuple[Steps, Steps], step: Total) -> tuple[Outco
             _outcome(
                 column,
                 label,
-                [of[0].get(column, (None, _NO_ENERGY)) for of in of_energy],
-                _energy_interval([of[1] for of in of_energy]) if "step" in column else None,
-                "devices, or the host's processors; over all recorded steps",
+                [of.values.get(column, (None, of.why)) for of in of_energy],
+                _energy_interval([of.groups for of in of_energy]) if "step" in column else None,
+                f"of {meters[0] or meters[1] or 'devices'}, over all recorded steps",
             )
             for column, label in names.items()
         ),
@@ -97,8 +112,8 @@ def _tokens_per_step(run: Attributed) -> float | None:
     return float(known.mean()) if known.size and known.mean() > 0 else None
 
 
-def _energy(run: Attributed, side: Steps) -> tuple[dict[str, _Known], Sample | None]:
-    """Energy per step and token of all devices, else of the processors; groups of their steps."""
+def _energy(run: Attributed, side: Steps) -> _Energy:
+    """Energy per step and token of all devices, else of all processors."""
     table = views(run, ["energy"], events=side.events)["energy"]
     whole = table.filter(pc.equal(table["scope"], "run")).to_pylist()
     devices = [row for row in whole if "device" in row["source"]]
@@ -107,22 +122,30 @@ def _energy(run: Attributed, side: Steps) -> tuple[dict[str, _Known], Sample | N
     ]
     rows = devices[:1] or sockets
     if not rows:
-        return {}, None
-    found: dict[str, _Known] = {}
-    for name in ("energy_per_step_j", "energy_per_token_j"):
-        values = [row[name] for row in rows]
-        why = next((row["reason"] for row in rows if row["reason"]), _NO_ENERGY)
-        found[name] = (None, why) if None in values else (sum(values), "")
-    groups = table.filter(
+        return _Energy({}, None)
+    meter = "devices" if devices else "the hosts' processors"
+    why = next((row["reason"] for row in rows if row["reason"]), _NO_ENERGY)
+    per_step = [row["energy_per_step_j"] for row in rows]
+    # Processors of a host work on the same tokens.
+    tokens = {row["host"]: row["tokens_count"] for row in rows}
+    values: dict[str, _Known] = {}
+    if None not in per_step:
+        energy_j = sum(per_step)
+        values["energy_per_step_j"] = energy_j, ""
+        if None not in tokens.values():
+            per_step_tokens = sum(tokens.values()) / rows[0]["step_count"]
+            values["energy_per_token_j"] = energy_j / per_step_tokens, ""
+    parts = table.filter(
         pc.and_(
             pc.equal(table["scope"], "steps"),
             pc.equal(table["source"], rows[0]["source"]),
         )
     )
-    known = groups.filter(groups["energy_j"].is_valid())
+    known = parts.filter(parts["energy_j"].is_valid())
     if len(rows) > 1 or not known.num_rows:
-        return found, None
-    return found, Sample(reals(known, "energy_j")[:, None], reals(known, "step_count"))
+        return _Energy(values, None, meter, why)
+    groups = Sample(reals(known, "energy_j")[:, None], reals(known, "step_count"))
+    return _Energy(values, groups, meter, why)
 
 
 def _energy_interval(groups: Sequence[Sample | None]) -> tuple[float, float] | None:
@@ -152,7 +175,7 @@ def _loss(runs: Pair) -> Outcome:
         apart = np.array([of_runs[1][s] - of_runs[0][s] for s in later])
         interval = mean_intervals(apart[:, None])
         if interval is not None:
-            ends = sorted(float(end) / mean_a for end in interval[0])
+            ends = sorted(float(end) / abs(mean_a) for end in interval[0])
             ci95_ratio = ends[0], ends[1]
     note = "mean over the later half of the steps with a loss in both runs, compared step by step"
     return _outcome("loss", "Loss", values, ci95_ratio, note)

@@ -117,8 +117,8 @@ class Outcome:
 
     @property
     def ratio(self) -> float | None:
-        """Change over A."""
-        return None if self.b is None or not self.a else self.b / self.a - 1
+        """Change over the size of A, which a loss may have below zero."""
+        return None if self.b is None or not self.a else (self.b - self.a) / abs(self.a)
 
     @property
     def told(self) -> bool | None:

@@ -30,6 +30,7 @@ def trained(
     *,
     tokens: int | None = None,
     power_w: float | None = None,
+    of: str = "device",
     losses: Sequence[float] = (),
     loss_name: str = "loss",
 ) -> Run:
@@ -57,11 +58,15 @@ def trained(
         tables[0, "step_work"] = rows("step_work", work)
     if power_w is not None:
         readings = range(BASE - S, at + S, S // 10)
+        name, source = {
+            "device": ("device_counter", {"device_id": 0}),
+            "host": ("host_energy", {"domain": "package-0"}),
+        }[of]
         total = [
-            {"time_ns": t, "span_ns": 0, "device_id": 0, "energy_j": power_w * (t - BASE) / S}
+            {"time_ns": t, "span_ns": 0, "energy_j": power_w * (t - BASE) / S, **source}
             for t in readings
         ]
-        tables[0, "device_counter"] = rows("device_counter", total)
+        tables[0, name] = rows(name, total)
     part = m.RankManifest(rank=0, status="complete", device_id=0, devices=[m.Device(device_id=0)])
     part.measures = [
         m.Measure(name=loss_name, value=value, labels={"step": step})
@@ -142,8 +147,28 @@ def test_what_was_not_recorded_is_null_with_the_reason_and_named_on_the_page() -
     assert loss.reason is not None
     assert "A: no loss of a step that the other has; B: no loss was recorded" in loss.reason
     text = " ".join(report.render(found, "txt").split())
-    assert "Energy per step, Energy per token unknown: A and B: neither energy nor power" in text
+    assert "; Energy per step, Energy per token (A and B: neither energy nor power was" in text
     assert "Of both runs" not in text  # the step alone is said above
+
+
+def test_a_loss_below_zero_that_rises_has_risen() -> None:
+    a, b = (trained([S] * 8, losses=[-2.0 + more] * 8) for more in (0.0, 0.5))
+    loss = outcomes(a, b)["loss"]
+    assert (loss.ratio, loss.ci95_ratio) == (0.25, (0.25, 0.25))
+
+
+def test_processors_are_compared_with_processors_alone() -> None:
+    devices, hosts = (
+        trained([S] * 18, tokens=1000, power_w=300.0, of=of) for of in ("device", "host")
+    )
+    alike = outcomes(hosts, hosts)
+    assert alike["energy_per_token_j"].a == pytest.approx(0.3, rel=1e-6)
+    assert "the hosts' processors" in alike["energy_per_step_j"].note
+    for outcome in (outcomes(devices, hosts)[f"energy_per_{x}_j"] for x in ("step", "token")):
+        assert (outcome.a, outcome.b) == (None, None)
+        assert outcome.reason == (
+            "A and B: not alike, of devices in A and of the hosts' processors in B"
+        )
 
 
 def test_energy_over_too_short_a_time_is_withheld_with_the_views_reason() -> None:
