@@ -158,7 +158,7 @@ def test_where_every_rank_is_lost_one_line_says_why(traces: Path) -> None:
         chopper.attribute(str(traces), engine=WithoutMemory())
     assert str(refused.value) == (
         f"{traces}: no rank can be attributed (rank 0 omitted: it takes more than --memory "
-        "244 MiB: raise it)"
+        "256 MB: raise it)"
     )
 
 
