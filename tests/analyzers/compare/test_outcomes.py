@@ -58,12 +58,12 @@ def trained(
         tables[0, "step_work"] = rows("step_work", work)
     if power_w is not None:
         readings = range(BASE - S, at + S, S // 10)
-        name, source = {
-            "device": ("device_counter", {"device_id": 0}),
-            "host": ("host_energy", {"domain": "package-0"}),
+        name, key, of_what = {
+            "device": ("device_counter", "device_id", 0),
+            "host": ("host_energy", "domain", "package-0"),
         }[of]
         total = [
-            {"time_ns": t, "span_ns": 0, "energy_j": power_w * (t - BASE) / S, **source}
+            {"time_ns": t, "span_ns": 0, "energy_j": power_w * (t - BASE) / S, key: of_what}
             for t in readings
         ]
         tables[0, name] = rows(name, total)
