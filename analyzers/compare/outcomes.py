@@ -14,8 +14,8 @@ from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import steps_of, tokens_of_steps
 from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.views.energy import energy
 from chopper.statistics import Sample, compare_means, mean_intervals
-from chopper.views import views
 
 _NO_TOKENS = "the tokens of its steps were not counted (prof.step(tokens=…) does)"
 _NO_LOSS = "no loss was recorded (prof.measure('loss', value, step=…) does)"
@@ -114,7 +114,7 @@ def _tokens_per_step(run: Attributed) -> float | None:
 
 def _energy(run: Attributed, side: Steps) -> _Energy:
     """Energy per step and token of all devices, else of all processors."""
-    table = views(run, ["energy"], events=side.events)["energy"]
+    table = energy(run.detailed, side.events)
     whole = table.filter(pc.equal(table["scope"], "run")).to_pylist()
     devices = [row for row in whole if "device" in row["source"]]
     sockets = [
