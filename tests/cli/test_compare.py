@@ -104,6 +104,7 @@ def test_json_is_the_documented_form(pair) -> None:
         "step",
         "median",
         "untraced",
+        "outcomes",
         "causes",
         "kernels",
         "operations",
