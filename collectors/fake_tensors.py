@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def capture(
             f"precision {precision} contradicts strategy {strategy}: single has bf16, fp32 and "
             "autocast, fsdp2 has bf16, fp32 and mixed"
         )
-    return _in_child(
+    return in_child(
         task="memory",
         module=module,
         batch=batch,
@@ -114,19 +115,29 @@ def capture_operators(
     """
     if precision not in ("bf16", "fp32", "autocast"):
         raise UsageError(f"precision {precision!r}: expected bf16, fp32 or autocast")
-    request = {"module": module, "batch": batch, "sequence": sequence, "precision": precision}
-    return _in_child(task="operators", **request)
+    return in_child(
+        task="operators", module=module, batch=batch, sequence=sequence, precision=precision
+    )
 
 
-def _in_child(**request: Any) -> dict[str, Any]:
-    """Run this file with a request, and read the one line that it answers with."""
+def in_child(
+    program: str = __name__, variables: Mapping[str, str] | None = None, **request: Any
+) -> dict[str, Any]:
+    """Run a module that calls :func:`answer`, and read the one line that it answers with.
+
+    Args:
+        program: that module; this one by default.
+        variables: of the child's environment.
+        request: ``task`` and ``module``, and what the task takes.
+    """
     module = request["module"]
     if not all(module.partition(":")):
         raise UsageError(f"--module {module!r}: expected package.module:factory")
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **quiet, **(variables or {})}
     try:
         done = subprocess.run(
-            own_python("chopper.collectors.fake_tensors", json.dumps(request)),
+            own_python(program, json.dumps(request)),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -148,7 +159,7 @@ def _in_child(**request: Any) -> dict[str, Any]:
     return answer
 
 
-def _build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
+def built_module(request: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return the user's module, its inputs, and its loss function or None."""
     import inspect
 
@@ -193,7 +204,7 @@ def _units(module: Any) -> list[tuple[Any, str]]:
     return found
 
 
-def _loss_of(output: Any, function: Any) -> Any:
+def loss_of(output: Any, function: Any) -> Any:
     """A scalar to go backward from: the user's, the output's own, cross-entropy, or the sum."""
     import torch
 
@@ -223,7 +234,7 @@ def _train(
 
     enabled = request["precision"] == "autocast"
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        loss = _loss_of(module(*inputs), function)
+        loss = loss_of(module(*inputs), function)
     loss.backward()
     del loss
     optimizer.step()
@@ -258,7 +269,7 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
         )
     peaks: list[dict[str, int]] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, inputs, function = _build(request)
+        module, inputs, function = built_module(request)
         count = sum(p.numel() for p in module.parameters())
         units = _units(module)
         if request["checkpoint"] == "full":
@@ -323,7 +334,7 @@ _NO_KERNEL = frozenset(
 _NOT_OPERATORS = ("prim", "profiler")
 
 
-def _described(arguments: tuple[Any, ...]) -> tuple[str, str, str]:
+def described(arguments: tuple[Any, ...]) -> tuple[str, str, str]:
     """Arguments as Kineto records them: dims, types, concrete inputs."""
     import torch
 
@@ -348,13 +359,9 @@ def _described(arguments: tuple[Any, ...]) -> tuple[str, str, str]:
     return json.dumps(dims), json.dumps(types), json.dumps(values)
 
 
-def _write_down(request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: a step to settle, and one whose operators are written down."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def noted(counts: Counter[tuple[str, str, str, str]]) -> Any:
+    """Return a mode that counts each operator that would launch a kernel, by its arguments."""
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    counts: Counter[tuple[str, str, str, str]] = Counter()
 
     class Notes(TorchDispatchMode):
         def __torch_dispatch__(
@@ -363,25 +370,37 @@ def _write_down(request: dict[str, Any]) -> dict[str, Any]:
             name = f"{func.namespace}::{func._opname}"
             launches = func.namespace not in _NOT_OPERATORS and func._opname not in _NO_KERNEL
             if launches and not func.is_view:
-                counts[name, *_described(args)] += 1
+                counts[name, *described(args)] += 1
             return func(*args, **(kwargs or {}))
 
+    return Notes()
+
+
+def rows_of(counts: Mapping[tuple[str, str, str, str], int]) -> list[dict[str, Any]]:
+    """Return counted operators as rows: ``op``, its arguments as JSON, ``call_count``."""
+    columns = ("op", "input_dims", "input_types", "concrete_inputs")
+    return [{**dict(zip(columns, key, strict=True)), "call_count": n} for key, n in counts.items()]
+
+
+def _write_down(request: dict[str, Any]) -> dict[str, Any]:
+    """In the child: a step to settle, and one whose operators are written down."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    counts: Counter[tuple[str, str, str, str]] = Counter()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, inputs, function = _build(request)
+        module, inputs, function = built_module(request)
         trained = [p for p in module.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=True)
         for _ in range(2):
             counts.clear()
-            with Notes():
+            with noted(counts):
                 _train(request, module, inputs, function, optimizer)
-    columns = ("op", "input_dims", "input_types", "concrete_inputs")
     return {
         "parameters_count": sum(p.numel() for p in trained),
         "element_bytes": trained[0].element_size() if trained else 4,
         "torch": str(torch.__version__),
-        "operators": [
-            {**dict(zip(columns, key, strict=True)), "call_count": n} for key, n in counts.items()
-        ],
+        "operators": rows_of(counts),
     }
 
 
@@ -407,15 +426,20 @@ def _place(exc: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the module"
 
 
-def _answer() -> None:
-    """The child: one request in, one line out."""
+def answer(tasks: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
+    """Be the child: one request in, one line out, and the process ends.
+
+    Args:
+        tasks: by the name that the request has for them.
+    """
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            said = (_track if request["task"] == "memory" else _write_down)(request)
+            said = tasks[request["task"]](request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
-        remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""
+        extra = missing if missing in ("torch", "triton") else None
+        remedy = f"; install it: pip install 'chopper-profiler[{extra}]'" if extra else ""
         said = {"error": f"module {missing} not found{remedy}"}
     except Exception as exc:  # noqa: BLE001 - the user's code, which may raise anything
         text = str(exc).strip().splitlines()
@@ -428,4 +452,4 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
-    _answer()
+    answer({"memory": _track, "operators": _write_down})

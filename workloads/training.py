@@ -156,6 +156,7 @@ def train(
     periods_ns = [end - begin for begin, end in pairwise(marks_ns)]
     step_ns = statistics.median(periods_ns[1:] or periods_ns)
     tokens_per_s = ranks * args.batch * args.sequence / step_ns * 1e9
+    prof.measure("first_step_ns", periods_ns[0])
     prof.measure("median_step_ns", step_ns)
     prof.measure("tokens_per_s", tokens_per_s)
     print(

@@ -515,7 +515,7 @@ def project_captured(
     classes = _by_class(ops, ran=False)
     recurrent = any("_rnn" in op["op"] for op in operators)
     return Projection(
-        assumptions=assumed("captured_project", "reach", *("recurrent",) * recurrent),
+        assumptions=assumed("captured", "captured_project", "reach", *("recurrent",) * recurrent),
         run=module,
         target_device=there.device.label,
         target_reach=there.reach,

@@ -145,14 +145,14 @@ def _recorded(run: str, options: Options) -> Projection:
     # Scaling alone needs no device: the operators stay as they are.
     if target is not None or options.from_device is not None:
         _check_device_events(attribution, run)
-        recorded = _recorded_on(attribution, run, options.from_device)
+        recorded = recorded_on(attribution, run, options.from_device)
     target = target or recorded
     checked = None
     checked_windows_count = 1
     if options.check is not None and target is not None:
         other = attributed([options.check])
         _check_device_events(other, f"--check {options.check}")
-        theirs = _recorded_on(other, options.check)
+        theirs = recorded_on(other, options.check)
         if theirs.id != target.id:
             raise UsageError(
                 f"--check {options.check}: was recorded on {theirs.label}, not on {target.label}"
@@ -176,7 +176,7 @@ def _recorded(run: str, options: Options) -> Projection:
 
 def carried(attribution: Attributed, run: str, target: DevicePeaks) -> Projection:
     """Return a run, of a device that is known, on another device."""
-    return _project(attribution, run, here=_recorded_on(attribution, run), there=target)
+    return _project(attribution, run, here=recorded_on(attribution, run), there=target)
 
 
 def _project(
@@ -221,7 +221,7 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
         )
 
 
-def _recorded_on(attribution: Attributed, source: str, stated: str | None = None) -> DevicePeaks:
+def recorded_on(attribution: Attributed, source: str, stated: str | None = None) -> DevicePeaks:
     """Return the one device of a run, or the stated one, unless the run says another."""
     names = sorted({rank.device for rank in attribution.ranks if rank.device})
     known = [device for device in map(lookup, names) if device is not None]

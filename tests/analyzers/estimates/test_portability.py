@@ -1,0 +1,156 @@
+"""One program on several devices: captured and compiled for real, and a recorded run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper.analyzers.estimates.portability import of_module, portability_ratio
+from chopper.analyzers.estimates.project import Side
+from chopper.cli.estimates.portability import page
+from chopper.collectors.compiled_kernels import TARGETS, compiled_kernels
+from chopper.hardware.devices import Reach, named
+from chopper.reports import formatted
+from tests.command import run
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+FULL = Reach(products=1.0, memory=1.0, source="none is lost")
+MODULE = """
+import torch
+
+
+class Gate(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(32, 64, bias=False)
+        self.down = torch.nn.Linear(64, 32, bias=False)
+
+    def forward(self, x):
+        return (x + self.down(torch.nn.functional.silu(self.up(x)))).square().mean(-1)
+
+
+def make(batch, sequence):
+    return Gate(), torch.randn(batch * sequence, 32)
+"""
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "gated.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return compiled_kernels(
+            "gated:make", batch=2, sequence=8, precision="fp32", targets=["sm_90", "gfx942"]
+        )
+
+
+def calls(rows: list[dict[str, Any]], name: str) -> int:
+    return sum(row["call_count"] for row in rows if row["op"] == name)
+
+
+def test_fusion_leaves_the_products_and_writes_the_rest_anew(captured: dict[str, Any]) -> None:
+    # Two products forward; backward two for weights, and one for the input of the second.
+    assert calls(captured["eager"], "aten::mm") == calls(captured["compiled"], "aten::mm") == 5
+    assert calls(captured["eager"], "aten::silu") == 1
+    assert calls(captured["compiled"], "aten::silu") == 0
+    fused = " ".join(kernel["operators"] for kernel in captured["kernels"])
+    assert "silu" in fused
+    assert "silu_backward" in fused
+    of_triton = sum(kernel["call_count"] for kernel in captured["kernels"])
+    others = sum(row["call_count"] for row in captured["eager"]) - 5
+    assert 0 < of_triton < others
+
+
+def test_each_kernel_has_machine_code_of_both_vendors(captured: dict[str, Any]) -> None:
+    for kernel in captured["kernels"]:
+        assert set(kernel["targets"]) == {"sm_90", "gfx942"}
+        for target in kernel["targets"].values():
+            assert target["code_bytes"] > 0
+            assert 0 < target["registers_count"] <= 255
+
+
+def test_the_kernels_compute_what_eager_pytorch_does(captured: dict[str, Any]) -> None:
+    assert captured["reference"]["tokens_count"] == 16
+    assert captured["reference"]["loss_difference_ratio"] < 1e-5
+    assert 0 <= captured["reference"]["gradient_difference_ratio"] < 1e-4
+    assert captured["cpu"]["kernel_count"] >= 1
+    assert captured["cpu"]["library_call_count"] == 5
+
+
+def test_efficiency_is_the_rooflines_share_and_portability_their_harmonic_mean(
+    captured: dict[str, Any],
+) -> None:
+    sides = [Side(named(name), FULL) for name in ("h100-sxm", "mi300x", "l4")]
+    result = of_module(captured, module="gated:make", sides=sides, architectures=TARGETS)
+    first, second, third = result.devices
+    assert (first.architecture, second.architecture, third.architecture) == (
+        "sm_90",
+        "gfx942",
+        None,
+    )
+    # Fewer kernels have fewer launches of 4.5 µs, and move no more bytes.
+    kernels = sum(row["call_count"] for row in captured["compiled"])
+    assert first.compiled_ns is not None
+    assert first.compiled_ns == pytest.approx(kernels * 4500 + first.roofline_ns, rel=0.01)
+    assert first.compiled_ns < first.eager_ns
+    assert third.compiled_ns is None  # nothing was compiled for it
+    assert result.compiled_portability_ratio == 0
+    efficiencies = [device.roofline_ns / device.eager_ns for device in result.devices]
+    assert result.eager_portability_ratio == pytest.approx(3 / sum(1 / e for e in efficiencies))
+    assert json.dumps(result.to_dict())
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_device_without_a_time(
+    captured: dict[str, Any],
+) -> None:
+    broken = json.loads(json.dumps(captured))
+    broken["kernels"][0]["targets"]["gfx942"] = {"reason": "out of resources"}
+    sides = [Side(named(n), FULL) for n in ("h100-sxm", "mi300x")]
+    result = of_module(broken, module="gated:make", sides=sides, architectures=TARGETS)
+    assert result.devices[0].compiled_ns is not None
+    assert result.devices[1].compiled_ns is None
+    assert result.kernels[0].targets[1].reason == "out of resources"
+
+
+def test_portability_by_hand() -> None:
+    assert portability_ratio([0.5, 0.25]) == pytest.approx(1 / 3)
+    assert portability_ratio([0.5, None]) == 0
+    assert portability_ratio([]) == 0
+
+
+def test_the_page_says_what_was_captured_measured_and_checked(captured: dict[str, Any]) -> None:
+    sides = [Side(named(n), FULL) for n in ("h100-sxm", "mi300x")]
+    result = of_module(captured, module="gated:make", sides=sides, architectures=TARGETS)
+    text = formatted(lambda: page(result), result.to_dict, "txt")
+    assert "operators forward and backward" in text
+    assert "measured on this CPU: eager" in text
+    assert "loss differs from eager by" in text
+    assert "gfx942" in text
+
+
+def test_a_module_that_cannot_be_captured_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def make():\n    raise ValueError('no such size')\n")
+    outcome = run("estimate", "portability", "--module", "broken:make", cwd=tmp_path)
+    assert outcome.code == 1
+    assert outcome.line == "chopper: --module broken:make: ValueError: no such size"
+
+
+def test_a_recorded_run_stands_on_its_device_as_measured(traces_dir: Path) -> None:
+    file = str(traces_dir / "tracelens" / "h100-bert-small-inference.json.gz")
+    outcome = run("estimate", "portability", file, "--device", "mi300x", "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    own, other = document["devices"]
+    assert own["device"] == "NVIDIA H100 SXM 80 GB"
+    assert own["recorded_ns"] > own["roofline_ns"] > 0
+    assert other["recorded_ns"] is None
+    shares = own["roofline_ns"] / own["recorded_ns"], other["roofline_ns"] / other["eager_ns"]
+    assert document["eager_portability_ratio"] == pytest.approx(2 / sum(1 / s for s in shares))
+    refused = run("estimate", "portability", file, "--batch", "2")
+    assert refused.line == "chopper: --batch needs --module; a run has its own"
