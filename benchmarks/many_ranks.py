@@ -9,16 +9,18 @@ Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about thr
 device event, collectives of all ranks), in one process and in one for each core, from the
 command's start to its end. The peak is the sum over all its processes of their proportional memory
 (PSS); own CPU is that of the command's own process, the rest is its workers'. HTA loads the same
-traces and makes its temporal breakdown; TraceLens builds the tree of each and its two central
-tables, one after the other. With ``--ray``, a cluster of four nodes of one core each runs the same
-in turns with four processes. With ``--report``, the HTML report is written and opened in Chromium.
-At the end, time and memory from 64 ranks on are fitted by a line over the ranks and carried to
-100 000 ranks.
+traces and makes its temporal breakdown; TraceLens writes its report of each rank, one after the
+other, and then its report of the collectives of all, on all cores. A peer is stopped at a limit of
+time or memory, and the ranks that it had done are counted. With ``--ray``, a cluster of four nodes
+of one core each runs the same in turns with four processes. With ``--report``, the HTML report is
+written and opened in Chromium. At the end, time and memory from 64 ranks on are fitted by a line
+over the ranks and carried to 100 000 ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -52,11 +54,29 @@ files = {i: f for i, f in enumerate(sys.argv[1:])}
 TraceAnalysis(trace_files=files).get_temporal_breakdown(visualize=False)
 """
 _TRACELENS = """
-import logging, sys; logging.disable(logging.CRITICAL)
-from TraceLens import TreePerfAnalyzer
+import sys, tempfile
+from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch as report
 for file in sys.argv[1:]:
-    p = TreePerfAnalyzer.from_file(file); p.get_df_gpu_timeline(); p.get_df_kernel_launchers()
+    with tempfile.TemporaryDirectory() as folder:
+        report(file, output_csvs_dir=folder)
+    print("@", file=sys.stderr, flush=True)
 """
+_TRACELENS_ALL = """
+import os, sys, tempfile
+from TraceLens.Reporting.generate_multi_rank_collective_report_pytorch import (
+    generate_collective_report as report,
+)
+pattern = os.path.join(os.path.dirname(sys.argv[1]), "rank-*.json.gz")
+with tempfile.TemporaryDirectory() as folder:
+    report(trace_pattern=pattern, world_size=len(sys.argv) - 1, output_csvs_dir=folder,
+           use_multiprocessing=True)
+"""
+PEERS = {
+    "HTA": ("hta", _HTA),
+    "TraceLens": ("TraceLens", _TRACELENS),
+    "its collectives": ("TraceLens", _TRACELENS_ALL),
+}
+PEER_LIMIT_S, PEER_LIMIT_BYTES = 240, 12e9
 NODES = 4
 
 
@@ -97,13 +117,13 @@ def traces_of(folder: Path, ranks: int, events: int) -> Path:
 def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Watched]]:
     """One line per number of ranks; return those in one process for each core."""
     peers = {}
-    for name, module, code in (("HTA", "hta", _HTA), ("TraceLens", "TraceLens", _TRACELENS)):
-        python = peer_python(module) if options.peers else None
-        if python is not None:
+    for name, (module, code) in PEERS.items() if options.peers else ():
+        python = peer_python(module)
+        if python is None:
+            print(f"{name}: not installed; set CHOPPER_PEERS to a python that has {module}")
+        else:
             peers[name] = [python, "-c", code]
-        elif options.peers:
-            print(f"{name} is not installed: set CHOPPER_PEERS to a python that has it")
-    print(f"{'ranks':>6} {'how':>12} {'wall s':>8} {'CPU s':>8} {'own CPU s':>10} {'peak MB':>8}")
+    print(f"{'ranks':>6} {'how':>15} {'wall s':>8} {'CPU s':>8} {'own CPU s':>10} {'peak MB':>8}")
     rows = []
     for ranks in options.ranks:
         traces = traces_of(folder, ranks, options.events)
@@ -115,9 +135,9 @@ def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Watch
         shown(ranks, "all cores", rows[-1][1])
         for name, command in peers.items():
             try:
-                shown(ranks, name, watched([*command, *files]))
+                shown(ranks, name, watched([*command, *files], PEER_LIMIT_S, PEER_LIMIT_BYTES))
             except RuntimeError as exc:
-                print(f"{ranks:>6} {name:>12} failed: {str(exc).splitlines()[-1]}")
+                print(f"{ranks:>6} {name:>15} {str(exc).splitlines()[-1]}", flush=True)
     return rows
 
 
@@ -138,7 +158,7 @@ def reported(folder: Path, options: argparse.Namespace) -> None:
 
 def in_turns(folder: Path, options: argparse.Namespace) -> None:
     """Processes and Ray in turns, as many at a time; and the ratio of their medians."""
-    print(f"{'ranks':>6} {'how':>12} {'wall s':>8}")
+    print(f"{'ranks':>6} {'how':>15} {'wall s':>8}")
     with started_nodes(NODES, store_bytes=500_000_000) as nodes:
         for ranks in options.ranks:
             command = [*ANALYZE, str(traces_of(folder, ranks, options.events))]
@@ -148,7 +168,7 @@ def in_turns(folder: Path, options: argparse.Namespace) -> None:
                 for how, words in ways.items():
                     found = watched([*command, *words])
                     turns[how].append(found)
-                    print(f"{ranks:>6} {how:>12} {found.wall_s:>8.1f}")
+                    print(f"{ranks:>6} {how:>15} {found.wall_s:>8.1f}")
             of = [statistics.median(s.wall_s for s in turns[how]) for how in ways]
             print(f"{ranks:>6} Ray takes {of[1] / of[0] - 1:+.0%}", flush=True)
 
@@ -160,10 +180,19 @@ class Watched(Sample):
     own_cpu_s: float
 
 
-def watched(command: list[str]) -> Watched:
-    """Run a command; return its times and the peak memory of all its processes."""
-    start_s = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+def watched(
+    command: list[str], limit_s: float = math.inf, limit_bytes: float = math.inf
+) -> Watched:
+    """Run a command; return its times and the peak memory of all its processes.
+
+    Raises:
+        RuntimeError: it failed, or was stopped at a limit.
+    """
+    start_s, stopped = time.perf_counter(), ""
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said) as process,
+    ):
         tree, peak, cpu_s = psutil.Process(process.pid), 0, {}
         while process.poll() is None:
             now = 0
@@ -175,11 +204,19 @@ def watched(command: list[str]) -> Watched:
                     continue
                 cpu_s[one.pid] = times.user + times.system
             peak = max(peak, now)
+            if now > limit_bytes or time.perf_counter() - start_s > limit_s:
+                stopped = f"stopped after {time.perf_counter() - start_s:.0f} s"
+                for one in (*_children(tree), tree):
+                    one.kill()
             time.sleep(_SAMPLE_S)
         wall_s = time.perf_counter() - start_s
         if process.returncode:
-            assert process.stderr is not None
-            raise RuntimeError(f"{command}: {process.stderr.read().decode()[-2000:]}")
+            said.seek(0)
+            lines = said.read().splitlines()
+            if not stopped:
+                raise RuntimeError(f"{command}: failed: {' '.join(lines)[-2000:]}")
+            done = lines.count("@")
+            raise RuntimeError(f"{stopped} with {peak / 1e6:.0f} MB, {done} ranks done")
     return Watched(wall_s, sum(cpu_s.values()), peak, cpu_s.get(process.pid, 0.0))
 
 
@@ -192,7 +229,7 @@ def _children(tree: psutil.Process) -> list[psutil.Process]:
 
 def shown(ranks: int, how: str, found: Watched) -> None:
     print(
-        f"{ranks:>6} {how:>12} {found.wall_s:>8.1f} {found.cpu_s:>8.1f} "
+        f"{ranks:>6} {how:>15} {found.wall_s:>8.1f} {found.cpu_s:>8.1f} "
         f"{found.own_cpu_s:>10.1f} {found.peak_bytes / 1e6:>8.0f}",
         flush=True,
     )
