@@ -179,6 +179,17 @@ def files(folder: Path) -> dict[str, Path]:
     }
 
 
+def _opened(path: Path) -> pa.NativeFile:
+    """Open a file such that Arrow's threads never wait for Python, which may be about to end.
+
+    One that did is ended by Python with the process, by SIGABRT.
+    """
+    try:
+        return pa.OSFile(os.fspath(path))
+    except UnicodeEncodeError:  # Arrow opens no such path
+        return pa.PythonFile(path.open("rb"))
+
+
 def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     """Read a table of a rank as it was declared.
 
@@ -196,7 +207,7 @@ def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     texts = [column.name for column in declared.columns if column.type == "string"]
     damage: tuple[type[Exception], ...] = (SchemaError, *arrow_errors())
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             there = pq.read_schema(file).names  # an older file lacks columns of today
             texts = [text for text in texts if text in there]
             opened = pq.ParquetFile(file, read_dictionary=texts)
@@ -236,7 +247,7 @@ def blocks(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             opened = pq.ParquetFile(file, read_dictionary=columns)
             yield from opened.iter_batches(_ROW_GROUP, columns=columns)
     except arrow_errors() as exc:
@@ -273,7 +284,7 @@ def rows_count(path: Path) -> int:
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             return int(pq.read_metadata(file).num_rows)
     except arrow_errors() as exc:
         raise _unreadable(path, exc) from exc
