@@ -39,15 +39,18 @@ class Attributed(Attribution):
     detail: Attributed | None = None
 
     def covered(self) -> tuple[str, str]:
-        """Say which ranks and steps ``detailed`` covers; and the option that chooses others."""
+        """Say which ranks and steps ``detailed`` covers; and the option that chooses others.
+
+        The option is empty where there are no others.
+        """
         near = self.detailed.whole
         some = [rank.rank for rank in near.ranks]
         of_ranks = f"{len(some)} of {plural(len(self.ranks), 'rank')} ({ranges(some)})"
         rank, number = ints(self.whole.windows, "rank"), ints(self.whole.windows, "number")
         every, shown = {*number[np.isin(rank, some)]}, {*ints(near.windows, "number")}
         if every <= shown:
-            return of_ranks, "--ranks"
-        of_steps = f"steps {ranges(sorted(map(int, shown)))} of {len(every)}"
+            return of_ranks, "--ranks" if len(some) < len(self.ranks) else ""
+        of_steps = f"{len(shown)} of {plural(len(every), 'step')} ({ranges(map(int, shown))})"
         if len(self.ranks) == 1:
             return of_steps, "--steps"
         return f"{of_ranks}, {of_steps}", "--ranks or --steps"

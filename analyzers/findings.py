@@ -65,7 +65,9 @@ def of_detail(run: Attributed) -> Iterator[Finding]:
     """Say which ranks and steps were looked at closely, where these are not all."""
     if run.detail is not None:
         cover, option = run.covered()
-        yield finding("run.some_closely", count=len(run.detail.ranks), cover=cover, option=option)
+        if option:
+            count = len(run.detail.ranks)
+            yield finding("run.some_closely", count=count, cover=cover, option=option)
 
 
 def of_stretches(each: Sequence[Sequence[Finding]]) -> list[Finding]:

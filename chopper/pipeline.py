@@ -56,13 +56,14 @@ from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
 from chopper.limits import ROW_BYTES
 from chopper.storage.run import Run
+from chopper.storage.store import Span
 from chopper.tables import TABLES
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.step_energy import Power
     from chopper.analyzers.replay.answers import WhatIf
-    from chopper.analyzers.replay.replay import Replay
+    from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.engines import Engine, Held
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
@@ -240,6 +241,7 @@ def attribute(
     engine: Engine | None = None,
     ranks: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
+    begins_ns: Mapping[int, int] | None = None,
 ) -> Attributed:
     """Join, match, attribute and aggregate all ranks of a recording.
 
@@ -248,6 +250,7 @@ def attribute(
         engine: what runs the stages of each rank; by default this process.
         ranks: those to look at closely; by default all, or of a large run those that matter.
         steps: numbers of those to attribute; by default all.
+        begins_ns: rank → when its device was done with what is not recorded of it.
 
     Raises:
         InputError: no rank could be attributed.
@@ -260,7 +263,7 @@ def attribute(
         )
     if steps is not None:
         recording = _of_steps(recording, steps)
-    stages = _Stages(recording, engine or Serial())
+    stages = _Stages(recording, engine or Serial(), begins_ns)
     in_stretches = any(map(recording.tables.stretches, recording.ranks))
     matched: dict[int, Matched] = {}
     if in_stretches and len(recording.ranks) == 1:
@@ -350,7 +353,9 @@ class _Stages:
         lost: ranks that are left out.
     """
 
-    def __init__(self, recording: Run, engine: Engine) -> None:
+    def __init__(
+        self, recording: Run, engine: Engine, begins_ns: Mapping[int, int] | None = None
+    ) -> None:
         self.rows_count: dict[int, int] = {}
         self.shares: dict[int, RankShare] = {}
         self.closely: dict[int, tuple[JoinedRank, RankResult]] = {}
@@ -359,6 +364,7 @@ class _Stages:
         self._near_shares: dict[int, RankShare] = {}
         self._near_matched: dict[int, Matched] = {}
         self._recording, self._engine = recording, engine
+        self._begins_ns = begins_ns or {}
         self._joined: dict[int, list[_Unit]] = {}
 
     def alone(self, rank: int) -> None:
@@ -454,6 +460,8 @@ class _Stages:
         facts = rank_facts(self._recording, rank)
         stretches = self._recording.tables.stretches(rank)
         if not stretches:
+            if rank in self._begins_ns:
+                facts = replace(facts, span=Span(device_begin_ns=self._begins_ns[rank]))
             return [_Unit(rank, facts, None)]
         units = [_Unit(rank, replace(facts, span=s.span), s) for s in stretches]
         step = self._recording.table(rank, "step")
@@ -625,11 +633,11 @@ def whatif(
         if power is not None:
             raise UsageError("--power-table: no --clock and no --power-cap to use it for")
         prediction = replay.predict(changes)
-        return prediction.answer(attribute(_replayed(run.recording, prediction.tables())))
+        return _answer(run.recording, prediction)
     clocks = step_energy.Clocks.of(run.detailed, power)
     changes, clock_ci95 = step_energy.resolved(changes, clocks)
     prediction = replay.predict(changes)
-    found = prediction.answer(attribute(_replayed(run.recording, prediction.tables())))
+    found = _answer(run.recording, prediction)
     found = step_energy.with_errors(found, replay, changes, clock_ci95)
     return replace(found, energy=step_energy.energy_of(found, replay, changes, clocks))
 
@@ -644,6 +652,18 @@ def read_power(table: str | Path) -> Power:
     from chopper.collectors.formats.clock_tables import read_clock_tables
 
     return power_of_tables(read_clock_tables(Path(table)), str(table))
+
+
+def _answer(recording: Run, prediction: Prediction) -> WhatIf:
+    """Attribute a predicted run, and put it beside the observed one."""
+    spans = {node.rank: node.joined.inputs.span for node in prediction.replay.base.graph.ranks}
+    begins_ns = {
+        rank: span.device_begin_ns
+        for rank, span in spans.items()
+        if span is not None and span.device_begin_ns is not None
+    }
+    replayed = _replayed(recording, prediction.tables())
+    return prediction.answer(attribute(replayed, begins_ns=begins_ns))
 
 
 def _replayed(recording: Run, changed: Mapping[int, Mapping[str, pa.Table]]) -> Run:

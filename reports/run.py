@@ -534,10 +534,9 @@ def _steps(story: Story) -> Section:
 def _ranks(story: Story) -> Section:
     from chopper.reports import rank_map
 
-    detail = story.run.detail
     told = ""
-    if detail is not None:
-        covered, option = story.run.covered()
+    covered, option = story.run.covered()
+    if option:
         command = f"chopper report {shlex.quote(story.run.source)} {option.split()[0]} LIST"
         told = f" The timeline covers {covered}; others: {command}."
     label = "Ranks by steps, coloured by time; the table of ranks has the means"

@@ -21,6 +21,7 @@ from chopper.api import AttributedRun
 from chopper.collectors.formats.kineto import _sections, large, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.ingest import write_run
+from chopper.reports import render
 from chopper.storage import manifest as m
 from chopper.storage import stretches
 from chopper.views import view
@@ -111,6 +112,7 @@ def test_one_rank_is_attributed_alike(ranks: Path) -> None:
     added = {"run.some_closely", "compute.factors_exceed"}  # which compares kernels
     assert {f.code for f in cut.findings} - added == {f.code for f in whole.findings}
     assert cut.step_time().headline_ns == whole.step_time().headline_ns
+    assert cut.coverage == whole.coverage
 
 
 def test_ranks_are_matched_over_all_their_stretches(ranks: Path) -> None:
@@ -127,9 +129,35 @@ def test_details_are_of_the_stretch_with_the_median_step(ranks: Path) -> None:
     numbers = run.detail.whole.windows["number"].to_pylist()
     assert 0 < len(numbers) < STEPS
     [said] = [f.message for f in run.findings if f.code == "run.some_closely"]
-    assert f"steps {numbers[0]}-{numbers[-1]} of {STEPS}" in said
+    assert f"{len(numbers)} of {STEPS} steps ({numbers[0]}-{numbers[-1]})" in said
     assert "--steps" in said
     assert view(run, "kernels").num_rows
+
+
+def test_a_cause_of_other_steps_has_a_reason_for_no_saving(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1, STEPS * 729)
+    lines = gzip.decompress((tmp_path / "rank-0.json.gz").read_bytes()).splitlines()
+    first = next(n for n, line in enumerate(lines) if b'"cat": "kernel"' in line)
+    lines[first] = re.sub(rb'"kernel", "name": "[^"]*"', b'"gpu_memset", "name": "X"', lines[first])
+    (tmp_path / "changed.json").write_bytes(b"\n".join(lines))
+    run = attributed(tmp_path / "changed.json")
+    assert run.detail is not None
+    elsewhere = {row.id for row in run.causes()} - {row.id for row in run.detail.causes()}
+    assert "copy.memset" in elsewhere
+    saving = run.recoverable()
+    assert {saving[name].step_ns for name in elsewhere} == {None}
+    assert "the replay covers" in str(saving["copy.memset"].reason)
+    said = render(run, "txt")
+    assert "Memset" in said
+
+
+def test_a_stretch_is_replayed_as_it_was(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1, STEPS * 729)  # whose device is several steps behind the host
+    run = attributed(tmp_path / "rank-0.json.gz")
+    assert run.detail is not None
+    found = chopper.whatif(run, fix="communication")
+    assert found.predicted_step_ns == found.observed_step_ns
+    assert found.attribution.whole.windows.equals(run.detail.whole.windows)
 
 
 def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> None:
@@ -288,6 +316,22 @@ def test_what_was_imported_is_read_in_stretches(imported: tuple[Path, Path], ran
         for name in ("host_span", "device_event", "memory_event", "synchronization", "collective"):
             expected = tables[name].to_pylist()
             assert (there[name].to_pylist() if expected else []) == expected, name
+
+
+def test_what_was_imported_of_a_host_alone_is_read_in_stretches(
+    ranks: Path, tmp_path: Path
+) -> None:
+    lines = gzip.decompress((ranks / "rank-0.json.gz").read_bytes()).splitlines()
+    file = tmp_path / "rank-0.json"
+    file.write_bytes(b"\n".join(x for x in lines if b'"kernel"' not in x and b'"gpu_' not in x))
+    whole = chopper.attribute(file)
+    (tmp_path / "run").mkdir()
+    with all_large():
+        write_run([file], tmp_path / "run")
+    assert not (tmp_path / "run" / "rank-00000" / "device_event.parquet").exists()
+    run = attributed(tmp_path / "run")
+    assert run.whole.windows.equals(whole.whole.windows)
+    assert run.coverage == whole.coverage
 
 
 def test_what_was_imported_is_attributed_as_its_trace(

@@ -102,7 +102,10 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
             "event_row": nullable(gaps.event_row),
         }
     )
+    # Of a stretch of a trace, other stretches count the other events.
+    own = _own(joined, links)
     sent = joined.communication.event_row
+    sent = sent[own[sent]]
     matched_count = 0 if matched is None else (matched.ready_ns[sent] >= 0).sum()
     if not windows.recorded.all():
         piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
@@ -116,9 +119,9 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         findings=check_rank(joined, links, compute.too_fast, compute.of_peak_ratio)
         + check_factors(rank, links, factors, compute),
         coverage={
-            **_coverage(links, compute, work, states.event_row[compute.shares.fragment]),
+            **_coverage(links, compute, work, states, windows.recorded, own),
             "collectives_matched_ratio": (float(matched_count), float(len(sent))),
-            "clock_ratio": clock_coverage(links, factors),
+            "clock_ratio": clock_coverage(links, factors, own),
         },
         work=work,
         factors=factors,
@@ -259,12 +262,28 @@ _MAY_SLEEP = np.array(
 """Waiting for somebody else, if it is not working for itself."""
 
 
+def _own(joined: JoinedRank, links: Links) -> np.ndarray:
+    """Return the mask of the device events that no other stretch of the trace counts as its own."""
+    start_ns, span = links.events.start_ns, joined.inputs.span
+    if span is None:
+        return np.ones(len(start_ns), dtype=bool)
+    first, after = span.own_ns if joined.host_only else span.device_ns
+    return (start_ns >= first) & (start_ns < after)
+
+
 def _coverage(
-    links: Links, compute: ComputeSplit, work: EventWork, event: np.ndarray
+    links: Links,
+    compute: ComputeSplit,
+    work: EventWork,
+    states: States,
+    recorded: np.ndarray,
+    own: np.ndarray,
 ) -> dict[str, tuple[float, float]]:
-    """Return what is covered of computing, whose pieces are of ``event``, and of all events."""
-    events = float(len(links.events))
-    _, cause, time_ns = compute.shares
+    """Return what is covered of computing in recorded windows, and of the rank's own events."""
+    events = float(own.sum())
+    inside = recorded[states.window[compute.shares.fragment]]
+    fragment, cause, time_ns = (values[inside] for values in compute.shares)
+    event = states.event_row[fragment]
 
     def time_of(mask: np.ndarray) -> float:
         return float(time_ns[mask].sum())
@@ -277,7 +296,7 @@ def _coverage(
         "compute_modelled_ratio": (whole - unmodelled, whole),
         "work_known_ratio": (time_of(work.known[event]), whole),
         "math_with_peak_ratio": (math, math + no_peak),
-        "launch_known_ratio": (float(links.has_launch.sum()), events),
-        "operator_known_ratio": (float((links.op_row >= 0).sum()), events),
-        "layer_known_ratio": (float((links.layers[0] >= 0).sum()), events),
+        "launch_known_ratio": (float(links.has_launch[own].sum()), events),
+        "operator_known_ratio": (float((links.op_row >= 0)[own].sum()), events),
+        "layer_known_ratio": (float((links.layers[0] >= 0)[own].sum()), events),
     }

@@ -82,11 +82,11 @@ def _unsplit(links: Links, factors: Factors) -> Iterator[Finding]:
         )
 
 
-def clock_coverage(links: Links, factors: Factors) -> tuple[float, float]:
-    """Time of kernels whose clock is known, of all that a clock would explain; 0 of 0 without."""
+def clock_coverage(links: Links, factors: Factors, own: np.ndarray) -> tuple[float, float]:
+    """Time of own kernels whose clock is known, of what a clock would explain; 0 of 0 without."""
     if not factors.clocks.readers:
         return 0.0, 0.0
-    wanted = (factors.signature >= 0) & ~np.isnan(factors.reference_hz)
+    wanted = own & (factors.signature >= 0) & ~np.isnan(factors.reference_hz)
     time = links.events.dur_ns
     return float(time[wanted & factors.clocks.known].sum()), float(time[wanted].sum())
 

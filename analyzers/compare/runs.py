@@ -168,10 +168,11 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
 
 def _some_ranks(*runs: Attributed) -> list[str]:
     """Say which ranks and steps are compared, where these are not all."""
-    if all(run.detail is None for run in runs):
+    (of_a, *option), (of_b, *other) = (run.covered() for run in runs)
+    options = " or ".join(filter(None, dict.fromkeys(option + other)))
+    if not options:
         return []
-    (of_a, option), (of_b, _) = (run.covered() for run in runs)
-    return [f"compared are {of_a} in A, {of_b} in B; {option} chooses others"]
+    return [f"compared are {of_a} in A, {of_b} in B; {options} chooses others"]
 
 
 def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:

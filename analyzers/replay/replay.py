@@ -421,7 +421,12 @@ def recoverable(run: Attributed, replay: Replay | str) -> dict[str, Recoverable]
     """Predict what removing each cause alone would save; null with the reason where not known."""
     if isinstance(replay, str):
         return {row.id: Recoverable(None, reason=replay) for row in run.causes()}
-    return replay.recoverable()
+    # A cause may have time in other ranks or steps than those that are replayed.
+    reason = f"the replay covers {run.covered()[0]}, which have no time of it"
+    return {
+        **{row.id: Recoverable(None, reason=reason) for row in run.causes()},
+        **replay.recoverable(),
+    }
 
 
 def lanes_of(replay: Replay) -> dict[int, Lane]:

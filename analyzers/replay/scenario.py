@@ -316,11 +316,13 @@ class Outcome:
             return np.array([start[some].min(), end[some].max()])
         latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(latest, step[inside & kept], end[inside & kept])
-        begin = int(self.time_ns[node.step[0]])
+        span = node.joined.inputs.span
+        of_others_ns = None if span is None else span.device_begin_ns
+        begin = int(self.time_ns[node.step[0]]) if of_others_ns is None else of_others_ns
         before = (step < 0) & kept
         if before.any():
             begin = max(begin, int(end[before].max()))
-        else:
+        elif of_others_ns is None:
             begin = min(begin, int(start[inside].min()))
         bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
         # Steps that had no window of their own when observed have none now.

@@ -28,6 +28,7 @@ _TIME_OF = {
 """Tables in the order of this column, of which a stretch holds a part; others it holds whole."""
 _SOURCES = ("device_event", "host_span")
 """Tables whose rows ``collective`` names."""
+_NO_ROWS = np.zeros((0, 2), dtype=np.int64)
 _Moved = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
@@ -137,7 +138,7 @@ class FiledStretch:
 
     def rows(self, name: str) -> np.ndarray:
         """Return which row of the whole table each row of the stretch is."""
-        parts = (np.arange(first, after) for first, after in self.ranges[name].tolist())
+        parts = (np.arange(*of) for of in self.ranges.get(name, _NO_ROWS).tolist())
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
@@ -172,7 +173,7 @@ def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> li
     events_count = sum(rows_count.get(name, 0) for name in ("host_span", "device_event"))
     if events_count * limits.ROW_BYTES < limits.LARGE_TRACE_BYTES:
         return []
-    if not {"step", "host_span", "device_event"} <= {*files}:
+    if not {"step", "host_span"} <= {*files}:
         return []
     step = parquet.read(files["step"], "step")
     step = step.filter(step["traced"])
@@ -184,7 +185,8 @@ def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> li
     if plan is None:
         return []
     columns = ("start_ns", "dur_ns", "correlation_id")
-    for block in parquet.blocks(files["device_event"], columns):
+    on_device = files.get("device_event")
+    for block in () if on_device is None else parquet.blocks(on_device, columns):
         begin, dur, correlation = (to_numpy(block[name], missing=-1) for name in columns)
         plan.take_events(begin, begin + dur, correlation)
     ranges = {name: _ranges(plan, name, file) for name, file in files.items() if name in _TIME_OF}
@@ -230,8 +232,9 @@ def _ranges_of_collectives(
     file: Path, ranges: Mapping[str, Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
     """Return the rows of ``collective`` that each stretch needs: of the events that it holds."""
-    held = ranges["device_event"], ranges["host_span"]
-    parts: list[list[np.ndarray]] = [[] for _ in held[0]]
+    host_span = ranges["host_span"]
+    held = ranges.get("device_event", [_NO_ROWS] * len(host_span)), host_span
+    parts: list[list[np.ndarray]] = [[] for _ in host_span]
     before = 0
     for block in parquet.blocks(file, ("source", "row")):
         row = to_numpy(block["row"])
@@ -253,7 +256,7 @@ def _as_ranges(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return rows, ascending, as (first, one after the last) of those that follow one another."""
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     if not len(rows):
-        return np.zeros((0, 2), dtype=np.int64)
+        return _NO_ROWS
     breaks = np.flatnonzero(np.diff(rows) != 1)
     first, last = np.append(-1, breaks) + 1, np.append(breaks, len(rows) - 1)
     return np.stack([rows[first], rows[last] + 1], axis=1)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 _MOST_LOADED = 2
+BEGINNING_NS, END_NS = -(1 << 62), 1 << 62
+"""Before and after all times."""
 
 
 class HeldTables(Protocol):
@@ -30,10 +32,10 @@ class Span:
         device_ns: device events that start from the first to before the second time are its own.
     """
 
-    own_ns: tuple[int, int]
-    read_ns: tuple[int, int]
+    own_ns: tuple[int, int] = (BEGINNING_NS, END_NS)
+    read_ns: tuple[int, int] = (BEGINNING_NS, END_NS)
     device_begin_ns: int | None = None
-    device_ns: tuple[int, int] = (-(1 << 62), 1 << 62)
+    device_ns: tuple[int, int] = (BEGINNING_NS, END_NS)
 
     def owns(self, start_ns: Any) -> bool:
         """Return whether a step that starts at one of these times is its own."""
@@ -48,10 +50,6 @@ class Span:
     def is_last(self) -> bool:
         """Whether nothing comes after it."""
         return self.own_ns[1] == END_NS
-
-
-BEGINNING_NS, END_NS = -(1 << 62), 1 << 62
-"""Before and after all times."""
 
 
 class Stretch(HeldTables, Protocol):
