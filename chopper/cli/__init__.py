@@ -6,6 +6,7 @@ or a failed gate, 2 a wrong command line; ``record`` and ``run`` pass the comman
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -17,7 +18,7 @@ import click
 
 from chopper.cli._lazy import LazyGroup
 from chopper.errors import ChopperError, OutputError, printable, reason_of
-from chopper.fresh_python import leave_out_pandas
+from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
 
 _COMMANDS = {
@@ -119,8 +120,10 @@ def main() -> None:
     if word in _WITHOUT_PANDAS:
         leave_out_pandas()
     output = sys.stdout
+    reads = word in _READING or word == "export"
     try:
-        code = cli.main(standalone_mode=False)
+        with ended_by_signals() if reads else contextlib.nullcontext():
+            code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
         exc.show()
@@ -140,10 +143,13 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         _end_unread()
-    except SystemExit:
+    except SystemExit as exc:
         # click catches the same error, and wraps the stream.
         if sys.stdout is not output:
             _end_unread()
+        if reads and isinstance(exc.code, int) and exc.code > 128:
+            name = signal.Signals(exc.code - 128).name
+            click.echo(f"chopper: ended by {name}", err=True)
         raise
     except OSError as exc:
         if exc.errno is None:

@@ -224,15 +224,15 @@ def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float | None)
         late = InputError(
             f"SQL: took longer than {timeout_s:g} s (--timeout): raise it, or read fewer rows"
         )
-    except KeyboardInterrupt as exc:
+    except (KeyboardInterrupt, SystemExit) as exc:
         late = exc
     query.interrupt()
     if not done.wait(_GRACE_S):
         query.abandon()
-        said = "interrupted" if isinstance(late, KeyboardInterrupt) else str(late)
-        shared.say(said)
+        is_error = isinstance(late, InputError)
+        shared.say(str(late) if is_error else "interrupted")
         sys.stdout.flush()
-        os._exit(130 if isinstance(late, KeyboardInterrupt) else 1)
+        os._exit(1 if is_error else getattr(late, "code", 130))
     raise late
 
 

@@ -6,9 +6,7 @@ machine weighs on both alike.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import msgspec
 
 from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
+from chopper.fresh_python import ended_by_signals
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.validation.injections.plan import Job, Truth
@@ -132,18 +131,3 @@ def _environment() -> dict[str, str]:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "it wrote nothing"
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as an exception, so that it cleans up."""
-
-    def leave(number: int, frame: object) -> None:  # noqa: ARG001
-        raise SystemExit(128 + number)
-
-    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -222,24 +222,38 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def interrupted(folder: Path, words: Sequence[object], is_begun: Callable[[Running], bool]) -> None:
-    """Interrupt a command in the middle of 64 ranks: it ends, and nothing is left."""
+def interrupted(
+    folder: Path,
+    words: Sequence[object],
+    is_begun: Callable[[Running], bool],
+    number: int = signal.SIGINT,
+) -> None:
+    """Send a signal to a command in the middle of 64 ranks: it ends, and nothing is left."""
     before = {*folder.parent.iterdir()}
     program = Running(folder, COMMAND.format(["chopper", *map(str, words)]))
     try:
         until(lambda: program.process.poll() is not None or is_begun(program), "ranks are read")
-        said = program.signalled(signal.SIGINT, group=True)
-        assert said.splitlines()[-1:] == ["chopper: interrupted"], said
-        assert program.process.returncode == 130
+        said = program.signalled(number, group=True)
+        how = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
+        assert said.splitlines()[-1:] == [f"chopper: {how}"], said
+        assert program.process.returncode == 128 + number
         assert [*folder.iterdir()] == []
         assert {*folder.parent.iterdir()} - before == {folder.parent / "program.py"}
     finally:
         program.process.kill()
 
 
-@pytest.mark.parametrize("words", [("analyze",), ("report", "-o", "x.html"), ("import", "-o", "x")])
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (("analyze",), signal.SIGINT),
+        (("report", "-o", "x.html"), signal.SIGINT),
+        (("import", "-o", "x"), signal.SIGINT),
+        (("import", "-o", "x"), signal.SIGTERM),
+    ],
+)
 def test_an_interrupted_command_leaves_nothing(
-    folder: Path, traces: Path, words: tuple[str, ...]
+    folder: Path, traces: Path, words: tuple[str, ...], number: int
 ) -> None:
     command, *output = words
     where = [folder.parent / one if one.startswith("x") else one for one in output]
@@ -247,6 +261,7 @@ def test_an_interrupted_command_leaves_nothing(
         folder,
         [command, traces, *where, "--workers", "2"],
         lambda _: any(folder.glob("chopper-spill-*/*")),
+        number,
     )
 
 
