@@ -90,6 +90,8 @@ def times(run: chopper.Attribution) -> dict[str, int]:
 def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path: Path) -> None:
     [whole] = read_trace(ranks / "rank-0.json.gz")
     with all_large():
+        large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+        (tmp_path / "rows" / "block-0").write_bytes(b"of an attempt that was killed")
         cut = large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
     assert isinstance(cut, large.LargeTrace)
     assert len(cut.stretches) > 2

@@ -32,6 +32,7 @@ from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import Any
 
+from chopper.errors import ChopperError
 from chopper.fresh_python import PACKAGE_PARENT, environment, leave_out_pandas
 
 _PRELOADED = ["chopper.pipeline", "pyarrow.compute", "pyarrow.parquet"]
@@ -130,8 +131,13 @@ class _WorkerPopen(Popen):
             with os.fdopen(writer, "wb") as file:
                 file.write(data.getbuffer())
             self.pid = read_signed(self.sentinel)
-        except BaseException:  # an interrupt: nobody will know its id
+        except BaseException as exc:  # an interrupt: nobody will know its id
             self.finalizer()
+            if isinstance(exc, EOFError | ConnectionError):
+                raise ChopperError(
+                    "the process that starts workers was killed, often for lack of memory: use "
+                    "fewer --workers, or run again"
+                ) from exc
             raise
 
 

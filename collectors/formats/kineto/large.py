@@ -9,6 +9,7 @@ the device ran, and where the device was when the stretch began.
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -124,13 +125,15 @@ def read_or_cut(path: Path, folder: Path, threads: int = 1) -> list[ParsedTrace]
 
     Args:
         path: the file.
-        folder: where its rows go; made, and empty again where it was not cut.
+        folder: where its rows go; made, emptied of what an attempt that was killed left, and
+            empty again where it was not cut.
         threads: how many read at a time.
 
     Raises:
         InputError: it cannot be read.
         OutputError: the folder has no room.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     rows = _Rows(folder)
     scanned = scan_file(path, rows, threads)
     if scanned is None or not rows.blocks_count:
