@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,7 +241,13 @@ def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> p
     from chopper.quantities import size_bytes
     from chopper.sql import Query
 
-    with Query(run, sql, size_bytes(memory, "memory")) as statement:
+    with contextlib.ExitStack() as held:
+
+        def engine() -> Engine:
+            assert not isinstance(run, Attributed)
+            return held.enter_context(engine_of(_sizes(run)))
+
+        statement = held.enter_context(Query(run, sql, size_bytes(memory, "memory"), engine=engine))
         statement.plan()
         statement.read()
         schema, batches = statement.batches()

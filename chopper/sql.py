@@ -22,6 +22,7 @@ from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.host_device import host_as_device
 from chopper.analyzers.trace.tables import HostSpans
+from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
 from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.recorded import read_rank
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     import pyarrow.dataset as ds
 
+    from chopper.engines import Engine
     from chopper.pipeline import Source
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
 
@@ -125,6 +127,7 @@ class Query:
         sql: one statement that reads.
         memory_bytes: what DuckDB may take for it.
         device: the device that the run was recorded on, or rank → device, as the user says.
+        engine: returns what reads and attributes a run that is named; by default this process.
 
     Raises:
         UsageError: DuckDB is not installed.
@@ -137,8 +140,10 @@ class Query:
         memory_bytes: int,
         *,
         device: Stated | None = None,
+        engine: Callable[[], Engine] = Serial,
     ) -> None:
         self._source = source
+        self._engine = engine
         self._device = device
         self._sql = sql
         self._memory_bytes = memory_bytes
@@ -285,15 +290,17 @@ class Query:
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
         """Return what the statement names, with its rows."""
         source, attributes = self._source, not _UNATTRIBUTED.issuperset(self.names)
-        if not isinstance(source, Run | Attributed):
-            directory = _directory(source)
-            if directory is not None and not attributes and self._device is None:
-                return self._scanned(directory)
-            source = pipeline.read(source)
-            if self._device is not None:
-                source = with_devices(source, self._device)
-        if isinstance(source, Run) and attributes:
-            source = pipeline.attribute(source)
+        directory = None if isinstance(source, Run | Attributed) else _directory(source)
+        if directory is not None and not attributes and self._device is None:
+            return self._scanned(directory)
+        if not isinstance(source, Attributed):
+            engine = self._engine()
+            if not isinstance(source, Run):
+                source = pipeline.read(source, engine)
+                if self._device is not None:
+                    source = with_devices(source, self._device)
+            if attributes:
+                source = pipeline.attribute(source, engine)
         return _in_memory(source, self.names)
 
     def _scanned(self, directory: Path) -> dict[str, pa.Table | ds.Dataset]:

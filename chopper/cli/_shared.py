@@ -186,8 +186,22 @@ def engines(command: _Command) -> _Command:
     return workers(_ranks(_steps(command)))
 
 
+_memory = click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=_remembered,
+    expose_value=False,
+    help="Bound the memory of each worker: 2GB.",
+)
+
+
 def workers(command: _Command) -> _Command:
     """Add the options of engines: who reads the ranks of a run."""
+    return unbounded_workers(_memory(command))
+
+
+def unbounded_workers(command: _Command) -> _Command:
+    """Add those options without ``--memory``, where a command has one of its own."""
     for option in (
         click.option(
             "--ray",
@@ -197,13 +211,6 @@ def workers(command: _Command) -> _Command:
             callback=_remembered,
             expose_value=False,
             help="Run on a Ray cluster: the one at ADDRESS, or this machine's.",
-        ),
-        click.option(
-            "--memory",
-            metavar="SIZE",
-            callback=_remembered,
-            expose_value=False,
-            help="Bound the memory of each worker: 2GB.",
         ),
         click.option(
             "--workers",

@@ -7,6 +7,7 @@ import csv
 import os
 import sys
 import threading
+from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from msgspec.json import Encoder
 
+    from chopper.engines import Engine
     from chopper.sql import Query
 
     _Format = Literal["table", "csv", "json", "parquet"]
@@ -62,6 +64,7 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of a table.  [default: {_ROWS}]"
 )
+@shared.unbounded_workers
 @click.option(
     "--memory",
     "memory_bytes",
@@ -118,12 +121,18 @@ def command(
             )
     elif kind == "parquet":
         raise UsageError("--format parquet writes a file: name it with -o")
+    from chopper.ingest import files_of
     from chopper.sql import Query
 
-    with Query(list(named), sql, memory_bytes, device=shared.stated()) as query:
+    counted: deque[str] = deque([""], maxlen=1)
+
+    def engine() -> Engine:
+        return shared.engine_for(files_of(named, counted.append), counted)
+
+    with Query(list(named), sql, memory_bytes, device=shared.stated(), engine=engine) as query:
         with _limited(memory_bytes):
             _bounded(query, query.plan, timeout_s)
-        _bounded(query, lambda: _read(query), None)
+        _read(query, counted)
         with _limited(memory_bytes):
             _bounded(query, lambda: _answer(query, kind or "table", output, top), timeout_s)
     if output is not None:
@@ -181,9 +190,9 @@ def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
     click.echo(f'next: chopper query {name} "SELECT * FROM {next(iter(declared))}"', err=True)
 
 
-def _read(query: Query) -> None:
+def _read(query: Query, counted: deque[str]) -> None:
     """Read what a statement names; say what is damaged and what has no rows."""
-    with progress(f"reading {', '.join(query.names) or 'nothing'}"):
+    with progress(f"reading {', '.join(query.names) or 'nothing'}", counted):
         rows = query.read()
     for finding in query.findings:
         if finding.severity != "info":
@@ -193,7 +202,7 @@ def _read(query: Query) -> None:
         shared.say(f"this run has no recording of {', '.join(empty)}")
 
 
-def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float | None) -> _Result:
+def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float) -> _Result:
     """Return what ``work`` returns, or end it: after a time, or when the user interrupts.
 
     It runs in another thread: few of DuckDB's functions look up, and the process ends without
