@@ -51,6 +51,7 @@ _RECORDED = frozenset(t.name for group in GROUPS if group != "analysis" for t in
 _UNATTRIBUTED = _RECORDED | {"ranks"}
 _OF_RANK = _RECORDED | {"event_link"}
 """Tables of single ranks: in SQL, ``rank`` and ``row`` come before their columns."""
+_ROWS_NAMED = re.compile(r"row\b|\bnatural\b", re.IGNORECASE)
 _BATCH_ROWS = 10_000
 _POSITION = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 
@@ -301,7 +302,14 @@ class Query:
                     source = with_devices(source, self._device)
             if attributes:
                 source = pipeline.attribute(source, engine)
-        return _in_memory(source, self.names)
+        if not isinstance(source, Attributed):
+            return _in_memory(source, self.names)
+        large = _large(source.recording)
+        _check_rows(large, self.names, self._sql)
+        if not large or directory is None:
+            return _in_memory(source, self.names)
+        attributed = [name for name in self.names if name not in _RECORDED]
+        return {**_in_memory(source, attributed), **self._scanned(directory)}
 
     def _scanned(self, directory: Path) -> dict[str, pa.Table | ds.Dataset]:
         """Return tables of a run directory, which are read as DuckDB scans them."""
@@ -416,20 +424,27 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(parquet.plain(table.schema))
 
 
-def _check_rows(recording: Run, names: Sequence[str]) -> None:
+def _large(recording: Run) -> list[int]:
+    """Return the ranks that are so large that their events are attributed a stretch at a time."""
+    return [rank for rank in recording.ranks if recording.tables.stretches(rank)]
+
+
+def _check_rows(large: Sequence[int], names: Sequence[str], sql: str) -> None:
     """Refuse to join tables whose rows are counted in a stretch with those of the whole trace.
 
+    By their times they may be joined: the statement then names no column of rows.
+
     Raises:
-        InputError: a rank is so large that its events are attributed a stretch at a time.
+        InputError: it names one, and there are ``large`` ranks.
     """
     of_stretch = sorted({"event_link", "piece", "gap", "communication"}.intersection(names))
     of_whole = sorted(_RECORDED.intersection(names))
-    large = [rank for rank in recording.ranks if recording.tables.stretches(rank)]
-    if large and of_stretch and of_whole:
+    if large and of_stretch and of_whole and _ROWS_NAMED.search(sql):
         raise InputError(
             f"SQL: rank {ranges(large)} is too large to be held: rows are counted in the stretch "
             f"of steps that is looked at closely in {', '.join(of_stretch)}, and in the whole "
-            f"trace in {', '.join(of_whole)}; query them apart, or record fewer steps"
+            f"trace in {', '.join(of_whole)}; join them by rank and time, query them apart, or "
+            "record fewer steps"
         )
 
 
@@ -449,7 +464,6 @@ def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Tabl
     tables = {}
     if isinstance(run, Attributed):
         tables = views(run, [name for name in names if name in VIEWS])
-        _check_rows(recording, names)
         attributed = {"piece": run.pieces, "window": run.windows, "gap": run.gaps}
         tables |= attributed | {"communication": run.communication}
     tables["ranks"] = ranks_of(recording.manifest)
