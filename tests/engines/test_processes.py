@@ -226,7 +226,7 @@ def interrupted(
     folder: Path,
     words: Sequence[object],
     is_begun: Callable[[Running], bool],
-    number: int = signal.SIGINT,
+    number: signal.Signals = signal.SIGINT,
 ) -> None:
     """Send a signal to a command in the middle of 64 ranks: it ends, and nothing is left."""
     before = {*folder.parent.iterdir()}
@@ -253,7 +253,7 @@ def interrupted(
     ],
 )
 def test_an_interrupted_command_leaves_nothing(
-    folder: Path, traces: Path, words: tuple[str, ...], number: int
+    folder: Path, traces: Path, words: tuple[str, ...], number: signal.Signals
 ) -> None:
     command, *output = words
     where = [folder.parent / one if one.startswith("x") else one for one in output]
