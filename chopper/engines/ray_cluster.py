@@ -208,7 +208,7 @@ def answers(address: str) -> None:
 
 def _no_cluster(address: str, found: str) -> LoaderError:
     return LoaderError(
-        f"{address}: no Ray cluster answers there ({found}); it is HOST:PORT as "
+        f"{address or '--ray'}: no Ray cluster answers there ({found}); it is HOST:PORT as "
         "`ray start --head` prints it"
     )
 

@@ -144,7 +144,7 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         if trace.world_size is not None:
             worlds.setdefault(trace.world_size, file)
     if len(worlds) > 1:
-        said = ", ".join(f"{file.name} says {world}" for world, file in sorted(worlds.items()))
+        said = ", ".join(f"{file} says {world}" for world, file in sorted(worlds.items()))
         raise InputError(
             f"traces of different runs: world sizes differ ({said}); pass the files of one run"
         )
@@ -158,8 +158,8 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         if start - end > APART_NS:
             hours = (start - end) / 3.6e12
             raise InputError(
-                f"traces of different runs: {file.name} starts {hours:.1f} h after {last.name} "
-                "ended; pass the files of one run"
+                f"traces of different runs: {file} starts {hours:.1f} h after {last} ended; "
+                "pass the files of one run"
             )
         if this_end > end:
             end, last = this_end, file

@@ -50,14 +50,17 @@ def test_world_sizes_of_different_runs(tmp_path: Path) -> None:
     write(tmp_path / "a.json", of_rank(0, 2))
     write(tmp_path / "b.json", of_rank(1, 8))
     line = refused(tmp_path / "*.json", tmp_path)
-    assert line.startswith("traces of different runs: world sizes differ (a.json says 2, b.json")
+    assert line.startswith(
+        f"traces of different runs: world sizes differ ({tmp_path / 'a.json'} says 2, {tmp_path}"
+    )
 
 
 def test_times_of_different_runs(tmp_path: Path) -> None:
     write(tmp_path / "a.json", of_rank(0))
     write(tmp_path / "b.json", of_rank(1, base_ns=1_751_410_836_000_000_000 + 5 * 3600 * 10**9))
     line = refused(tmp_path / "*.json", tmp_path)
-    assert line.startswith("traces of different runs: b.json starts 5.0 h after a.json ended")
+    said = f"{tmp_path / 'b.json'} starts 5.0 h after {tmp_path / 'a.json'} ended"
+    assert line.startswith(f"traces of different runs: {said}")
 
 
 def test_ranks_without_a_common_moment(tmp_path: Path) -> None:

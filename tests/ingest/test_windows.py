@@ -162,7 +162,7 @@ def test_windows_hours_apart_are_of_one_run_only_if_the_process_is_known(tmp_pat
         nameless(tmp_path / f"{i}.json", 3 * i, i * later_ns)
     shown = run("analyze", tmp_path)
     assert shown.code == 1
-    assert "traces of different runs: 1.json starts 5.0 h after 0.json ended" in shown.line
+    assert "1.json starts 5.0 h after " in shown.line
 
 
 def test_each_window_counts_from_its_own_base(tmp_path: Path) -> None:
