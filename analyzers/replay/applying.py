@@ -71,7 +71,7 @@ class Applied:
         if "communication.wait" in causes and not self.coupled_ratio:
             raise UsageError(
                 "--fix straggler: no collective was seen on all ranks of its group; pass the "
-                "traces of all ranks"
+                "traces of all ranks, and of a large run name those of a group with --ranks"
             )
         change.remove_causes(self.scenario, self.facts, causes)
         for cause in causes:
