@@ -386,7 +386,11 @@ recordings.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    # Nothing of ours runs on SIGKILL: tests/workloads/test_processes.py shows that ranks end then.
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)],
+)
 @pytest.mark.usefixtures("has_link")
 def test_nothing_is_left_after_a_signal(
     tmp_path: Path, number: signal.Signals, parents: list[int]
