@@ -63,7 +63,7 @@ def test_a_child_that_is_forked_while_another_thread_is_in_the_recorder_goes_on(
         held.wait()
         pid = os.fork()
         if pid == 0:
-            signal.alarm(60)
+            signal.alarm(int(PATIENCE_S))
             with torch.autograd.profiler.profile(use_kineto=True):
                 torch.ones(2).sum()
             os._exit(7)
@@ -100,7 +100,7 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
         [sys.executable, "script.py"],
         cwd=tmp_path,
         check=True,
-        timeout=600,
+        timeout=PATIENCE_S,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -124,7 +124,9 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
 @pytest.mark.slow
 def test_steps_outlive_a_kill_within_a_trace(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == -signal.SIGKILL
     with pyarrow.OSFile(str(tmp_path / "run" / "rank-00000" / "step.arrow")) as file:
         reader = pyarrow.ipc.open_stream(file)
