@@ -24,7 +24,8 @@ DEMO_REPORT ?= report.html
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Build dependencies are pinned too, so nothing is fetched into an isolated build environment.
-INSTALL := $(PIP) install --no-build-isolation -c constraints.txt $(PIP_ARGS)
+# Python compiles a module when it is first imported: most modules of the packages never are.
+INSTALL := $(PIP) install --no-compile --no-build-isolation -c constraints.txt $(PIP_ARGS)
 
 export PYTHONUNBUFFERED := 1
 
@@ -33,24 +34,32 @@ export PYTHONUNBUFFERED := 1
 ifneq ($(MAKECMDGOALS),checks)
 .NOTPARALLEL:
 endif
-.PHONY: help env demo test test-all checks two-checks lint types layers unit coverage docs fuzz bench clients traces clean
+.PHONY: help env demo test test-all checks two-checks lint types layers collection unit coverage docs fuzz bench clients traces clean
 
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/run.stamp: pyproject.toml constraints.txt setup.py $(wildcard analyzers/*.c analyzers/*/*.c collectors/*.[ch] collectors/*/*.[ch])
+# $(call environment,EXTRA): Chopper, editable, with the packages of an extra.
+define environment
+@test -n "$(PYTHON)" || { echo "chopper: no Python found; install Python 3.11 or newer, or pass PYTHON=/path/to/python3" >&2; exit 1; }
+@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "chopper: $(PYTHON) is older than Python 3.11; install a newer one, or pass PYTHON=/path/to/python3.11" >&2; exit 1; }
+@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "chopper: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+@$(INSTALL) pip setuptools
+@$(INSTALL) -e '.[$(1)]'
+endef
+
+PINNED := pyproject.toml constraints.txt setup.py $(wildcard analyzers/*.c analyzers/*/*.c collectors/*.[ch] collectors/*/*.[ch])
+
+$(VENV)/run.stamp: $(PINNED)
 	@echo "chopper: making the pinned environment in $(VENV) (a few minutes the first time)" >&2
-	@test -n "$(PYTHON)" || { echo "chopper: no Python found; install Python 3.11 or newer, or pass PYTHON=/path/to/python3" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "chopper: $(PYTHON) is older than Python 3.11; install a newer one, or pass PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "chopper: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(PIP) install -c constraints.txt $(PIP_ARGS) pip setuptools
-	@$(INSTALL) -e '.[torch]'
+	$(call environment,torch)
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp
-	@echo "chopper: adding the development tools to $(VENV)" >&2
-	@$(INSTALL) -e '.[dev]'
-	@touch $@
+# Holds what run.stamp stands for: in a fresh clone one installation, not two.
+$(VENV)/dev.stamp: $(PINNED)
+	@echo "chopper: making the pinned environment in $(VENV), with the development tools (a few minutes the first time)" >&2
+	$(call environment,dev)
+	@touch $(VENV)/run.stamp $@
 
 env: $(VENV)/dev.stamp  ## the environment of all targets, in .venv
 
@@ -73,7 +82,7 @@ test-all: two-checks coverage  ## the same with the tests that take long, and co
 two-checks: $(VENV)/dev.stamp
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target checks
 
-checks: lint types layers docs
+checks: lint types layers docs collection
 
 lint: $(VENV)/dev.stamp  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -84,6 +93,11 @@ types: $(VENV)/dev.stamp  ## mypy --strict
 
 layers: $(VENV)/dev.stamp  ## import-linter: who may import whom
 	$(BIN)/lint-imports
+
+# Compiles the tests once, beside mypy: otherwise each of pytest's workers does. What fails here
+# fails again in pytest, which shows it.
+collection: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 unit: $(VENV)/dev.stamp  ## pytest without the tests that take long
 	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)

@@ -232,22 +232,27 @@ def test_the_devices_that_hip_sees_are_read(
 
 
 @needs_amdsmi
-@pytest.mark.parametrize("code", sorted(ERRORS))
-def test_every_status_costs_what_it_should(play: Player, code: int) -> None:
-    lines = [ONE, "gpu 1 1 GPU-b SPX", play.set(0, "current_gfxclk", 2100)]
-    signed = code - (1 << 32) if code >= 1 << 31 else code
-    lines.append(f"fail 0 amdsmi_get_gpu_metrics_info {signed} 1 2")
+def test_every_status_costs_what_it_should(play: Player) -> None:
+    """On a device for each status, and on a last one that has none."""
+    codes = [*sorted(ERRORS), None]
+    lines = []
+    for number, code in enumerate(codes):
+        lines += [f"gpu {number} {number} GPU-{number} SPX"]
+        lines += [play.set(number, "current_gfxclk", 2100)]
+        if code is not None:
+            signed = code - (1 << 32) if code >= 1 << 31 else code
+            lines.append(f"fail {number} amdsmi_get_gpu_metrics_info {signed} 1 2")
     found, absent = play(
         lines, "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 1, 2), s.absent]))"
     )
-    kind, reason = ERRORS.explain(code)
-    of_device = [row for row in found if row["device_id"] == 0]
-    if kind == "moment":
-        assert [row["sm_clock_hz"] for row in of_device] == [2_100_000_000]
-    else:
-        assert of_device == []
-        assert absent["device_clock[device 0]"] == reason
-    assert len(found) - len(of_device) == 2
+    for number, code in enumerate(codes):
+        clocks = [row["sm_clock_hz"] for row in found if row["device_id"] == number]
+        kind, reason = ("none", "") if code is None else ERRORS.explain(code)
+        if kind in ("none", "moment"):
+            assert clocks == [2_100_000_000] * (2 if kind == "none" else 1), code
+        else:
+            assert clocks == [], code
+            assert absent[f"device_clock[device {number}]"] == reason
 
 
 @needs_amdsmi

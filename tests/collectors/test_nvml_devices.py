@@ -39,26 +39,34 @@ def test_when_the_last_device_is_lost_each_reading_fails(play: Player) -> None:
 
 
 @EITHER
-@pytest.mark.parametrize("code", sorted(ERRORS))
-def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str, code: int) -> None:
-    kind, reason = ERRORS.explain(code)
-    found = play(
-        TWO + f"fail 0 nvmlDeviceGetClockInfo {code} 100 200\n",
+def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str) -> None:
+    """On a device for each error, and on a last one that has none."""
+    codes = [*sorted(ERRORS), None]
+    script = ""
+    for number, code in enumerate(codes):
+        script += (
+            f"gpu {number} GPU-{number:08}-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3\n"
+        )
+        script += f"set {number} sm 1980\nset {number} field:186 650000\n"
+        if code is not None:
+            script += f"fail {number} nvmlDeviceGetClockInfo {code} 100 200\n"
+    found, absent = play(
+        script,
         f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 100, 300), s.absent]))",
     )
-    of_device = [row for row in found[0] if row[1] == 0]
-    if kind == "moment":
-        assert of_device[0][3:5] == [None, None]
-        assert of_device[1][3] == 1_980_000_000
-        assert "device_clock.sm_clock_hz[device 0]" not in found[1]
-    elif kind == "sensor":
-        assert [row[3] for row in of_device] == [None, None]
-        assert [row[5] for row in of_device] == [650.0, 650.0]
-        assert found[1]["device_clock.sm_clock_hz[device 0]"] == reason
-    else:
-        assert of_device == []
-        assert found[1]["device_clock[device 0]"] == reason
-    assert len([row for row in found[0] if row[1] == 1]) == 2
+    for number, code in enumerate(codes):
+        of_device = [row for row in found if row[1] == number]
+        clocks, powers = [row[3] for row in of_device], [row[5] for row in of_device]
+        kind, reason = ("none", "") if code is None else ERRORS.explain(code)
+        assert powers == ([] if kind in ("device", "library") else [650.0, 650.0]), code
+        if kind in ("none", "moment"):
+            assert clocks == [None if kind == "moment" else 1_980_000_000, 1_980_000_000], code
+            assert f"device_clock.sm_clock_hz[device {number}]" not in absent
+        elif kind == "sensor":
+            assert clocks == [None, None], code
+            assert absent[f"device_clock.sm_clock_hz[device {number}]"] == reason
+        else:
+            assert absent[f"device_clock[device {number}]"] == reason
 
 
 def test_every_code_of_the_binding_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from chopper.experiments import results as ex
@@ -146,24 +148,24 @@ def test_the_power_limit_that_was_before_comes_back(machine):
     assert found.logged() == [f"0 {power} 700000 0 = 0", f"0 {power} 650000 0 = 0"]
 
 
+def end(processes):
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_clocks_are_unlocked_however_it_ends(machine, number):
     found = machine()
     process = found.start("--apply", "--points", "2", "--", *WAITS, start_new_session=True)
     found.until(f"0 {SET} 1980 1980 = 0")
     # The recorded command is a job of its own: a signal to chopper alone ends, or orphans, it.
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     if number == signal.SIGKILL:
         process.wait()
         found.until(f"0 {RESET} 0 0 = 0")
-        for child in children:
-            try:
-                os.killpg(int(child), signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+        end(children)
     else:
         process.wait(timeout=PATIENCE_S)
     process.communicate()
@@ -274,18 +276,12 @@ def test_the_hosts_limits_come_back_after_a_kill(tmp_path, host):
     found.log = host / "scaling_min_freq"
     found.until("3600000")
     assert (host / "scaling_max_freq").read_text() == "3600000"
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
+    children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     found.until("1000000")
     assert (host / "scaling_max_freq").read_text() == "3000000"
-    for child in children:
-        try:
-            os.killpg(int(child), signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
+    end(children)
     process.communicate()
 
 

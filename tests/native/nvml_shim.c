@@ -23,7 +23,7 @@
 #include <string.h>
 #include <time.h>
 
-#define MAX_GPUS 16
+#define MAX_GPUS 64
 #define MAX_LINES 8192
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
 

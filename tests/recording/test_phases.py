@@ -22,6 +22,7 @@ from chopper.recording import session as _session
 from chopper.recording.trainers import Redirection
 from chopper.storage.run import Run
 from tests.recording.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
+from tests.waiting import PATIENCE_S
 
 
 def current_phase():
@@ -97,12 +98,12 @@ def test_exceptions_and_threads_end_their_own_phases(task):
     def save():
         with prof.phase("checkpoint"):
             inside.set()
-            done.wait(60)
+            done.wait(PATIENCE_S)
 
     with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2)) as prof:
         thread = threading.Thread(target=save)
         thread.start()
-        inside.wait(60)
+        inside.wait(PATIENCE_S)
         with pytest.raises(KeyError), prof.phase("evaluation"):
             raise KeyError
         with prof.phase("open at the end"):

@@ -63,7 +63,7 @@ def test_a_child_that_is_forked_while_another_thread_is_in_the_recorder_goes_on(
         held.wait()
         pid = os.fork()
         if pid == 0:
-            signal.alarm(60)
+            signal.alarm(int(PATIENCE_S))
             with torch.autograd.profiler.profile(use_kineto=True):
                 torch.ones(2).sum()
             os._exit(7)
@@ -100,7 +100,7 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
         [sys.executable, "script.py"],
         cwd=tmp_path,
         check=True,
-        timeout=600,
+        timeout=PATIENCE_S,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -124,7 +124,9 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
 @pytest.mark.slow
 def test_steps_outlive_a_kill_within_a_trace(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == -signal.SIGKILL
     with pyarrow.OSFile(str(tmp_path / "run" / "rank-00000" / "step.arrow")) as file:
         reader = pyarrow.ipc.open_stream(file)
@@ -142,10 +144,10 @@ def batches(reader):
 
 
 IDLE = """
-import sys, torch, chopper
+import sys, chopper
 from chopper.recording import session as _session
 _session._IDLE_S = 0.01
-with chopper.profile("run", trace=False, collect=["torch_trace"]) as prof:
+with chopper.profile("run", trace=False, collect=[]) as prof:
     for _ in range(3):
         prof.step()
     sys.stdin.read()
@@ -176,9 +178,9 @@ def test_the_last_steps_outlive_a_kill_of_an_idle_program(tmp_path):
     assert steps() == [0, 1, 2]
 
 
-TERMINATED = """
-import sys, chopper
-{handler}
+TRAINS = f"""
+import sys, time, chopper
+{DESCENT}
 model = torch.nn.Linear(4, 4)
 optimizer = Descent(model.parameters(), lr=0.1)
 with chopper.profile("run", collect=["torch_trace"]) as prof:
@@ -186,17 +188,22 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         prof.step()
-    import time
-    {wait}
 """
+STEPS = """
+import sys, time, chopper
+with chopper.profile("run", trace=False, collect=[]) as prof:
+    for _ in range(9):
+        prof.step()
+"""
+"""What ends the recording, without a trace: it takes an eighth of the CPU time without torch."""
 READY = 'print("ready", flush=True)'
 BLOCKED = f"{READY}; torch.distributed.TCPStore('127.0.0.1', 0, is_master=True).get('never')"
 AWAKE = f"{READY}\n    while True: time.sleep(0.01)"
 
 
-def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
+def terminated(tmp_path, program, number):
     script = tmp_path / "script.py"
-    script.write_text(DESCENT + TERMINATED.format(wait=wait, handler=handler))
+    script.write_text(program)
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdin=subprocess.PIPE,
@@ -218,7 +225,7 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
     ids=["awake", "blocked in C"],
 )
 def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number):
-    code, _ = terminated(tmp_path, wait, number=number)
+    code, _ = terminated(tmp_path, f"{TRAINS}    {wait}", number)
     assert code == -number
     part = Run.open(tmp_path / "run").part(0)
     assert (part.status, part.error) == ("interrupted", f"ended by {number.name}")
@@ -229,7 +236,8 @@ def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number)
 @pytest.mark.slow
 def test_a_hang_up_that_the_program_ignores_changes_nothing(tmp_path):
     handler = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    code, _ = terminated(tmp_path, f"{READY}; sys.stdin.read()", handler, number=signal.SIGHUP)
+    program = f"{handler}{STEPS}    {READY}; sys.stdin.read()"
+    code, _ = terminated(tmp_path, program, signal.SIGHUP)
     assert code == 0
     assert Run.open(tmp_path / "run").part(0).status == "complete"
 
@@ -240,7 +248,7 @@ def test_the_programs_own_sigterm_handler_stays(tmp_path):
         "import signal\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('mine', flush=True), sys.exit(5)))"
     )
-    code, rest = terminated(tmp_path, AWAKE, handler)
+    code, rest = terminated(tmp_path, f"{handler}{STEPS}    {AWAKE}", signal.SIGTERM)
     assert (code, rest) == (5, "mine\n")
     part = Run.open(tmp_path / "run").part(0)
     assert (part.status, part.error) == ("interrupted", "SystemExit: 5")
@@ -253,6 +261,6 @@ def test_the_programs_own_sigterm_handler_stays(tmp_path):
 def test_whatever_ends_a_program_after_ctrl_c_it_was_interrupted(tmp_path, raised):
     caught = f"    except KeyboardInterrupt:\n        raise {raised}"
     wait = f"try:\n        {READY}\n        while True: time.sleep(0.01)\n{caught}"
-    code, _ = terminated(tmp_path, wait, number=signal.SIGINT)
+    code, _ = terminated(tmp_path, f"{STEPS}    {wait}", signal.SIGINT)
     assert code == (0 if raised == "SystemExit(0)" else 1)
     assert Run.open(tmp_path / "run").part(0).status == "interrupted"

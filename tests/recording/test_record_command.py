@@ -17,14 +17,11 @@ import pytest
 
 import chopper
 from chopper import cli
-from chopper.api import AttributedRun
-from chopper.attribution import Attribution
 from chopper.collectors import registry
 from chopper.recording.finish import finalize
 from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from tests import command
-from tests.command import Outcome
 from tests.recording.make import DESCENT
 from tests.waiting import PATIENCE_S
 
@@ -57,6 +54,14 @@ rank.manifest.steps_source = "mark"
 rank.save()
 """
 """What a rank leaves that recorded, in a tenth of the time that torch takes to be imported."""
+
+
+STEPS = """
+import sys, chopper
+with chopper.profile(trace=False, collect=[]) as prof:
+    for _ in range(int(sys.argv[1])): prof.step()
+"""
+"""Records so many steps, without torch."""
 
 
 class Recorder:
@@ -258,11 +263,11 @@ def test_what_ended_a_child_of_multiprocessing_is_known(record):
 LOOP = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(model)
 rank = dist.get_rank()
 n = 0
 while True:
     step()
+    dist.all_reduce(torch.ones(1))
     n += 1
     if n == 9:
         if rank == {dies}:
@@ -382,9 +387,9 @@ def test_data_loader_workers_do_not_record(record, method):
 
 
 def test_processes_without_rank_have_runs_of_their_own(record):
-    script = record.script("for _ in range(int(sys.argv[1])): step()")
+    script = record.script("", begin=STEPS)
     a, b, c = (f"{sys.executable} {script} {count}" for count in (2, 3, 4))
-    done = record("sh", "-c", f"{a}; {b} & {c} & wait", options=("-o", "run", "--steps", "0:2"))
+    done = record("sh", "-c", f"{a}; {b} & {c} & wait")
     assert done.returncode == 0, done.stderr
     run = record.run()
     assert run.table(0, "step").num_rows == run.part(0).steps_count == 2
@@ -408,6 +413,7 @@ def test_processes_without_rank_have_runs_of_their_own(record):
     ]  # fmt: skip
 
 
+@pytest.mark.long  # tests/recording/test_children.py shows it of a profile's children
 def test_the_rank_of_a_parent_that_took_no_step_goes_to_its_children(record):
     script = record.script(
         """
@@ -489,7 +495,7 @@ def test_another_sitecustomize_runs_too(record):
     record.env["PYTHONPATH"] = str(other)
     script = record.script(
         """
-        for _ in range(2): step()
+        step()
         import sitecustomize
         print(customized, sitecustomize.__file__,
               any(entry.endswith("chopper/recording/hook") for entry in sys.path))
@@ -498,7 +504,7 @@ def test_another_sitecustomize_runs_too(record):
     done = record(sys.executable, script)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"yes {other / 'sitecustomize.py'} False\n"
-    assert record.run().table(0, "step").num_rows == 2
+    assert "recorded 1 rank, 1 step, step 0 traced" in done.stderr  # no plural
 
 
 # -- nothing to record --------------------------------------------------------------------------
@@ -673,7 +679,7 @@ def test_under_nohup_a_hang_up_changes_nothing(record):
                     return [{"params": list(super().parameters()), "lr": 0.1}]
 
             model = Groups(*model)
-            optimizer = torch.optim.SGD(model.parameters())
+            optimizer = Descent(model.parameters(), lr=0.1)
             for _ in range(3):
                 step()
             """,
@@ -718,57 +724,61 @@ _TRAINS = (
 _INFERS = "net.eval()\nwith torch.no_grad():\n  for _ in range(20): net(x)\nnet.train()\n"
 
 
-def _recorded(tmp_path: Path, program: str, *options: str) -> tuple[Outcome, Attribution]:
-    output = tmp_path / "run"
-    said = command.process("record", "-o", output, *options, "--", sys.executable, "-c", program)
-    assert said.code == 0, said.err
-    return said, chopper.attribute(chopper.load(output))
+def recorded(record, program, *options):
+    done = record(sys.executable, "-c", program, options=("-o", "run", *options))
+    assert done.returncode == 0, done.stderr
+    return done.stderr, chopper.attribute(chopper.load(record.directory / "run"))
 
 
-def test_a_program_that_only_infers_leaves_a_trace_and_says_that_it_has_no_steps(
-    tmp_path: Path,
-) -> None:
-    said, run = _recorded(tmp_path, _MODEL + _INFERS)
-    assert "chopper: info: no step was detected" in said.err
-    assert "for times of each batch or request, call prof.step() of chopper.profile" in said.err
+def test_a_program_that_only_infers_leaves_a_trace_and_says_that_it_has_no_steps(record):
+    said, run = recorded(record, _MODEL + _INFERS)
+    assert "chopper: info: no step was detected" in said
+    assert "for times of each batch or request, call prof.step() of chopper.profile" in said
     assert run.observed_ns > 0
     assert {"aten::linear", "aten::addmm"} & {str(g.key) for g in run.by("op")}
 
 
-def test_requests_that_a_program_marks_are_steps_of_inference(tmp_path: Path) -> None:
+def test_requests_that_a_program_marks_are_steps_of_inference(record):
     marked = _INFERS.replace("net(x)", "net(x); prof.step()").replace("\n", "\n  ")
     program = f"import chopper\n{_MODEL}with chopper.profile() as prof:\n  {marked}"
-    said, run = _recorded(tmp_path, program)
-    assert "no step was detected" not in said.err
+    said, run = recorded(record, program)
+    assert "no step was detected" not in said
     assert run.windows["number"].to_pylist() == [2, 3, 4, 5, 6]
     assert {str(g.key) for g in run.by("phase")} >= {"inference"}
 
 
-def test_functions_in_a_loop_are_recorded_from_the_import_of_torch_on(tmp_path: Path) -> None:
+def test_functions_in_a_loop_are_recorded_from_the_import_of_torch_on(record):
     loop = "import torch\na = torch.ones(64, 64)\nfor _ in range(50): (a @ a).relu()\n"
-    said = command.process("record", "-o", tmp_path / "none", "--", sys.executable, "-c", loop)
-    assert said.code == 1
-    assert "chopper record --from-import" in said.err
-    _, run = _recorded(tmp_path, loop, "--from-import")
+    done = record(sys.executable, "-c", loop, options=("-o", "none"))
+    assert done.returncode == 1
+    assert "chopper record --from-import" in done.stderr
+    _, run = recorded(record, loop, "--from-import")
     assert run.observed_ns > 0
     assert any(str(g.key) in ("aten::matmul", "aten::mm") for g in run.by("op"))
 
 
-def test_steps_are_counted_from_the_training_on_where_the_model_was_called_before(
-    tmp_path: Path,
-) -> None:
-    _, run = _recorded(tmp_path, _MODEL + _INFERS + _TRAINS)
+def test_steps_are_counted_from_the_training_on_where_the_model_was_called_before(record):
+    _, run = recorded(record, _MODEL + _INFERS + _TRAINS)
     # On a busy machine the profiler is ready a step later.
     assert run.windows["number"].to_pylist() in ([2, 3, 4, 5, 6], [3, 4, 5, 6])
-    assert isinstance(run, AttributedRun)
     assert run.recording.manifest.ranks[0].steps_count == 12
 
 
 def test_steps_that_never_came_are_said_and_those_that_did_are_shown(tmp_path: Path) -> None:
-    said, _ = _recorded(tmp_path, _MODEL + _TRAINS, "--steps", "100:105")
-    assert "ended after 12 steps, before steps 100:105 were traced" in said.err
-    assert "--steps 7:12" in said.err
-    shown = command.process("analyze", tmp_path / "run")
+    (tmp_path / "program.py").write_text(_MODEL + _TRAINS)
+    record = [sys.executable, "-X", "importtime", "-m", "chopper", "record", "-o", "run"]
+    done = subprocess.run(
+        [*record, "--steps", "100:105", "--", sys.executable, "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "ended after 12 steps, before steps 100:105 were traced" in done.stderr
+    assert "--steps 7:12" in done.stderr
+    # Pandas takes half a second, which is waited for after the training has ended.
+    assert "pyarrow" in done.stderr
+    assert "pandas.core" not in done.stderr
+    shown = command.run("analyze", tmp_path / "run")
     assert shown.code == 0
     assert "A step takes" in shown.out
     assert "No step was traced" in shown.out
@@ -804,22 +814,6 @@ def test_a_recording_that_a_signal_ends_as_it_starts_is_closed(record, number, e
     part = record.run().part(0)
     assert (part.status, part.error) == ("interrupted", error)
     assert record.run().manifest.findings == []
-
-
-def test_the_command_itself_loads_no_pandas(tmp_path: Path) -> None:
-    """It takes half a second, which is waited for after the training has ended."""
-    (tmp_path / "program.py").write_text("import torch\n" + _MODEL + _TRAINS)
-    record = [sys.executable, "-X", "importtime", "-m", "chopper", "record", "-o", "run", "--"]
-    done = subprocess.run(
-        [*record, sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert "recorded 1 rank, 12 steps" in done.stderr
-    assert "pandas.core" not in done.stderr
-
-
-def test_one_step_is_no_plural(tmp_path: Path) -> None:
-    said, _ = _recorded(tmp_path, _MODEL + _TRAINS.replace("12", "1"))
-    assert "recorded 1 rank, 1 step, step 0 traced" in said.err
 
 
 RANK_OF_TWO = """

@@ -6,6 +6,7 @@ import itertools
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,15 @@ from chopper.recording.steps import (
 )
 from chopper.storage.run import Run
 from tests import command
-from tests.recording.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
+from tests.recording.make import (
+    DESCENT,
+    TRACE_ONLY,
+    Task,
+    findings_of,
+    names_of,
+    steps_of,
+    traced_of,
+)
 
 
 def ends(cycle, *optimizers):
@@ -289,10 +298,10 @@ with chopper.profile("run", collect=(), trace=False):
     {body}
 assert not [f for f in sys.meta_path if "chopper" in type(f).__module__]
 """
-TRAINS = """
-    import torch
+TRAINS = f"""
+{textwrap.indent(DESCENT, "    ")}
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = Descent(model.parameters(), lr=0.1)
     for _ in range(4):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

@@ -43,9 +43,9 @@ def empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def attributed() -> Attributed:
+def attributed(run: str | Path = "run") -> Attributed:
     """All traced steps: which of them are alike depends on how long each took."""
-    attribution = chopper.attribute("run").whole
+    attribution = chopper.attribute(run).whole
     levels: tuple[Level, ...] = ("phase", "layer", "op", "kernel")
     for level in levels:
         assert sum(g.time_ns for g in attribution.by(level)) == attribution.observed_ns
@@ -292,51 +292,56 @@ def pipeline(rank):
         optimizer.zero_grad()
     return step
 
-def train(rank, kind):
+def train(rank):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method="file://" + os.path.abspath("meet"), rank=rank, world_size=2
     )
-    step = globals()[kind](rank)
-    with chopper.profile("run", collect=("torch_trace",), steps=(1, 3)):
-        for _ in range(4):
-            step()
+    for kind in (data_parallel, pipeline):
+        step = kind(rank)
+        with chopper.profile(kind.__name__, collect=("torch_trace",), steps=(1, 3)):
+            for _ in range(4):
+                step()
+        dist.barrier()
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(train, (sys.argv[1],), 2, start_method="fork")
+    torch.multiprocessing.start_processes(train, (), 2, start_method="fork")
 """.replace("WAIT_S", str(_WAIT_S))
 
 
-def collectives_by_phase(kind: str) -> tuple[Attributed, dict[str, set[str]]]:
-    """Train on two ranks; return the attribution, and the phases of each collective of rank 0."""
-    Path("train.py").write_text(_TWO_RANKS)
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of both kinds, by the same two ranks: to start them takes longest."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    (folder / "train.py").write_text(_TWO_RANKS)
     subprocess.run(
-        [sys.executable, "train.py", kind],
+        [sys.executable, "train.py"],
+        cwd=folder,
         check=True,
         timeout=PATIENCE_S,
         stdout=subprocess.DEVNULL,
     )
-    attribution = attributed()
+    return folder
+
+
+def test_gradients_are_reduced_in_backward_and_their_copies_are_not_called_those_of_fsdp(two_ranks):
+    attribution = attributed(two_ranks / "data_parallel")
     events = attribution.joined[0].device_event.to_pylist()
-    phases: dict[str, set[str]] = {}
-    for event, link in zip(events, attribution.links[0].to_pylist(), strict=True):
-        if event["kind"] == "host_collective" and link["step_index"] is not None:
-            phases.setdefault(event["name"], set()).add(link["phase"])
-    return attribution, phases
-
-
-def test_gradients_are_reduced_in_backward_and_their_copies_are_not_called_those_of_fsdp():
-    attribution, phases = collectives_by_phase("data_parallel")
-    assert phases["gloo:all_reduce"] == {"backward"}
+    phases = {
+        link["phase"]
+        for event, link in zip(events, attribution.links[0].to_pylist(), strict=True)
+        if event["name"] == "gloo:all_reduce" and link["step_index"] is not None
+    }
+    assert phases == {"backward"}
     copies = {g.key for g in attribution.by("phase") if g.causes.get("compute.fsdp_copy")}
     assert copies == {"backward"}
     assert "FSDP" not in CAUSES["compute.fsdp_copy"].label
 
 
-def test_a_stage_that_receives_waits_for_the_one_that_sends():
-    attribution, _ = collectives_by_phase("pipeline")
+def test_a_stage_that_receives_waits_for_the_one_that_sends(two_ranks):
+    attribution = attributed(two_ranks / "pipeline")
     second = {group.key: group.causes for group in attribution.by("rank")}[1]
     # In the second of two steps at least, the receive begins long before the first stage is done.
     assert second["communication.wait"] > _WAIT_S * 1e9 / 2

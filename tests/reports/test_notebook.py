@@ -30,6 +30,7 @@ from tests.analyzers.replay.make import late_second_launch
 from tests.analyzers.replay.make import run as recorded
 from tests.reports.make import HOSTILE, Shape, make
 from tests.reports.test_browser import browser
+from tests.waiting import PATIENCE_S
 
 __all__ = ["browser"]
 
@@ -154,7 +155,7 @@ def test_a_notebook_records_and_shows_a_run(tmp_path: Path) -> None:
         env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     executed = json.loads((tmp_path / "done.ipynb").read_text(encoding="utf-8"))

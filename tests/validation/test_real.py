@@ -290,20 +290,22 @@ def parents() -> Iterator[list[int]]:
     assert link.INTERFACE not in {name for _, name in socket.if_nameindex()}
 
 
-def one_plan(injection: str, amount: float, directory: Path, pairs_count: int = 6) -> Job:
-    made = Plan(injection=injection, amounts=(amount,), pairs_count=pairs_count)
-    return Job(directory=str(directory), plans=(made,), linked=injection == "slow_link")
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["slow_dataset", "garbage_collection"],
+        # tests/collectors measures what waits for a core.
+        pytest.param(["busy_neighbour"], marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.usefixtures("parents")
-def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
     """In one job, whose ranks load torch once. How well they are is for `chopper validate`: here
     the machine is shared, and only what others cannot undo holds.
     """
-    names = ["slow_dataset", "garbage_collection"]
-    if len(os.sched_getaffinity(0)) >= 2:  # each of two ranks shares a core of its own
-        names.append("busy_neighbour")
+    if "busy_neighbour" in names and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks on one core are each other's neighbours")
     score, scored = real.score, []
 
     def seen(
@@ -338,25 +340,6 @@ def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert found[rank, step, codes].sum() >= injected_ns > 0, (made.injection, step)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("has_link", "parents")
-def test_a_shaped_link_is_slow_and_gone_afterwards(tmp_path: Path) -> None:
-    job = one_plan("slow_link", 5e7, tmp_path, pairs_count=2)
-    recordings.run(job, timeout_s=PATIENCE_S)
-    (made,) = job.plans
-    finalize(tmp_path / "slow_link")
-    run = chopper.load(tmp_path / "slow_link")
-    for _, injected, _ in made.pairs():
-        reduced = [span for rank in run.ranks for span in reductions(run, rank, injected)]
-        assert len(reduced) == recordings.RANKS
-        sent_bytes = 4 * json.loads(reduced[0]["input_dims"])[0][0]
-        took_ns = max(r["start_ns"] + r["dur_ns"] for r in reduced) - min(
-            r["start_ns"] for r in reduced
-        )
-        # Each sends all of its gradients; no more than the burst comes faster than the link is.
-        assert took_ns >= (sent_bytes - 65_536) * 8 / made.amounts[0] * 1e9
-
-
 def reductions(run: Run, rank: int, number: int) -> list[dict[str, Any]]:
     """The gradients' collectives of a step."""
     (step,) = [s for s in run.table(rank, "step").to_pylist() if s["number"] == number]
@@ -371,7 +354,8 @@ def reductions(run: Run, rank: int, number: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("parents")
 def test_a_rank_that_fails_is_named_and_the_other_ended(tmp_path: Path) -> None:
-    job = one_plan("no_such_injection", 1.0, tmp_path)
+    broken = Plan(injection="no_such_injection", amounts=(1.0,), pairs_count=1)
+    job = Job(directory=str(tmp_path), plans=(broken,))
     with pytest.raises(CaptureError, match=r"rank \d ended with exit code 1: .*no_such_injection"):
         recordings.run(job, timeout_s=PATIENCE_S)
 
@@ -386,25 +370,33 @@ recordings.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    # Nothing of ours runs on SIGKILL: tests/workloads/test_processes.py shows that ranks end then.
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)],
+)
 @pytest.mark.usefixtures("has_link")
-def test_nothing_is_left_after_a_signal(
+def test_a_shaped_link_is_slow_and_nothing_is_left_after_a_signal(
     tmp_path: Path, number: signal.Signals, parents: list[int]
 ) -> None:
     import msgspec
 
-    job = msgspec.json.encode(one_plan("slow_link", 1e8, tmp_path, pairs_count=200)).decode()
+    shaped, endless = (
+        Plan(injection=injection, amounts=(amount,), pairs_count=pairs_count)
+        for injection, amount, pairs_count in (("slow_link", 5e7, 2), ("slow_dataset", 0.001, 200))
+    )
+    job = Job(directory=str(tmp_path), plans=(shaped, endless), linked=True)
     running = subprocess.Popen(
-        [sys.executable, "-c", _RUNS, job],
+        [sys.executable, "-c", _RUNS, msgspec.json.encode(job).decode()],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
     parents.append(running.pid)
 
     def training() -> bool:
-        # The run directory is there once both ranks train, over the link.
+        # Both ranks have recorded the first plan, and train the second, over the link.
         assert running.poll() is None
-        return (tmp_path / "slow_link").exists()
+        return all((tmp_path / "slow_dataset" / f"rank-{rank:05}").exists() for rank in range(2))
 
     try:
         until(training, "two ranks that train")
@@ -416,6 +408,17 @@ def test_nothing_is_left_after_a_signal(
     finally:
         running.kill()
         running.wait()
+    finalize(tmp_path / "slow_link")
+    run = chopper.load(tmp_path / "slow_link")
+    for _, injected, _ in shaped.pairs():
+        reduced = [span for rank in run.ranks for span in reductions(run, rank, injected)]
+        assert len(reduced) == recordings.RANKS
+        sent_bytes = 4 * json.loads(reduced[0]["input_dims"])[0][0]
+        took_ns = max(r["start_ns"] + r["dur_ns"] for r in reduced) - min(
+            r["start_ns"] for r in reduced
+        )
+        # Each sends all of its gradients; no more than the burst comes faster than the link is.
+        assert took_ns >= (sent_bytes - 65_536) * 8 / shaped.amounts[0] * 1e9
 
 
 def network_of(pid: int) -> str:

@@ -148,3 +148,41 @@ def test_a_rank_that_does_not_end_is_killed_however_often_its_starter_is_told_to
     finally:
         starter.kill()
         starter.communicate()
+
+
+ASLEEP = """
+import os, pathlib, time
+from types import SimpleNamespace
+WORKLOAD = SimpleNamespace(linked=False, clean_up=lambda: None)
+if "RANK" in os.environ:
+    here = pathlib.Path(__file__).parent / os.environ["RANK"]
+    here.with_suffix(".part").write_text(str(os.getpid()))
+    here.with_suffix(".part").rename(here)
+    time.sleep(3600)
+"""
+
+
+COMMAND = """
+import os, subprocess, sys
+launcher = [sys.executable, "-m", "chopper.workloads.processes", str(os.getpid())]
+subprocess.run([*launcher, "2", "ranks_of_a_test"])
+"""
+LAUNCHER = """
+from chopper.workloads.processes import run_ranks
+run_ranks("ranks_of_a_test", 2, linked=False)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals of parents' deaths are Linux's")
+@pytest.mark.parametrize("program", [COMMAND, LAUNCHER], ids=["command", "launcher"])
+def test_ranks_end_when_what_started_them_is_killed(tmp_path, program):
+    (tmp_path / "ranks_of_a_test.py").write_text(ASLEEP)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    files = [tmp_path / str(rank) for rank in range(2)]
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as starter:
+        try:
+            until(lambda: all(file.exists() for file in files), "two ranks")
+        finally:
+            starter.kill()
+    ranks = [int(file.read_text()) for file in files]
+    until(lambda: not any(psutil.pid_exists(rank) for rank in ranks), "the end of all ranks")

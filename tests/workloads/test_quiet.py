@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+
+from tests.waiting import PATIENCE_S, until
 
 SLOW = """
 import os, pathlib, time
@@ -61,14 +62,12 @@ def test_interrupted_ranks_end_without_a_word(tmp_path, starter, body):
         start_new_session=True,
     )
     try:
-        until_s = time.monotonic() + 120
-        while len([*tmp_path.glob("begun-*")]) < 2:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < until_s, "the ranks did not come"
-            time.sleep(0.05)
+        files = [tmp_path / f"begun-{rank}" for rank in range(2)]
+        until(lambda: process.poll() is not None or all(f.exists() for f in files), "both ranks")
+        assert process.poll() is None, process.communicate()[0]
         ranks = psutil.Process(process.pid).children()
         os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

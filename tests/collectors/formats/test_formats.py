@@ -437,15 +437,15 @@ def test_damaged_files_give_an_answer_or_one_line(format_: str, tmp_path: Path) 
     file = WRITERS[format_](folder)[0]
     data = file.read_bytes()
     chance = random.Random(format_)
-    cases = [data[: len(data) * i // 20] for i in range(20)]
-    for _ in range(80):
+    cases = [data[: len(data) * i // 10] for i in range(10)]
+    for _ in range(40):  # `make fuzz` takes as many as its time allows
         flipped = bytearray(data)
         for _ in range(chance.choice((1, 1, 8))):
             flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         cases.append(bytes(flipped))
     said = [_answer(tmp_path / f"{i}{file.suffix}", damaged) for i, damaged in enumerate(cases)]
     assert all(line is None or ("\n" not in line and file.suffix in line) for line in said)
-    assert said.count(None) > 10
+    assert said.count(None) > 5
 
 
 def _answer(path: Path, data: bytes) -> str | None:
