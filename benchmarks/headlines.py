@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from benchmarks._modelled import modelled
 from chopper import wording as fmt
 from chopper.errors import ChopperError
 from chopper.experiments.catalogue import find, program, workloads
@@ -96,6 +97,7 @@ def rows(experiments: Sequence[Experiment], took: Took) -> tuple[Headline, ...]:
     return (
         *(h for e in experiments for h in e.headlines),
         *(h for p in absent if p is not None and p.model is not None for h in p.model()),
+        *modelled(),
     )
 
 

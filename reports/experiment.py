@@ -421,12 +421,16 @@ def headline_table(headlines: Sequence[Headline]) -> Table:
     """Return headlines as a table; the ratio is ours over what is stated."""
     prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
     return Table(
-        columns=(*prose, "here", "95 %", "ratio", Column("configuration", kind="prose", wide=True)),
+        columns=(
+            *(*prose, "here", "95 %", "ratio", "verdict"),
+            Column("configuration", kind="prose", wide=True),
+        ),
         rows=[
             (
                 *(h.system, h.claim, h.published or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
                 *(_ours(h), _interval(h) or fmt.UNKNOWN),
-                *(fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×", h.configuration),
+                fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×",
+                *(h.verdict or fmt.UNKNOWN, h.configuration),
             )
             for h in headlines
         ],

@@ -45,6 +45,8 @@ of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
 """Measured by chopper in every variant that has steps: mean length of a recorded step."""
 
+_ALIKE_RATIO = 0.1
+"""Numbers that differ by no more are alike: published ones are rounded."""
 NO_LOSS = "{} has no loss at some steps: it was not a number, or the run ended earlier"
 """Why losses cannot be compared; of a variant."""
 
@@ -118,6 +120,8 @@ class Headline:
     published one where the primary states another quantity; None where neither is one number."""
     configuration: str = ""
     why: str = ""
+    modelled: bool = False
+    """Arithmetic alone: nothing was measured."""
     timed: bool = True
     """False where other programs on the machine cannot change it: losses, bytes, a model."""
     spread_ratio: float | None = None
@@ -168,6 +172,22 @@ class Headline:
     def ratio(self) -> float | None:
         """Ours over what is stated."""
         return None if self.ours is None or not self.stated else self.ours / self.stated
+
+    @property
+    def verdict(self) -> str:
+        """What ours says of the stated number: within a tenth of its interval, or not.
+
+        ``reproduced`` (a model: ``consistent``), ``differs``, ``not shown here`` where there is no
+        number of ours, and empty where one number is not stated.
+        """
+        if self.ours is None:
+            return "not shown here"
+        if not self.stated:
+            return ""
+        low, high = self.ci95 or (self.ours, self.ours)
+        if not low * (1 - _ALIKE_RATIO) <= self.stated <= high * (1 + _ALIKE_RATIO):
+            return "differs"
+        return "consistent" if self.modelled else "reproduced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +437,7 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
 def headline_to_dict(headline: Headline) -> dict[str, Any]:
     """A headline as plain data."""
     plain: dict[str, Any] = msgspec.to_builtins(headline)
-    return plain | {"ratio": headline.ratio}
+    return plain | {"ratio": headline.ratio, "verdict": headline.verdict}
 
 
 def quotient(over: Row | None, under: Row | None) -> Estimate | None:

@@ -51,12 +51,12 @@ def test_a_row_holds_what_is_stated_what_is_here_the_ratio_and_the_interval():
         )
     )
     head, _, *rows = to_markdown.table(shown)[0].split("\n")
-    assert "| published | primary source | here | 95 % | ratio | configuration |" in head
+    assert "| published | primary source | here | 95 % | ratio | verdict | configuration |" in head
     assert rows == [
-        "| S | c | 9× | – | 4.5× | 4 … 5 | 0.50× | here |",
-        "| S | c | 9× | – | −0.153 points | −1 … 0.25 | – |  |",
-        "| S | c | 9× | – | no clock was sampled | – | – |  |",
-        "| S | c | 9× | – | 123456 MB | – | – |  |",
+        "| S | c | 9× | – | 4.5× | 4 … 5 | 0.50× | differs | here |",
+        "| S | c | 9× | – | −0.153 points | −1 … 0.25 | – | – |  |",
+        "| S | c | 9× | – | no clock was sampled | – | – | not shown here |  |",
+        "| S | c | 9× | – | 123456 MB | – | – | – |  |",
     ]
 
 
@@ -114,7 +114,8 @@ def test_what_the_documentation_says_was_measured_comes_from_the_same_experiment
         part = marked(headlines, docs, name)
         assert part.startswith(("Measured ", "Not measured: ")), name
         head = (
-            "| system | number | published | primary source | here | 95 % | ratio | configuration |"
+            "| system | number | published | primary source | here | 95 % | ratio | verdict "
+            "| configuration |"
         )
         lines = iter(part.splitlines())
         if head in lines:
@@ -132,9 +133,38 @@ def unmarked(text):
 
 
 def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines):
-    rows = headlines.rows([], {"interconnect": "shaping a link needs root", "gemm": "no torch"})
+    absent = {"interconnect": "shaping a link needs root", "gemm": "no torch"}
+    rows = [h for h in headlines.rows([], absent) if h.system == "Interconnect"]
     assert [(h.stated, round(h.ours, 1)) for h in rows] == [(39.8, 40.3), (4.4, 4.4)]
     assert all("model, not measured" in h.configuration for h in rows)
+
+
+def test_each_estimate_is_held_against_the_number_that_is_stated(headlines, monkeypatch):
+    monkeypatch.delenv("CHOPPER_TRACES", raising=False)
+    assert {h.system: h.verdict for h in headlines.rows([], {})} == {
+        "Meta RoCE: E-ECMP": "consistent",
+        "Data-movement wall": "consistent",
+        "Latency wall": "differs",  # 2.8e31 by the publication's own constants
+        "VRAM rule": "differs",
+        "Cost of ownership": "consistent",
+        "Chopper: DVFS": "not shown here",
+        "UniOrch": "not shown here",
+    }
+
+
+@pytest.mark.parametrize(
+    ("headline", "verdict"),
+    [
+        (Headline(system="a", claim="b", ours=1.0), ""),
+        (Headline(system="a", claim="b", stated=2.0), "not shown here"),
+        (Headline(system="a", claim="b", ours=1.85, stated=2.0), "reproduced"),
+        (Headline(system="a", claim="b", ours=1.85, stated=2.0, modelled=True), "consistent"),
+        (Headline(system="a", claim="b", ours=1.5, stated=2.0, ci95=(1.1, 1.9)), "reproduced"),
+        (Headline(system="a", claim="b", ours=1.5, stated=2.0, ci95=(1.4, 1.6)), "differs"),
+    ],
+)
+def test_a_verdict_is_of_the_interval_and_a_tenth(headline, verdict):
+    assert headline.verdict == verdict
 
 
 @pytest.mark.parametrize(

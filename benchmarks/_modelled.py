@@ -1,0 +1,158 @@
+"""Headlines of systems that a formula gives: nothing of them is measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from chopper.analyzers.estimates.formulas import rule_of_thumb
+from chopper.analyzers.estimates.limits import limits
+from chopper.analyzers.estimates.memory import memory
+from chopper.analyzers.estimates.network import ecmp
+from chopper.analyzers.estimates.portability import portability_ratio
+from chopper.analyzers.estimates.training import Training
+from chopper.experiments.results import Headline
+from chopper.hardware.devices import named as named_device
+from chopper.hardware.prices import load
+from chopper.models.architectures import named
+
+GB = 1e9
+MODEL = "qwen1.5-0.5b-inference"
+MATMUL = "rocmprofiledata/matmul.rpd.gz"
+"""A recording of a real MI250 with its clocks, in the public rocmProfileData."""
+
+
+def modelled() -> Iterator[Headline]:
+    """Yield what estimates give for each headline that no workload measures."""
+    (many,) = ecmp(128, 16, (16,))
+    yield Headline(
+        system="Meta RoCE: E-ECMP",
+        claim="throughput, hashing 16 queue pairs per flow over one, 128 flows on 16 uplinks",
+        published="up to 40 % on AllReduce",
+        primary="up to 40 % on an AllReduce benchmark",
+        ours=many.gain_ratio,
+        stated=1.4,
+        modelled=True,
+        timed=False,
+        configuration="flows hashed uniformly, the fullest uplink decides; 64 flows gain more, "
+        "1 000 less",
+    )
+    walls = limits()
+    yield Headline(
+        system="Data-movement wall",
+        claim=f"size at which utilization falls below {walls.data_wall_utilization_ratio:.2f}",
+        published="2e28 FLOP",
+        primary="about 1e28 in the abstract of arXiv 2411.01137, 2e28 in its authors' blog",
+        unit="e28 FLOP",
+        ours=None if walls.data_wall_flop is None else walls.data_wall_flop / 1e28,
+        why="no wall within the published sizes",
+        stated=2.0,
+        modelled=True,
+        timed=False,
+        configuration="90 days on H100s; two thirds is our definition, the publication has none",
+    )
+    yield Headline(
+        system="Latency wall",
+        claim="size at which layers × steps × latency fill the time",
+        published="2e31 FLOP",
+        primary="about 1e31 in the abstract, 2e31 in the blog; 2.8e31 by its own constants",
+        unit="e31 FLOP",
+        ours=walls.latency_wall_flop / 1e31,
+        stated=2.0,
+        modelled=True,
+        timed=False,
+        configuration="90 days, 400 µs a layer, batch and model by the publication's laws",
+    )
+    yield _memory_rule()
+    prices = load().devices
+    price, base = prices["nvidia-gb200"], prices["nvidia-h100-sxm"]
+    yield Headline(
+        system="Cost of ownership",
+        claim="GB200 NVL72 over H100, per GPU and hour",
+        published="about 1.6×",
+        primary="1.6× (SemiAnalysis, August 2025)",
+        ours=price.value / base.value,
+        stated=1.6,
+        modelled=True,
+        timed=False,
+        configuration=f"{price.value:.2f} over {base.value:.2f} USD, the shipped list: "
+        "not independent of the source",
+    )
+    yield _clock()
+    yield _portability()
+
+
+def _memory_rule() -> Headline:
+    """Hold 40 bytes × parameters against the memory of a training that somebody measured."""
+    model = named("llama2-7b")
+    found = memory(Training(architecture=model, precision="bf16", checkpoint="full", batch_count=1))
+    rule_bytes, _ = rule_of_thumb(model.parameters_count)
+    return Headline(
+        system="VRAM rule",
+        claim="40 bytes × parameters: Llama 2 7B, bf16, AdamW, one device",
+        published=f"{rule_bytes / GB:.0f} GB",
+        primary="51.6 GB measured on one A100 (torchtune)",
+        unit="GB",
+        ours=found.allocated_bytes / GB,
+        stated=rule_bytes / GB,
+        modelled=True,
+        timed=False,
+        configuration="by chopper estimate memory; the rule is a rule of thumb",
+    )
+
+
+def _clock() -> Headline:
+    """Bound what clocks below the reference took of real kernels, where the recording is here."""
+    from chopper import attribute, load
+
+    shown = Headline(
+        system="Chopper: DVFS",
+        claim="most that low clocks took of compute time, matrix products on a real MI250",
+        published="the largest overhead",
+        primary="the largest overhead, above matrix-unit utilization, overlap and launches",
+        unit="%",
+        why="needs CHOPPER_TRACES, a directory of public traces",
+        timed=False,
+    )
+    traces = os.environ.get("CHOPPER_TRACES")
+    if not traces:
+        return shown
+    run = attribute(load(Path(traces) / MATMUL, device="mi250"))
+    (finding,) = [f for f in run.findings if f.code == "compute.clock_bound"]
+    time_ms, bound_ms = map(float, re.findall(r"([\d.]+) ms", finding.message))
+    return replace(
+        shown, ours=bound_ms / time_ms * 100, why="", configuration=f"{MATMUL}: {finding.message}"
+    )
+
+
+def _portability() -> Headline:
+    """Return the portability of one model as recorded on two vendors' devices."""
+    from chopper import attribute, load
+    from chopper.cli.estimates.project import carried
+
+    shown = Headline(
+        system="UniOrch",
+        claim="performance and portability over H100 and MI300X, Qwen 1.5 0.5B inference",
+        unit="%",
+        why="needs CHOPPER_TRACES, a directory of public traces",
+        timed=False,
+    )
+    traces = os.environ.get("CHOPPER_TRACES")
+    if not traces:
+        return shown
+    efficiencies = {}
+    for name in ("h100-sxm", "mi300x"):
+        file = Path(traces) / "tracelens" / f"{name.partition('-')[0]}-{MODEL}.json.gz"
+        projection = carried(attribute(load(file)), file.name, named_device(name))
+        assert projection.recorded_ns is not None
+        efficiencies[name] = projection.roofline_ns / projection.recorded_ns
+    shares = ", ".join(f"{ratio * 100:.1f} % on {name}" for name, ratio in efficiencies.items())
+    return replace(
+        shown,
+        ours=portability_ratio(efficiencies.values()) * 100,
+        why="",
+        configuration=f"as recorded there, against each datasheet's roofline: {shares}",
+    )
