@@ -27,7 +27,7 @@ from chopper.collectors import _plan
 from chopper.collectors.amd import _library as amd
 from chopper.collectors.amd import _sources as amd_sources
 from chopper.collectors.amd import knobs as amd_knobs
-from chopper.collectors.device_sources import Errors
+from chopper.collectors.device_sources import Errors, columns_of
 from chopper.collectors.formats import nsys, rocpd
 from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.nvml import _sources as nvml_sources
@@ -476,8 +476,8 @@ def test_what_is_used_of_amdsmi_is_its_bindings(
                 Path(amd_sources.__file__).read_text(),
             )
         )
-        - set(amd_sources.columns_of("device_counter"))
-        - set(amd_sources.columns_of("device_limit"))
+        - set(columns_of("device_counter"))
+        - set(columns_of("device_limit"))
     )
     assert read <= metrics, f"no fields of amdsmi_gpu_metrics_t: {sorted(read - metrics)}"
     assert len(read) >= 20
