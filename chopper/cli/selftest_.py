@@ -164,7 +164,7 @@ def anonymous(document: Any, folder: str) -> Any:
     }
     words = {socket.gethostname(): "<host>"}
     for user in (os.environ.get("USER"), _user()):
-        if user:
+        if user and user != "root":
             words[user] = "<user>"
     return _replaced(document, {k: v for k, v in names.items() if k not in ("/", "")}, words)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -50,7 +51,7 @@ def machine(folder: Path, *, devices: Any = (), seconds: float = 600, **collecto
 
 
 def test_every_declared_path_has_its_check_and_its_proofs_are_there() -> None:
-    assert list(PATHS) == list(CHECKS)
+    assert PATHS.keys() == CHECKS.keys()
     for name, path in PATHS.items():
         assert all((ROOT / proof).is_file() for proof in path.proofs), name
         assert path.proofs or path.today.startswith("Nothing"), name
@@ -284,6 +285,54 @@ def test_a_sum_that_is_off_by_a_nanosecond_fails(traces_dir: Path) -> None:
         selftest.closure(run)
 
 
+CASE = {"recovered_ratio": 1.002, "leaked_ratio": 0.01, "reason": None}
+PEAK = {"bf16_flop_per_s": 989.4e12}
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "said"),
+    [
+        ("known_causes", {"cases": [{**CASE, "status": "ok"}]}, "passed"),
+        (
+            "known_causes",
+            {"cases": [{**CASE, "status": "missed", "reason": "50 %"}]},
+            "failed: 50 %",
+        ),
+        ("known_causes", {"cases": [{**CASE, "status": "refused", "reason": "busy"}]}, "not poss"),
+        ("ceilings", {"gemm": {"bf16": [{"best_per_s": 700e12}]}}, "passed"),
+        ("ceilings", {"gemm": {"bf16": [{"best_per_s": 1.1e15}]}}, "failed: bf16 1.1"),
+        ("ceilings", {"gemm": {}}, "failed"),
+        (
+            "symmetric_memory",
+            {"variants": [{"name": "symmetric", "runs": ["a"]}], "notes": []},
+            "pas",
+        ),
+        ("symmetric_memory", {"variants": [], "notes": ["no peers"]}, "not possible: no peers"),
+    ],
+)
+def test_what_commands_print_is_judged(
+    path: str, document: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    found = machine(tmp_path, devices=[GPU | PEAK, GPU], nvml=HERE)
+    name = {"known_causes": "causes", "symmetric_memory": "symmetric"}.get(path, path)
+    found._made[name] = tmp_path / name
+    (tmp_path / f"{name}.out").write_text(json.dumps(document))
+    assert check(found, path).startswith(said)
+
+
+@pytest.mark.parametrize(("held_hz", "status"), [(1.21e9, "passed"), (1.5e9, "failed")])
+def test_a_clock_above_what_was_set_fails(held_hz: float, status: str, tmp_path: Path) -> None:
+    found = machine(tmp_path, devices=[GPU], nvml=HERE)
+    found.set_clocks = True
+    found._made["clocks"] = tmp_path / "clocks"
+    points = [
+        {"set_value": set_hz, "clock_hz": {"value": clock_hz}}
+        for set_hz, clock_hz in ((1.98e9, 1.755e9), (1.2e9, held_hz))
+    ]
+    (tmp_path / "clocks.out").write_text(json.dumps({"points": points}))
+    assert check(found, "clock_setting").startswith(f"{status}: set 1980, held 1755 MHz, set 1200")
+
+
 def test_memory_beyond_the_device_fails(tmp_path: Path) -> None:
     def held(allocated: int, reserved: int) -> Machine:
         row = {
@@ -368,7 +417,11 @@ def test_a_recording_that_hangs_is_ended_and_the_rest_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executable = programs(tmp_path, monkeypatch) / "hang"
-    executable.write_text('#!/bin/sh\nsleep 600 & echo $! >"$1"; wait\n')
+    # One child to end, and one that brings back clocks.
+    executable.write_text(
+        '#!/bin/sh\nsleep 600 & echo $! >"$1"\n'
+        "tail -f /dev/null chopper.experiments.guardian 2>&1 & echo $! >\"$1.kept\"\nwait\n"
+    )
     executable.chmod(0o755)
     monkeypatch.setitem(selftest._RECORDINGS, "training", "hang {out}")
     monkeypatch.setattr(selftest, "_GRACE_S", 0.5)
@@ -378,6 +431,9 @@ def test_a_recording_that_hangs_is_ended_and_the_rest_is_checked(
     # Where nobody waits for orphans, it is there as a zombie.
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    kept = psutil.Process(int((tmp_path / "training.kept").read_text()))
+    assert kept.status() != psutil.STATUS_ZOMBIE
+    kept.kill()
     # Not recorded again.
     assert check(found, "attribution").endswith("had not ended after 1 s")
 
