@@ -25,7 +25,7 @@ _PACKAGES = ("torch", "triton", "nvidia-ml-py", "amdsmi")
 @click.option(
     "--only",
     metavar="A,B",
-    help="Only these paths, by the names that docs/hardware.md and the result give them.",
+    help="Only these checks, by the names that the result gives them.",
 )
 @click.option(
     "--seconds",
@@ -108,7 +108,7 @@ def _chosen(only: str | None) -> list[str]:
 
     if only is None:
         return [*PATHS]
-    named = {one_of("path", word, PATHS) for word in only.split(",") if word.strip()}
+    named = {one_of("check", word, PATHS) for word in only.split(",") if word.strip()}
     if not named:
         raise UsageError(f"--only {only!r}: none named; expected of {', '.join(PATHS)}")
     return [name for name in PATHS if name in named]
