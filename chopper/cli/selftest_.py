@@ -67,9 +67,9 @@ def command(
       sudo chopper selftest --only clock_setting --set-clocks
     """
     from chopper.cli.output import progress
+    from chopper.fresh_python import ended_by_signals
     from chopper.reports.selftest import page
     from chopper.storage.destination import scratch
-    from chopper.validation.recordings import ended_by_signals
     from chopper.validation.selftest import Machine, run_checks
 
     path = output or _DEFAULT

@@ -420,7 +420,7 @@ def test_a_recording_that_hangs_is_ended_and_the_rest_is_checked(
     # One child to end, and one that brings back clocks.
     executable.write_text(
         '#!/bin/sh\nsleep 600 & echo $! >"$1"\n'
-        "tail -f /dev/null chopper.experiments.guardian 2>&1 & echo $! >\"$1.kept\"\nwait\n"
+        'tail -f /dev/null chopper.experiments.guardian 2>&1 & echo $! >"$1.kept"\nwait\n'
     )
     executable.chmod(0o755)
     monkeypatch.setitem(selftest._RECORDINGS, "training", "hang {out}")
