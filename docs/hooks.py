@@ -30,6 +30,7 @@ from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
+from chopper.validation.selftest import PATHS  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
 from docs import gallery  # noqa: E402
 
@@ -79,7 +80,25 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return markdown.replace("<!-- generated: attribution -->", attribution_example())
     if page.file.src_uri == "concepts/work.md":
         return markdown.replace("<!-- generated: work models -->", work_models())
+    if page.file.src_uri == "hardware.md":
+        return markdown.replace("<!-- generated: device paths -->", device_paths())
     return markdown
+
+
+def device_paths() -> str:
+    """What proves each path to a device today, and what will on one."""
+    rows = [
+        (
+            path.title,
+            path.today,
+            ", ".join(f"`{proof}`" for proof in path.proofs),
+            path.expects,
+            f"`chopper selftest --only {name}`",
+        )
+        for name, path in PATHS.items()
+    ]
+    header = ("path", "today", "by", "what must hold on a device", "the command that checks it")
+    return table(header, rows)
 
 
 def work_models() -> str:

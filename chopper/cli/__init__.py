@@ -36,12 +36,13 @@ _COMMANDS = {
     "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
+    "selftest": "Prove on this machine what Chopper does with its devices.",
     "doctor": "Show what can be collected on this machine, and what is missing.",
     "workloads": "List the reference workloads and their options.",
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate"))
+_LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate", "selftest"))
 _READING = frozenset(("analyze", "compare", "report", "import", "gather", "query", "whatif"))
 """Commands that start no program of the user."""
 _WITHOUT_PANDAS = _READING | {"record", "run"}

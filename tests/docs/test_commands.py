@@ -33,6 +33,7 @@ READ_ONLY = {
     "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
     "run": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
+    "selftest": "takes up to three minutes; tests/validation runs its checks",
     "validate": "takes half a minute to half an hour; tests/validation runs some of its cases",
 }
 """Commands of chopper that are not started here → the reason."""

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
+from chopper.collectors.formats.readers import KINETO, READERS, reader_of
 from chopper.errors import InputError
 from tests.golden.fetch import catalogue
 from tests.golden.numbers import EXPECTED
@@ -64,6 +65,34 @@ def test_kernels_find_their_launches(file: str, traces_dir: Path) -> None:
     attribution = chopper.attribute(traces_dir / file)
     assert attribution.links[0]["launch_row"].null_count == 0
     assert attribution.by("op")
+
+
+READ_BY: dict[str, tuple[str, ...]] = {
+    "kineto": (
+        "tracelens/b300-moe-unit.json.gz",
+        "aorta/mi350x-rocprofiler-sdk-backend-train-step",
+    ),
+    "sqlite": ("pipit-nsys/nsys-export-a100", "rocmprofiledata/matmul.rpd"),
+    "rocprof_json": ("tracelens/rocprofv3-sdk-tool-results",),
+    "rocprof_csv": ("rocprofiler-sdk/docs-sample-kernel_trace", "hpctrainingexamples/rocprofv1"),
+    "counters": ("rocprofiler-sdk/docs-sample-counter", "rocprofiler-compute/mi300x-dispatch0-pmc"),
+    "telemetry_csv": (
+        "telemetry-nvidia/nvidia-8gpu",
+        "amd-mi300x-ml-benchmarks/mi300x-8gpu-llama31-8b-gpu_power",
+    ),
+    "snapshot": ("memory-snapshots/cuda-memory-snapshot-transformer",),
+}
+"""Reader → recordings of real devices, by the beginnings of their names."""
+
+
+def test_every_reader_has_recordings_of_real_devices(traces_dir: Path) -> None:
+    assert {r.module.rpartition(".")[2] for r in (*READERS, KINETO)} == set(READ_BY)
+    for module, names in READ_BY.items():
+        for name in names:
+            (file,) = traces_dir.glob(f"{name}*")
+            reader = reader_of(file)
+            assert reader is not None, file
+            assert reader.module.rpartition(".")[2] == module, file
 
 
 def test_every_file_of_the_catalogue_is_accounted_for() -> None:
