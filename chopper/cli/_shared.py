@@ -360,9 +360,8 @@ def stated(side: str = "") -> dict[int | None, str] | None:
 
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
-    from chopper.api import attribute, load
-    from chopper.ingest import files_of
     from chopper.quantities import integers
+    from chopper.storage.remote import files_of
 
     counted: deque[str] = deque([""], maxlen=1)
     meta = click.get_current_context().meta
@@ -373,6 +372,9 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     with progress(f"looking for {name or 'the run'}", counted):
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
+    # Workers load the pipeline at the same time.
+    from chopper.api import attribute, load
+
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
