@@ -378,7 +378,10 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
-        return attribute(run, engine=engine, ranks=ranks, steps=steps)
+        found = attribute(run, engine=engine, ranks=ranks, steps=steps)
+    if meta.get("chopper.engine") is not engine:
+        engine.close()  # what is held stays; idle workers take memory that the views need
+    return found
 
 
 def quoted(*sources: str | Path) -> str:
