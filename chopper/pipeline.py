@@ -734,6 +734,12 @@ def _whole_job(size: int) -> tuple[int, ...]:
     return tuple(range(size))
 
 
+@lru_cache(maxsize=1024)
+def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return equal ranks as one tuple: each rank of a group would have its own."""
+    return ranks
+
+
 def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
     """Return the process groups of a rank by name, as far as their ranks are known."""
     groups: dict[str, tuple[int, ...]] = {}
@@ -741,7 +747,7 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
         name = str(entry.get("pg_name", ""))
         ranks, size = entry.get("ranks"), entry.get("pg_size", entry.get("group_size"))
         if isinstance(ranks, list) and ranks and all(type(r) is int for r in ranks):
-            groups[name] = tuple(sorted(ranks))
+            groups[name] = _shared(tuple(sorted(ranks)))
         elif size is not None and size == world_size:
             groups[name] = _whole_job(size)
     return groups
