@@ -6,15 +6,16 @@
     python -m benchmarks.many_ranks --ranks 1024 --report
 
 Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about three host spans per
-device event, collectives of all ranks), in one process and in one for each core, from the
-command's start to its end. The peak is the sum over all its processes of their proportional memory
-(PSS); own CPU is that of the command's own process, the rest is its workers'. HTA loads the same
-traces and makes its temporal breakdown; TraceLens writes its report of each rank, one after the
-other, and then its report of the collectives of all, on all cores. A peer is stopped at a limit of
-time or memory, and the ranks that it had done are counted. With ``--ray``, a cluster of four nodes
-of one core each runs the same in turns with four processes. With ``--report``, the HTML report is
-written and opened in Chromium. At the end, time and memory from 64 ranks on are fitted by a line
-over the ranks and carried to 100 000 ranks.
+device event, collectives of all ranks), in one process (on one core, where chopper starts no
+others), with one worker beside it and with one for each core, from the command's start to its end.
+The peak is the sum over all its processes of their proportional memory (PSS); own CPU is that of
+the command's own process, the rest is its workers'. HTA loads the same traces and makes its
+temporal breakdown; TraceLens writes its report of each rank, one after the other, and then its
+report of the collectives of all, on all cores. A peer is stopped at a limit of time or memory, and
+the ranks that it had done are counted. With ``--ray``, a cluster of four nodes of one core each
+runs the same in turns with four processes. With ``--report``, the HTML report is written and opened
+in Chromium. At the end, time and memory from 64 ranks on are fitted by a line over the ranks and
+carried to 100 000 ranks.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ PEERS = {
 }
 PEER_LIMIT_S, PEER_LIMIT_BYTES = 240, 12e9
 NODES = 4
+FIRST_CORE = str(min(os.sched_getaffinity(0)))
 
 
 def main() -> None:
@@ -130,7 +132,8 @@ def measured(folder: Path, options: argparse.Namespace) -> list[tuple[int, Watch
         files = sorted(map(str, traces.glob("rank-*.json.gz")))
         chopper = [*ANALYZE, str(traces)]
         if ranks <= SERIAL_UP_TO:
-            shown(ranks, "one process", watched([*chopper, "--workers", "1"]))
+            shown(ranks, "one process", watched(["taskset", "-c", FIRST_CORE, *chopper]))
+            shown(ranks, "one worker", watched([*chopper, "--workers", "1"]))
         rows.append((ranks, watched(chopper)))
         shown(ranks, "all cores", rows[-1][1])
         for name, command in peers.items():

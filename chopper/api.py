@@ -13,8 +13,8 @@ from chopper.attribution import Attribution
 from chopper.engines.choice import engine_of, trace_bytes
 from chopper.errors import UsageError
 from chopper.hardware.rank_device import with_devices
-from chopper.ingest import files_of
 from chopper.notebook import as_cell
+from chopper.storage.remote import files_of
 from chopper.storage.run import Run
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ def rank_facts(recording: Run, rank: int) -> RankInput:
     ceilings = ceilings_of(recording, part, device, on_host=on_host)
     return RankInput(
         rank=rank,
-        **{name: TABLES[name].empty() for name in _JOINED},
+        **dict.fromkeys(_JOINED),  # sent with each task: empty tables take a millisecond
         ceiling=ceilings.achievable if on_host else ceilings.theoretical,
         ceilings=ceilings,
         no_peak_remedy=no_peak_remedy(recording, part, device),
@@ -132,11 +132,13 @@ def rank_steps(recording: Run, rank: int) -> RankSteps:
     bounds = None
     if part.start_ns is not None and part.end_ns is not None and part.status != "imported":
         bounds = (part.start_ns, part.end_ns) if part.end_ns > part.start_ns else None
-    step, phase, wait = (
-        recording.table(rank, name) for name in ("step", "program_phase", "core_wait")
+    # An empty table of each rank of a thousand takes 6 kB all the same.
+    phase, wait = (
+        recording.table(rank, name) if recording.rows_count(rank, name) else None
+        for name in ("program_phase", "core_wait")
     )
     close_ns = (part.overhead.close_ns if part.overhead else None) or 0
-    return RankSteps(step, phase, wait, bounds, close_ns)
+    return RankSteps(recording.table(rank, "step"), phase, wait, bounds, close_ns)
 
 
 @dataclass(frozen=True)
@@ -752,6 +754,12 @@ def _whole_job(size: int) -> tuple[int, ...]:
     return tuple(range(size))
 
 
+@lru_cache(maxsize=1024)
+def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return equal ranks as one tuple: each rank of a group would have its own."""
+    return ranks
+
+
 def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
     """Return the process groups of a rank by name, as far as their ranks are known."""
     groups: dict[str, tuple[int, ...]] = {}
@@ -759,7 +767,7 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
         name = str(entry.get("pg_name", ""))
         ranks, size = entry.get("ranks"), entry.get("pg_size", entry.get("group_size"))
         if isinstance(ranks, list) and ranks and all(type(r) is int for r in ranks):
-            groups[name] = tuple(sorted(ranks))
+            groups[name] = _shared(tuple(sorted(ranks)))
         elif size is not None and size == world_size:
             groups[name] = _whole_job(size)
     return groups

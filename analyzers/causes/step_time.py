@@ -49,14 +49,14 @@ class RankSteps:
     """Steps of one rank as recorded.
 
     Attributes:
-        step, program_phase, core_wait: its tables.
+        step, program_phase, core_wait: its tables; None in place of empty ones.
         recording_ns: start and end of its recording; None where they are not known.
         close_ns: time that chopper took to end it.
     """
 
     step: pa.Table
-    program_phase: pa.Table
-    core_wait: pa.Table
+    program_phase: pa.Table | None
+    core_wait: pa.Table | None
     recording_ns: tuple[int, int] | None
     close_ns: int
 
@@ -204,8 +204,10 @@ def _phases(rank: RankSteps, start_ns: np.ndarray, end_ns: np.ndarray) -> list[s
     ]
 
 
-def _phase_pieces(table: pa.Table) -> Iterator[tuple[str, int, int]]:
+def _phase_pieces(table: pa.Table | None) -> Iterator[tuple[str, int, int]]:
     """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
+    if table is None:
+        return
     names = table["name"].to_pylist()
     for row, *span in zip(*innermost(ints(table, "start_ns"), ints(table, "end_ns")), strict=True):
         yield names[row], int(span[0]), int(span[1])

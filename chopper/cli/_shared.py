@@ -367,9 +367,8 @@ def stated(side: str = "") -> dict[int | None, str] | None:
 
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
-    from chopper.api import attribute, load
-    from chopper.ingest import files_of
     from chopper.quantities import integers
+    from chopper.storage.remote import files_of
 
     counted: deque[str] = deque([""], maxlen=1)
     meta = click.get_current_context().meta
@@ -380,10 +379,16 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     with progress(f"looking for {name or 'the run'}", counted):
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
+    # Workers load the pipeline at the same time.
+    from chopper.api import attribute, load
+
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
-        return attribute(run, engine=engine, ranks=ranks, steps=steps)
+        found = attribute(run, engine=engine, ranks=ranks, steps=steps)
+    if meta.get("chopper.engine") is not engine:
+        engine.close()  # what is held stays; idle workers take memory that the views need
+    return found
 
 
 def quoted(*sources: str | Path) -> str:

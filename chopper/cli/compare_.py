@@ -86,11 +86,6 @@ def command(
       chopper compare "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
       chopper compare runs/grid-cpu runs/grid-mi300x -o machines.html
     """
-    from chopper import wording as fmt
-    from chopper.api import compare
-    from chopper.reports import comparison as report
-    from chopper.reports.to_text import MARKS
-
     if fail_on_point and fail_on is None:
         raise UsageError("--fail-on-point needs --fail-on: there is no gate to judge")
     conditions = gates.parse(fail_on) if fail_on is not None else None
@@ -101,6 +96,12 @@ def command(
         shared.check_of_experiments("run_a", "run_b", "output", "force", "as_json", "top")
         return _experiments((Path(run_a), Path(run_b)), output, kind, top=top, as_json=as_json)
     sides = [shared.attributed([source], name) for name, source in (("A", run_a), ("B", run_b))]
+    # Not before workers are started, who load as much at the same time.
+    from chopper import wording as fmt
+    from chopper.api import compare
+    from chopper.reports import comparison as report
+    from chopper.reports.to_text import MARKS
+
     with progress("comparing"):
         found = compare(*sides, allow_different=allow_different, all_steps=all_steps)
     verdict = None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import InputError, OutputError, reason_of
-from chopper.storage import values
 
 _PREFIX = "chopper-spill-"
 _NEW_S = 60.0
@@ -75,6 +74,8 @@ class Spilled:
         Raises:
             InputError: the file is gone.
         """
+        from chopper.storage import values
+
         try:
             with self.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -94,6 +95,8 @@ def write(path: Path, value: Any) -> None:
     Raises:
         OutputError: it cannot be written.
     """
+    from chopper.storage import values
+
     partial = path.with_suffix(".partial")
     try:
         partial.write_bytes(values.encode(value, compressed=True))

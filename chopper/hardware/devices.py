@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import string
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -182,7 +182,7 @@ def could_be(listed: Device, device: DevicePeaks) -> bool:
 
     A name that the table does not have contradicts none.
     """
-    alike = _of_name(listed.name) if listed.name else []
+    alike = _of_name(listed.name) if listed.name else ()
     units, unit_count = device.units.value, listed.multiprocessor_count
     return (
         (not alike or device in alike)
@@ -191,14 +191,15 @@ def could_be(listed: Device, device: DevicePeaks) -> bool:
     )
 
 
-def _of_name(name: str) -> list[DevicePeaks]:
+@lru_cache(maxsize=64)
+def _of_name(name: str) -> tuple[DevicePeaks, ...]:
     wanted = " ".join(name.split())
-    return [
+    return tuple(
         device
         for device in known_devices()
         if wanted == device.label
         or any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
-    ]
+    )
 
 
 def _has_memory(device: DevicePeaks, memory_bytes: int | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chopper.ingest.read import read
-from chopper.ingest.sources import check_page, files_of, find_sources
+from chopper.ingest.sources import check_page, find_sources
 from chopper.ingest.write import write_run
 
-__all__ = ["check_page", "files_of", "find_sources", "read", "write_run"]
+__all__ = ["check_page", "find_sources", "read", "write_run"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -256,6 +257,7 @@ def _numbered(
     traces: list[tuple[Path, ParsedTrace]] = []
     findings: list[Finding] = []
     refused: ChopperError | None = None
+    members: dict[str, list[Any]] = {}
     folders = [_room_for(engine, sources.files(file)) for file in sources.traces]
     threads = _threads_of(engine, len(sources.traces))
     calls = (
@@ -275,6 +277,10 @@ def _numbered(
             add_finding(findings, "run.file_left_out", f"left out: {refusal}")
             continue
         recording = traces_of(done, folder)
+        for group in (group for trace in recording for group in trace.process_groups):
+            # Every rank lists those of a group that has all: once is enough.
+            if isinstance(ranks := group.get("ranks"), list):
+                group["ranks"] = members.setdefault(str(ranks), ranks)
         findings += credible(recording)
         traces += [(file, trace) for trace in recording]
     if refused is not None and not traces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob as globbing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -134,28 +133,6 @@ def find(named: Sequence[str | Path]) -> Sources:
             "trace of the same steps too"
         )
     return sources
-
-
-def files_of(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[Path]:
-    """Return the files that names may mean, without opening them; to know how much there is.
-
-    Of addresses these are copies; ``tell`` is told how far the copying is.
-
-    What cannot be looked at is left out: who reads it says why.
-
-    Raises:
-        InputError: an address cannot be read.
-    """
-    files: list[Path] = []
-    for item in map(Path, here(named, tell)):
-        with contextlib.suppress(OSError, ValueError):
-            if item.is_dir():
-                files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]
-            elif globbing.has_magic(str(item)):
-                files += map(Path, globbing.glob(str(item), recursive=True))  # noqa: PTH207
-            else:
-                files.append(item)
-    return files
 
 
 def check_names(named: Sequence[str | Path]) -> None:

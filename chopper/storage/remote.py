@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import os
 import queue
@@ -88,6 +89,28 @@ def here(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[str |
         for item in named
         for copy in (_copies(item, tell) if isinstance(item, str) and is_address(item) else (item,))
     ]
+
+
+def files_of(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[Path]:
+    """Return the files that names may mean, without opening them; to know how much there is.
+
+    Of addresses these are copies; ``tell`` is told how far the copying is.
+
+    What cannot be looked at is left out: who reads it says why.
+
+    Raises:
+        InputError: an address cannot be read.
+    """
+    files: list[Path] = []
+    for item in map(Path, here(named, tell)):
+        with contextlib.suppress(OSError, ValueError):
+            if item.is_dir():
+                files += [f for f in (*item.glob("*"), *item.glob("rank-*/*")) if f.is_file()]
+            elif glob.has_magic(str(item)):
+                files += map(Path, glob.glob(str(item), recursive=True))  # noqa: PTH207
+            else:
+                files.append(item)
+    return files
 
 
 def without_secrets(name: str) -> str:

@@ -134,11 +134,12 @@ class Store(Mapping[tuple[int, str], pa.Table]):
         """Return the store with these tables only, of which some may be missing."""
         kept = {*keys}
         rows = {key: self._held_rows[key] for key in kept if key in self._held_rows}
+        held = {rank for rank, _ in rows}
         return Store(
             {key: self._tables[key] for key in kept if key in self._tables},
-            {rank: self._held[rank] for rank in {rank for rank, _ in rows}},
+            {rank: self._held[rank] for rank in held},
             rows,
-            {rank: s for rank, s in self._stretches.items() if rank in {r for r, _ in rows}},
+            {rank: self._stretches[rank] for rank in held & self._stretches.keys()},
         )
 
     def stretches(self, rank: int) -> Sequence[Stretch]:

@@ -19,6 +19,8 @@ from chopper.errors import InputError
 
 _VERSION = 1
 _LONG = 16
+_READING = pa.ipc.IpcReadOptions(use_threads=False)
+"""Handing each column to another thread takes longer than unpacking it."""
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 _DAMAGE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 
@@ -39,7 +41,7 @@ def encode(value: Any, *, compressed: bool = False) -> bytes:
     Raises:
         TypeError: it holds something that is neither data nor a table.
     """
-    options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None)
+    options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None, use_threads=False)
     buffers = _Buffers(options)
     return msgspec.msgpack.encode(_Document(_VERSION, _tree(value, buffers), buffers.written))
 
@@ -147,4 +149,4 @@ def _value(tree: Any, buffers: list[Any]) -> Any:
 
 def _table(data: memoryview) -> pa.Table:
     """Read a table; one that is not compressed stays where its bytes are."""
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    return pa.ipc.open_stream(pa.py_buffer(data), options=_READING).read_all()

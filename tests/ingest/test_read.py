@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper import ingest
+from chopper import ingest, pipeline
 from chopper.errors import InputError
 from chopper.storage.manifest import encode as encode_manifest
 from chopper.storage.parts import RunWriter
@@ -71,6 +71,22 @@ def test_recorded_ranks_come_first(tmp_path: Path) -> None:
         write(tmp_path / "rank5.json", small_trace(rank=0, world=2, pid=2)),
     ]
     assert ranks_of(*files) == {0: None, 1: None}
+
+
+def test_the_members_of_a_group_are_kept_once(tmp_path: Path) -> None:
+    """A job's 10 000 ranks list all 10 000 each."""
+    for rank in range(2):
+        groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+        info = {"rank": rank, "world_size": 2, "pg_config": groups}
+        how: dict[str, Any] = {"rank": rank, "pid": rank, "header": {"distributedInfo": info}}
+        write(tmp_path / f"rank{rank}.json", small_trace(**how))
+    run = chopper.load(tmp_path)
+    first, second = (run.part(rank).process_groups[0]["ranks"] for rank in run.ranks)
+    assert first is second
+    assert first == [0, 1]
+    of_first, of_second = (pipeline.rank_facts(run, rank).process_groups["0"] for rank in run.ranks)
+    assert of_first is of_second
+    assert of_first == (0, 1)
 
 
 def test_ranks_from_file_names(tmp_path: Path) -> None:
