@@ -45,7 +45,7 @@ from chopper.workloads.placement import (
     STATES,
     capacity_bytes,
     host_bytes,
-    largest,
+    largest_of,
 )
 
 if TYPE_CHECKING:
@@ -373,9 +373,9 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
     ):
         if variant not in variants or not options.get("fits"):
             continue
-        label, capacity = capacity_bytes(str(options["fits"]))
+        label, _ = capacity_bytes(str(options["fits"]))
         host = str(options.get("host") or "1500GB")
-        fitting = largest(PLACEMENTS[variant], capacity, 1, host=host_bytes(host), checkpoint=True)
+        fitting = largest_of(variant, options, ranks=1, checkpoint=True)
         on_host = f"; {fitting.host_bytes / 1e9:,.0f} GB on a host of {host}" if fitting else ""
         yield Headline(
             system="ZeRO, offload",

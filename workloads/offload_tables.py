@@ -215,16 +215,13 @@ def _moved(experiment: Experiment, variants: Sequence[str]) -> Rows:
 
 
 def _fits(experiment: Experiment, variants: Sequence[str]) -> Rows:
-    fits = str(experiment.plan.options.get("fits") or "")
-    host = formulas.host_bytes(_host(experiment))
-    for variant in variants if fits else ():
-        placement = PLACEMENTS[variant]
-        if placement.managed:
+    options = experiment.plan.options
+    for variant in variants if options.get("fits") else ():
+        if PLACEMENTS[variant].managed:
             continue  # decided by the host, and by how slow a step may be
-        _, capacity = formulas.capacity_bytes(fits)
         cells = []
         for ranks, checkpoint in ((1, False), (1, True), (8, True)):
-            found = formulas.largest(placement, capacity, ranks, host=host, checkpoint=checkpoint)
+            found = formulas.largest_of(variant, options, ranks=ranks, checkpoint=checkpoint)
             cells.append(f"{found.parameters_count / 1e9:.1f} B" if found else "none")
             if checkpoint:
                 cells.append(f"{found.host_bytes / 1e9:,.0f} GB" if found else UNKNOWN)

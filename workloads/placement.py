@@ -5,15 +5,14 @@ Free of torch, so that the tables of a recorded experiment can be drawn without 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import msgspec
 
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.memory import Memory
+    from chopper.analyzers.estimates.memory import Largest
     from chopper.analyzers.estimates.training import Checkpoint, Offload, Strategy, Training
     from chopper.models.architectures import Architecture
 
@@ -26,9 +25,6 @@ USUAL_BUCKET_ELEMENTS = 500_000_000
 LARGEST_SHAPE = "llama3-8b"
 """Whose layers are counted for the largest model that fits."""
 LARGEST_SEQUENCE = 2048
-MOST_LAYERS = 10_000
-_USABLE_RATIO = 0.95
-"""Share of a device's nominal memory that can be had, as in ``chopper estimate memory``."""
 PERSISTENT_ELEMENTS = 100_000
 """DeepSpeed's stage 3 keeps smaller tensors whole (``stage3_param_persistence_threshold``)."""
 
@@ -227,27 +223,21 @@ def training(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
-    """The most layers of `LARGEST_SHAPE` whose training fits a device."""
-
-    parameters_count: int
-    host_bytes: int
-
-
-def capacity_bytes(text: str) -> tuple[str, int]:
+def capacity_bytes(text: str, option: str = "fits") -> tuple[str, int]:
     """A device's label and what a process can have of it, from its name or a size like ``24GB``."""
     from chopper.hardware.devices import named as device_named
     from chopper.quantities import size_bytes
 
     if text[:1].isdigit():
-        return text, size_bytes(text, "fits")
+        return text, size_bytes(text, option)
     if not text:
-        raise UsageError("--fits: is empty, expected a device or a size such as 24GB")
+        raise UsageError(f"--{option}: is empty, expected a device or a size such as 24GB")
     device = device_named(text)
-    if device.memory_bytes.value is None:
-        raise UsageError(f"--fits {text}: memory of {device.label} is not known; name a size: 24GB")
-    return device.label, int(device.memory_bytes.value * _USABLE_RATIO)
+    if device.usable_bytes is None:
+        raise UsageError(
+            f"--{option} {text}: memory of {device.label} is not known; name a size: 24GB"
+        )
+    return device.label, device.usable_bytes
 
 
 def host_bytes(text: str) -> int:
@@ -257,47 +247,25 @@ def host_bytes(text: str) -> int:
     return size_bytes(text, "host")
 
 
-def largest(
-    placement: Placement, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
+def largest_of(
+    variant: str, options: Mapping[str, object], *, ranks: int, checkpoint: bool
 ) -> Largest | None:
-    """Find the largest model that fits in mixed precision with batch 1; None: not one layer.
+    """Find the largest model of a variant on the device and host that the options name.
 
-    Memory grows by the same for each layer, once layers and not the loss decide the peak.
-    ``capacity``: bytes of each rank's device; ``host``: of the memory that the ranks share.
+    Layers of `LARGEST_SHAPE`, mixed precision with AdamW, batch 1 of `LARGEST_SEQUENCE` tokens.
     """
-    from chopper.analyzers.estimates.memory import memory as estimated_memory
+    from chopper.analyzers.estimates.memory import largest
     from chopper.models.architectures import named
 
-    shape = named(LARGEST_SHAPE)
-    if checkpoint:
-        placement = replace(placement, checkpoint=True)
-
-    def at(layers: int) -> tuple[Memory, bool]:
-        memory = estimated_memory(
-            training(
-                placement,
-                msgspec.structs.replace(shape, layers_count=layers),
-                ranks=ranks,
-                batch=1,
-                sequence=LARGEST_SEQUENCE,
-                precision="mixed",
-                kernels="gpu",
-            )
-        )
-        return memory, memory.peak_bytes <= capacity and ranks * memory.host_bytes <= host
-
-    (few, _), (many, _) = at(64), at(128)
-    layers = MOST_LAYERS
-    for have, of_few, of_many in (
-        (capacity, few.peak_bytes, many.peak_bytes),
-        (host, ranks * few.host_bytes, ranks * many.host_bytes),
-    ):
-        if of_many > of_few:
-            layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
-    while layers > 0:
-        memory, fits = at(layers)
-        if fits:
-            host_bytes = ranks * memory.host_bytes
-            return Largest(parameters_count=memory.parameters_count, host_bytes=host_bytes)
-        layers -= 1
-    return None
+    placement = PLACEMENTS[variant]
+    wanted = training(
+        replace(placement, checkpoint=True) if checkpoint else placement,
+        named(LARGEST_SHAPE),
+        ranks=ranks,
+        batch=1,
+        sequence=LARGEST_SEQUENCE,
+        precision="mixed",
+        kernels="gpu",
+    )
+    _, capacity = capacity_bytes(str(options["fits"]))
+    return largest(wanted, capacity, host_bytes(str(options.get("host") or "1500GB")))

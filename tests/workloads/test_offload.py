@@ -130,17 +130,14 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
 
     from chopper.models.architectures import named
 
-    place, (_, capacity) = PLACEMENTS[variant], formulas.capacity_bytes("v100-sxm2-32gb")
-    host = 10**12
-    found = formulas.largest(place, capacity, 8, host=host)
+    options, host = {"fits": "v100-sxm2-32gb", "host": "1TB"}, 10**12
+    found = formulas.largest_of(variant, options, ranks=8, checkpoint=False)
     assert found is not None
-    shape = named(formulas.LARGEST_SHAPE)
-    layers = (found.parameters_count - shape.outer_count) // shape.layer_count
     found_at = [
         memory(
             formulas.training(
-                place,
-                msgspec.structs.replace(shape, layers_count=n),
+                PLACEMENTS[variant],
+                msgspec.structs.replace(named(formulas.LARGEST_SHAPE), layers_count=n),
                 ranks=8,
                 batch=1,
                 sequence=formulas.LARGEST_SEQUENCE,
@@ -148,11 +145,13 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
                 kernels="gpu",
             )
         )
-        for n in (layers, layers + 1)
+        for n in (found.layers_count, found.layers_count + 1)
     ]
+    _, capacity = formulas.capacity_bytes("v100-sxm2-32gb")
     fits = [m.peak_bytes <= capacity and 8 * m.host_bytes <= host for m in found_at]
     assert fits == [True, False]
-    assert formulas.largest(place, 10**9, 8, host=host) is None
+    tiny = options | {"fits": "1GB"}
+    assert formulas.largest_of(variant, tiny, ranks=8, checkpoint=False) is None
 
 
 def test_views_of_weights_are_no_activations():
