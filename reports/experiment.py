@@ -200,7 +200,7 @@ def _glance(experiment: Experiment) -> list[Section]:
 def _measured(experiment: Experiment) -> Section:
     baseline = experiment.plan.baseline
     ratios = (
-        f", and in parentheses the ratio to {baseline}, with its 95 % interval (withheld where "
+        f", and in parentheses the ratio to {baseline}, with its 95 % interval (none where "
         f"repetitions scatter by more than {fmt.ratio(MOST_SPREAD)})"
         if baseline
         else ""

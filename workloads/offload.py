@@ -197,7 +197,7 @@ def main() -> None:
     """Join the other ranks, train, leave."""
     import torch
 
-    from chopper.workloads.offload_trainers import built
+    from chopper.workloads import offload_trainers, streamed
     from chopper.workloads.ranks import joined
 
     # DeepSpeed calls what torch renamed, once per call.
@@ -210,7 +210,7 @@ def main() -> None:
             _, budget = capacity_bytes(args.device_memory, "device-memory")
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-        trainer = built(args, device)
+        trainer = (streamed if placement.on_disk else offload_trainers).built(args, device)
         traced = TRACED if args.steps > TRACED[1] + 1 else None
         with chopper.profile(args.output, steps=traced, memory=args.allocations == "yes") as prof:
             train(args, trainer, device, prof)

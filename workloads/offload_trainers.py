@@ -126,17 +126,6 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     placement = PLACEMENTS[args.variant]
     args.checkpoint = "full" if placement.checkpoint else "none"
     # What only some variants need is loaded for them: it takes as long as their steps.
-    if placement.on_disk:
-        from chopper.workloads.streamed import StreamedTrainer
-
-        return StreamedTrainer(
-            SIZES[args.size],
-            device,
-            dtype=getattr(torch, args.dtype),
-            optimizer=args.optimizer,
-            directory=formulas.scratch_of(args.scratch),
-            seed=args.seed,
-        )
     if placement.strategy == "fsdp1":
         from chopper.workloads import fsdp1
 

@@ -222,7 +222,7 @@ def beyond_formulas(
         ]
         if offloads:
             collected = "gradients where they are collected, beside those that the update reads"
-            beyond.append(Beyond("gradients", "host", 4 * part, collected))
+            beyond.append(Beyond("gradients", "host", width.gradient * part, collected))
     if offloads and width.gradient < 4:
         wide = (4 - width.gradient) * part
         beyond.append(Beyond("gradients", "host", wide, "gradients in float32 for the update"))

@@ -10,6 +10,7 @@ in memory. With several ranks each has its own copy on disk, and gradients are a
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -23,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chopper.models.architectures import Architecture
-from chopper.workloads.llama import Llama, initial_value, rotary_table
-from chopper.workloads.offload_trainers import Trainer, optimizer_of
+from chopper.workloads.llama import SIZES, Llama, initial_value, optimizer_of, rotary_table
+from chopper.workloads.offload_trainers import Trainer
+from chopper.workloads.placement import scratch_of
 
 PAGE_BYTES = 4096
 """Direct transfers to disk begin and end at its multiples, in the file and in memory."""
@@ -296,3 +298,15 @@ class StreamedTrainer(Trainer):
         """Wait for the transfers, but for the last so many."""
         while len(self._under_way) > but:
             self._under_way.pop(0).result()
+
+
+def built(args: argparse.Namespace, device: torch.device) -> StreamedTrainer:
+    """The variant's model and optimizer."""
+    return StreamedTrainer(
+        SIZES[args.size],
+        device,
+        dtype=getattr(torch, args.dtype),
+        optimizer=args.optimizer,
+        directory=scratch_of(args.scratch),
+        seed=args.seed,
+    )

@@ -391,7 +391,7 @@ def test_a_variant_whose_loss_is_no_number_does_not_agree(made):
     assert "kept" not in first.configuration
 
 
-OF_TORCH = ("ddp", "fsdp1-offload", "fsdp2-offload", "streamed")
+OF_TORCH = ("streamed", "ddp", "fsdp1-offload", "fsdp2-offload")
 OF_DEEPSPEED = ("zero3-param-offload", "zero2-offload")
 
 
@@ -446,11 +446,11 @@ def test_variants_keep_what_the_formulas_say(measured):
                 if (n, labels[:1]) == (name, [("category", category)])
             )
 
-        for category in ("weights", "gradients", "optimizer", "activations", "buffers"):
+        # Buffers of the first only: what a variant has left is one of the next.
+        buffers = ("buffers",) if variant == "streamed" == next(iter(measured)) else ()
+        for category in ("weights", "gradients", "optimizer", "activations", *buffers):
             said = of("predicted_bytes", category)
-            if category == "buffers" and variant != "streamed":
-                continue
-            assert said > 0 or (category == "gradients" and variant == "streamed")
+            assert said > 0 or (variant, category) == ("streamed", "gradients")
             assert of("measured_bytes", category) == pytest.approx(said, rel=0.01), (
                 variant,
                 category,
