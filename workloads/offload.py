@@ -210,7 +210,8 @@ def main() -> None:
             _, budget = capacity_bytes(args.device_memory, "device-memory")
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-        trainer = (streamed if placement.on_disk else offload_trainers).built(args, device)
+        build = streamed.built if placement.on_disk else offload_trainers.built
+        trainer = build(args, device)
         traced = TRACED if args.steps > TRACED[1] + 1 else None
         with chopper.profile(args.output, steps=traced, memory=args.allocations == "yes") as prof:
             train(args, trainer, device, prof)

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -27,6 +28,9 @@ from chopper.workloads.llama import SIZES, Llama
 from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.placement import PLACEMENTS, Placement
+
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates.training import Precision
 
 
 class Saver:
@@ -243,7 +247,7 @@ def estimated(
     placement: Placement,
     ranks: int,
     device: str,
-    precision: formulas.Precision | None = None,
+    precision: Precision | None = None,
 ) -> Memory:
     """``chopper estimate memory`` for what a variant runs here.
 

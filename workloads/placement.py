@@ -178,7 +178,7 @@ class Beyond(NamedTuple):
     """Memory of a library that ZeRO's formulas do not know, or that is less than they say."""
 
     category: str
-    place: Literal["device", "host"]
+    place: Literal["device", "host", "disk"]
     size_bytes: float
     """Per rank; negative: less than the formula."""
     what: str

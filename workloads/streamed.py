@@ -152,7 +152,7 @@ class StreamedTrainer(Trainer):
         modules = (ends, *ends.layers[:2])
         ends.layers = nn.ModuleList()
         slots = [Slot(m, dtype=dtype, moments=moments, device=device) for m in modules]
-        self._ends, self._slots = slots[0], slots[1:]
+        self._llama, self._ends, self._slots = ends, slots[0], slots[1:]
         super().__init__(ends, optimizer_of(optimizer, [slot.flat for slot in slots]))
         for slot in slots if moments else ():
             self.optimizer.state[slot.flat] = {
@@ -209,7 +209,7 @@ class StreamedTrainer(Trainer):
         """Logits, through all layers from disk."""
         self._tokens, self._inputs = tokens, []
         with torch.no_grad():
-            x: Tensor = self.model.embedding(tokens)
+            x: Tensor = self._llama.embedding(tokens)
             self._tables = rotary_table(
                 self.config, tokens.shape[1], device=tokens.device, dtype=x.dtype
             )
@@ -220,7 +220,7 @@ class StreamedTrainer(Trainer):
         self.kept_bytes = sum(each.nbytes for each in self._inputs)
         self._last = x.requires_grad_()
         self._ends.ready()
-        logits: Tensor = self.model.head(self.model.norm(self._last))
+        logits: Tensor = self._llama.head(self._llama.norm(self._last))
         return logits
 
     def backward(self, loss: Tensor) -> None:
@@ -235,7 +235,7 @@ class StreamedTrainer(Trainer):
             gradient = x.grad
             self._update(slot)
             self._submit(self.store.write, layer, whole=True)
-        self.model.embedding(self._tokens).backward(gradient)
+        self._llama.embedding(self._tokens).backward(gradient)
         self._update(self._ends)
         self._ends.to_device()
 

@@ -118,7 +118,7 @@ class Activations(msgspec.Struct, kw_only=True, frozen=True):
 class Offload(Estimate, kw_only=True, frozen=True):
     """Time and memory of offloading, by variant."""
 
-    SCHEMA: ClassVar[str] = "chopper.estimate.offload/1"
+    SCHEMA: ClassVar[str] = "chopper.estimate.offload/2"
 
     model: str
     parameters_count: int

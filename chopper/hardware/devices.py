@@ -211,9 +211,9 @@ def host_rates_of(device: DevicePeaks) -> HostRates | None:
     if link.shared:
         rate = device.memory_bandwidth_bytes_per_s.value
         return None if rate is None else HostRates(rate / 2, rate / 2, "one memory for both")
-    measured = link.to_device_bytes_per_s.value, link.to_host_bytes_per_s.value
-    if measured[0] is not None and measured[1] is not None:
-        return HostRates(*measured, f"{link.label}, measured")
+    to_device, to_host = link.to_device_bytes_per_s.value, link.to_host_bytes_per_s.value
+    if to_device is not None and to_host is not None:
+        return HostRates(to_device, to_host, f"{link.label}, measured")
     quoted = link.bytes_per_s.value
     if quoted is None:
         return None

@@ -16,6 +16,7 @@ from chopper.models.architectures import named
 from chopper.workloads.placement import largest_of
 
 LLAMA = named("llama3-8b")
+V100_BYTES = named_device("v100-sxm2-32gb").usable_bytes or 0
 
 V100 = Machine(
     device="V100 32 GB",
@@ -82,7 +83,7 @@ def test_what_does_not_fit_comes_with_ranks_that_do() -> None:
 
 
 def test_13_b_fit_one_v100_with_offload_only() -> None:
-    v100 = msgspec.structs.replace(V100, memory_bytes=named_device("v100-sxm2-32gb").usable_bytes)
+    v100 = msgspec.structs.replace(V100, memory_bytes=V100_BYTES)
     host = msgspec.structs.replace(v100, host_memory_bytes=1500 * 10**9)
     found = offload(named("llama2-13b"), host)
     assert [v.fits for v in found.variants] == [False, True, False, True, True]
@@ -101,13 +102,12 @@ def test_13_b_fit_one_v100_with_offload_only() -> None:
 
 def test_every_answer_to_the_largest_model_is_one() -> None:
     """The estimates of offload and of memory, the workload's table: one definition."""
-    v100 = named_device("v100-sxm2-32gb")
-    machine = msgspec.structs.replace(V100, memory_bytes=v100.usable_bytes)
+    machine = msgspec.structs.replace(V100, memory_bytes=V100_BYTES)
     of_offload = offload(LLAMA, machine).variants[1].largest_parameters_count
     training = Training(
         architecture=LLAMA, strategy="zero2", offload=("optimizer",), checkpoint="full"
     )
-    assert fit(training, v100.usable_bytes, {}).largest_parameters_count == of_offload
+    assert fit(training, V100_BYTES, {}).largest_parameters_count == of_offload
     options = {"fits": "v100-sxm2-32gb", "host": "1500GB"}
     said = largest_of("zero2-offload", options, ranks=1, checkpoint=True)
     assert said is not None
