@@ -158,8 +158,8 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
                 f"allows {budget / 1e9:.1f} GB"
             )
             continue
-        if placement.on_disk and (lacking := disk_problem(args, ranks)) is not None:
-            absent[variant] = lacking
+        if placement.on_disk and (problem := disk_problem(args, ranks)) is not None:
+            absent[variant] = problem
             continue
         offloaded_bytes = memory.host_bytes if device == "cpu" else 0
         sizes_bytes[variant] = memory.peak_bytes + offloaded_bytes

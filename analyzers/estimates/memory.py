@@ -230,7 +230,7 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
         largest_batch_count=most(_MOST, lambda n: {"batch_count": n}) or None,
         largest_sequence_count=64 * most(_MOST // 64, lambda n: {"sequence_count": 64 * n}) or None,
         largest_model=of_catalogue,
-        largest_parameters_count=deepest and deepest.parameters_count,
+        largest_parameters_count=None if deepest is None else deepest.parameters_count,
     )
 
 
