@@ -117,7 +117,8 @@ class Slot:
 
     def view(self, *, whole: bool) -> memoryview:
         """What is transferred: weights with moments, or weights alone."""
-        return memoryview(self.piece.numpy())[: None if whole else self.weights_bytes]
+        piece: memoryview = self.piece.numpy().data
+        return piece[: None if whole else self.weights_bytes]
 
     def to_device(self) -> None:
         """Copy the weights there; the piece may be written again when it returns."""
@@ -227,6 +228,7 @@ class StreamedTrainer(Trainer):
         """Gradients of one layer after the other, each followed by its update."""
         loss.backward()
         gradient = self._last.grad
+        del self._last
         for layer in reversed(range(self.config.layers_count)):
             slot = self._loaded(layer, layer - 1, whole=True)
             slot.ready()

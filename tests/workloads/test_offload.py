@@ -83,9 +83,7 @@ def test_a_budget_of_the_device_leaves_out_what_needs_more():
 def test_a_disk_that_is_too_small_is_said(monkeypatch, tmp_path):
     from types import SimpleNamespace
 
-    from chopper.workloads import offload
-
-    monkeypatch.setattr(offload.shutil, "disk_usage", lambda _: SimpleNamespace(free=20 * 10**9))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20 * 10**9))
     words = ["--size", "13b", "--dtype", "bfloat16", "--optimizer", "sgd", "--device", "cpu"]
     words += ["--scratch", str(tmp_path)]
     # 40 layers of 317 M weights, 2 bytes each; of both ranks.
