@@ -629,6 +629,7 @@ def whatif(
     """
     from chopper.analyzers.estimates import step_energy
     from chopper.analyzers.replay.replay import Replay
+    from chopper.analyzers.views.allocator_replay import determinism_advice
 
     replay = replay or Replay(run)
     if not changes.of_clock:
@@ -641,6 +642,8 @@ def whatif(
     prediction = replay.predict(changes)
     found = _answer(run.recording, prediction)
     found = step_energy.with_errors(found, replay, changes, clock_ci95)
+    if (advice := determinism_advice(run)) is not None:
+        found = replace(found, notes=[*found.notes, advice])
     return replace(found, energy=step_energy.energy_of(found, replay, changes, clocks))
 
 

@@ -28,7 +28,13 @@ from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
-from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
+from chopper.hardware.devices import (  # noqa: E402
+    DTYPES,
+    Sourced,
+    host_link_of,
+    known_devices,
+    known_host_links,
+)
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.validation.selftest import PATHS  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
@@ -367,6 +373,7 @@ def peaks_page() -> str:
                 scaled(device.peak_flop_per_s["fp32"], 1e12),
                 scaled(device.memory_bandwidth_bytes_per_s, 1e9),
                 scaled(device.link_bytes_per_s, 1e9),
+                "–" if (link := host_link_of(device)) is None else link.label,
             )
         )
         rates: list[tuple[object, ...]] = [
@@ -420,7 +427,33 @@ def peaks_page() -> str:
             "[Measured peaks](../concepts/attribution.md#peaks) stand beside these.",
             "## Overview",
             "TFLOP/s, and GB/s of memory and of links (both directions).",
-            table(("device", "bf16", "fp16", "fp8", "fp32", "memory", "links"), overview),
+            table(
+                ("device", "bf16", "fp16", "fp8", "fp32", "memory", "links", "to the host"),
+                overview,
+            ),
+            "## Links to the host",
+            "GB/s: of both directions as quoted, to the device and back as measured. Over a "
+            "coherent link each side reads the other's memory in place, at least a granule at a "
+            "time; elsewhere pages migrate, or are copied.",
+            table(
+                ("link", "coherent", "quantity", "value", "source"),
+                [
+                    (
+                        f"`{link.id}`: {link.label}",
+                        "yes" if link.coherent else "no",
+                        name,
+                        scaled(value, unit),
+                        provenance(value),
+                    )
+                    for link in known_host_links()
+                    for name, value, unit in (
+                        ("both directions, GB/s", link.bytes_per_s, 1e9),
+                        ("to the device, GB/s", link.to_device_bytes_per_s, 1e9),
+                        ("to the host, GB/s", link.to_host_bytes_per_s, 1e9),
+                        ("granule, B", link.granule_bytes, 1),
+                    )
+                ],
+            ),
             "## Every value",
             *sections,
         ]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import Change, signed, signed_duration
 from chopper.experiments.declarations import ShownView
+from chopper.experiments.judgement import MOST_SPREAD, too_far_apart
 from chopper.experiments.results import Chart, Experiment, Headline, Row
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
@@ -199,7 +200,10 @@ def _glance(experiment: Experiment) -> list[Section]:
 def _measured(experiment: Experiment) -> Section:
     baseline = experiment.plan.baseline
     ratios = (
-        f", and in parentheses the ratio to {baseline}, with its 95 % interval" if baseline else ""
+        f", and in parentheses the ratio to {baseline}, with its 95 % interval (none where "
+        f"repetitions scatter by more than {fmt.ratio(MOST_SPREAD)})"
+        if baseline
+        else ""
     )
     return Section(
         title="What was measured",
@@ -361,7 +365,10 @@ def _cell(row: Row | None, unit_of: str = "") -> str | Cell:
     said = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
         said += f" ±{fmt.percent(row.estimate.cv_ratio, '.0f')}"
-    return said if row.ratio is None else Cell(text=said, below=_of_baseline(row.ratio))
+    if row.ratio is None:
+        return said
+    scattered = too_far_apart(row.ratio.cv_ratio)
+    return Cell(text=said, below="withheld" if scattered else _of_baseline(row.ratio))
 
 
 def _of_baseline(ratio: Estimate) -> str:

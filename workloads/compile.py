@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.results import NO_LOSS, Experiment, Headline
 from chopper.workloads import training
-from chopper.workloads.offload_tables import LOSS_TOLERANCE, worst_loss_ratio
+from chopper.workloads.offload_tables import LOSS_TOLERANCES, worst_loss_ratio
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     worst = worst_loss_ratio(experiment, ["compiled"])
     if worst is not None:
         apart = worst[1] if math.isfinite(worst[1]) else None
-        kept = "kept" if worst[1] <= LOSS_TOLERANCE else "exceeded"
+        kept = "kept" if worst[1] <= LOSS_TOLERANCES["float32"] else "exceeded"
         yield Headline(
             system="Compilation",
             claim="largest relative difference of a step's loss, compiled from eager",
@@ -108,7 +108,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             timed=False,
             ours=apart,
             why=NO_LOSS.format("compiled") if apart is None else "",
-            configuration=f"{where}; tolerance {LOSS_TOLERANCE:g}: {kept}",
+            configuration=f"{where}; tolerance {LOSS_TOLERANCES['float32']:g}: {kept}",
         )
 
 

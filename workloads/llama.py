@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 import torch
@@ -43,6 +44,7 @@ SIZES: dict[str, Architecture] = {
     # Its head is untied here: 1.50 B parameters instead of 1.24 B.
     "1b": msgspec.structs.replace(named("llama3.2-1b"), tied=False),
     "8b": named("llama3-8b"),
+    "13b": named("llama2-13b"),
 }
 
 
@@ -181,4 +183,12 @@ def recompute(model: Llama) -> None:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer: one fused kernel updates all weights; the default on CPUs walks them."""
-    return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+    return optimizer_of("adamw", model.parameters())
+
+
+def optimizer_of(name: str, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """AdamW as all workloads use it, or SGD without momentum, which keeps nothing."""
+    if name == "sgd":
+        # Not fused: on CPUs that leaves weights in bfloat16 as they are (torch 2.13).
+        return torch.optim.SGD(weights, lr=0.1)
+    return torch.optim.AdamW(weights, lr=3e-4, weight_decay=0.1, fused=True)

@@ -4,9 +4,10 @@
         model = ...                       # weights, gradients and activations are managed
     memory.peak_bytes
 
-CUDA moves a page to whoever touches it (on x86 with PCIe by page faults: that is migration, not
-coherence), so that more can be allocated than the device holds. The workload does not try that: a
-driver out of both memories takes other programs with it.
+CUDA moves a page to whoever touches it, so that more can be allocated than the device holds: on x86
+with PCIe by page faults, which is migration and not coherence; over a coherent link, as GH200's, a
+page may be read where it is. The workload does not try more than the device holds: a driver out of
+both memories takes other programs with it.
 
 On top lies torch's caching allocator, through a ``MemPool`` whose memory comes from ``managed.c``.
 torch's own ``torch.cuda.memory._use_uvm`` (2.13) does the same by callbacks into Python, and needs

@@ -5,11 +5,13 @@
     chopper run offload --variants ddp,zero3,zero3-param-offload -- --sequence 256
     chopper run offload --ranks 8 -- --size 1b               # on GPUs
 
+    chopper run offload --ranks 1 --steps 1 --repeats 1 --variants streamed -- --size 13b \\
+        --dtype bfloat16 --optimizer sgd --batch 1 --sequence 4 --device-memory 8GB
+
 One model, one corpus, one seed; the losses of all variants (PLACEMENTS) agree.
-Stages partition, offload moves: they are independent, but offloading weights needs stage 3. All is
-in float32, so that variants can be compared to the last digits: 4 bytes each for weight and
-gradient, 8 for AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weights it
-updates.
+Stages partition, offload moves: they are independent, but offloading weights needs stage 3. In
+float32, variants can be compared to the last digits: 4 bytes each for weight and gradient, 8 for
+AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weights it updates.
 """
 
 from __future__ import annotations
@@ -19,20 +21,26 @@ import contextlib
 import importlib.util
 import math
 import os
+import shutil
 import statistics
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import chopper
+from chopper.errors import UsageError
 from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import Option, changed
 from chopper.experiments.results import NO_LOSS, Experiment, Headline, ratio
+from chopper.wording import plural
 from chopper.workloads import training
 from chopper.workloads.offload_tables import (
-    LOSS_TOLERANCE,
+    LOSS_TOLERANCES,
+    over_bound,
+    slowdown,
     total,
     totals,
     worst_loss_ratio,
@@ -44,8 +52,11 @@ from chopper.workloads.placement import (
     PLACEMENTS,
     STATES,
     capacity_bytes,
+    disk_bytes,
     host_bytes,
-    largest,
+    largest_of,
+    scratch_of,
+    widths_of,
 )
 
 if TYPE_CHECKING:
@@ -61,21 +72,41 @@ _TRAINING = {
     for option in changed(training.OPTIONS, steps=10, batch=2, sequence=128)
     if option.name != "checkpoint"
 }
+BYTES_PER_UPDATE = {"adamw": 7, "sgd": 3}
+"""Values read and written per weight: weight, gradient, two moments; weight, moments."""
 
 WORKLOAD = Workload(
     name="offload",
-    summary="one training job with its memory placed in fourteen ways: ZeRO's stages, optimizer, "
-    "weights and activations in host memory, checkpointing, unified memory; predicted and "
-    "measured, what each costs, and the largest model that fits",
+    summary="one training job with its memory placed in fifteen ways: ZeRO's stages, optimizer, "
+    "weights and activations in host memory, layers on disk, checkpointing, unified memory; "
+    "predicted and measured, what each costs, and the largest model that fits",
     options=(
         *(option for name, option in _TRAINING.items() if name != "dtype"),
+        Option(
+            "device-memory",
+            "budget of each device (32GB, or a device's name): variants that need more are left "
+            "out; GPUs allocate no more",
+            None,
+        ),
         Option(
             "fits",
             "device or memory size (24GB) for which the largest model is estimated",
             "v100-sxm2-32gb",
         ),
         Option("host", "host memory that the largest model may use", "1500GB"),
-        Option("dtype", "data type of the computation", "float32", choices=("float32",)),
+        Option(
+            "dtype",
+            "data type of the computation; in bfloat16, the streamed variant keeps all in it",
+            "float32",
+            choices=("float32", "bfloat16"),
+        ),
+        Option(
+            "optimizer",
+            "adamw, or sgd without momentum, which keeps no state",
+            "adamw",
+            choices=("adamw", "sgd"),
+        ),
+        Option("scratch", "directory for the layers of the streamed variant (else TMPDIR)", None),
     ),
     variants=tuple(
         Variant(name, of.summary, needs_gpu=of.overlapped, default=of.default)
@@ -96,8 +127,6 @@ WORKLOAD = Workload(
     position=6,
 )
 
-BYTES_PER_ADAM_UPDATE = 28
-"""Read weight, gradient, two moments; write weight, moments; float32 (ZeRO-Offload's bound)."""
 TRACED = (2, 5)
 """Steps that are traced; those after them are timed."""
 STREAM_BYTES = 64 << 20
@@ -118,9 +147,20 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     if importlib.util.find_spec("deepspeed") is None:
         lacking = "needs deepspeed, which is not installed: pip install deepspeed"
         absent |= dict.fromkeys((v for v in args.variants if PLACEMENTS[v].deepspeed), lacking)
+    budget = args.device_memory and capacity_bytes(args.device_memory, "device-memory")[1]
     sizes_bytes = {}
     for variant in (v for v in args.variants if absent.get(v) is None):
-        memory = estimated(args, PLACEMENTS[variant], ranks, device)
+        placement = PLACEMENTS[variant]
+        memory = estimated(args, placement, ranks, device)
+        if budget and memory.peak_bytes > budget:
+            absent[variant] = (
+                f"needs about {memory.peak_bytes / 1e9:.1f} GB of each device, --device-memory "
+                f"allows {budget / 1e9:.1f} GB"
+            )
+            continue
+        if placement.on_disk and (problem := disk_problem(args, ranks)) is not None:
+            absent[variant] = problem
+            continue
         offloaded_bytes = memory.host_bytes if device == "cpu" else 0
         sizes_bytes[variant] = memory.peak_bytes + offloaded_bytes
     parameters = SIZES[args.size].parameters_count
@@ -134,11 +174,30 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     )
 
 
+def disk_problem(args: argparse.Namespace, ranks: int) -> str | None:
+    """Name what the directory of the streamed variant lacks, or None."""
+    from chopper.workloads.llama import SIZES
+
+    config, directory = SIZES[args.size], scratch_of(args.scratch)
+    if not directory.is_dir():
+        raise UsageError(f"--scratch {directory}: is not a directory, expected an existing one")
+    width = widths_of(PLACEMENTS["streamed"], args.dtype, args.optimizer)
+    layers_count = config.parameters_count - config.outer_count
+    needed = ranks * disk_bytes(PLACEMENTS["streamed"], width, layers_count)
+    free = shutil.disk_usage(directory).free
+    if needed <= free:
+        return None
+    return (
+        f"needs {needed / 1e9:.1f} GB on disk, {directory} has {free / 1e9:.1f} GB: choose another "
+        "--scratch, --dtype or --optimizer"
+    )
+
+
 def main() -> None:
     """Join the other ranks, train, leave."""
     import torch
 
-    from chopper.workloads.offload_trainers import built
+    from chopper.workloads import offload_trainers, streamed
     from chopper.workloads.ranks import joined
 
     # DeepSpeed calls what torch renamed, once per call.
@@ -147,7 +206,12 @@ def main() -> None:
     args = WORKLOAD.parse()
     placement = PLACEMENTS[args.variant]
     with joined(args.device, prog="offload") as device, memory_of(placement, device) as shared:
-        trainer = built(args, device)
+        if args.device_memory and device.type == "cuda":
+            _, budget = capacity_bytes(args.device_memory, "device-memory")
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+        build = streamed.built if placement.on_disk else offload_trainers.built
+        trainer = build(args, device)
         traced = TRACED if args.steps > TRACED[1] + 1 else None
         with chopper.profile(args.output, steps=traced, memory=args.allocations == "yes") as prof:
             train(args, trainer, device, prof)
@@ -226,7 +290,11 @@ def train(
         prof.measure("step_cv_ratio", statistics.stdev(timed_ns) / statistics.fmean(timed_ns))
     prof.measure("parameters_count", SIZES[args.size].parameters_count)
     prof.measure("update_ns", updated_ns)
-    bound_ns = trainer.updated_count() * BYTES_PER_ADAM_UPDATE / triad_bytes_per_s * 1e9
+    value_bytes = 2 if placement.on_disk and args.dtype == "bfloat16" else 4
+    count = SIZES[args.size].parameters_count
+    updated = count / dist.get_world_size() if placement.stage else count
+    update_bytes = updated * BYTES_PER_UPDATE[args.optimizer] * value_bytes
+    bound_ns = update_bytes / triad_bytes_per_s * 1e9
     prof.measure("update_bound_ns", bound_ns)
     prof.measure("update_over_bound_ratio", updated_ns / bound_ns)
     prof.measure("triad_bytes_per_s", triad_bytes_per_s)
@@ -268,7 +336,8 @@ def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.d
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Losses alike, states as ZeRO's formulas say, the host's update, the largest model."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
-    where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}, float32"
+    dtype = experiment.plan.options.get("dtype", "float32")
+    where = f"{plural(experiment.plan.ranks, 'rank')} on {experiment.plan.device}, {dtype}"
     yield from _losses(experiment, variants, where)
     yield from _states(experiment, variants, where)
     yield from _device_memory(experiment, variants, where)
@@ -281,7 +350,8 @@ def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator
     if worst is None:
         return
     variant, apart = worst
-    kept = "kept" if apart <= LOSS_TOLERANCE else "exceeded"
+    tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype", "float32"))]
+    kept = "kept" if apart <= tolerance else "exceeded"
     yield Headline(
         system="ZeRO, offload",
         claim="largest relative difference of a variant's loss from ddp's at any step",
@@ -289,7 +359,7 @@ def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator
         timed=False,
         ours=apart if math.isfinite(apart) else None,
         why="" if math.isfinite(apart) else NO_LOSS.format(variant),
-        configuration=f"{variant}; {where}; tolerance {LOSS_TOLERANCE:g}: {kept}",
+        configuration=f"{variant}; {where}; tolerance {tolerance:g}: {kept}",
     )
 
 
@@ -338,31 +408,14 @@ def _device_memory(experiment: Experiment, variants: list[str], where: str) -> I
 
 
 def _times(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
-    base = experiment.plan.baseline
     for variant in variants:
-        slower = experiment.ratio("median_step_ns", variant, base) if base else None
-        update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
-        bound = experiment.find("update_over_bound_ratio", variant)
-        if slower is not None and variant != base:
-            yield Headline.of(
-                slower,
-                system="ZeRO, offload",
-                claim=f"{variant}: step over that of {base}",
-                least=1 - update_ns / step_ns if update_ns and step_ns else None,
-                bound=f"no placement saves more than all of {base}'s update",
-                configuration=where,
-            )
-        if "optimizer" in PLACEMENTS[variant].on_host:
-            why = experiment.why("update_over_bound_ratio", variant)
-            if bound is None and not why:
-                continue
-            yield Headline.of(
-                None if bound is None else bound.estimate,
-                why=why,
-                system="ZeRO, offload",
-                claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
-                configuration=f"28 bytes per updated weight over triad's bandwidth; {where}",
-            )
+        slower = slowdown(experiment, variant)
+        if slower is not None:
+            yield replace(slower, configuration=where)
+        bound = over_bound(experiment, variant)
+        if bound is not None and "optimizer" in PLACEMENTS[variant].on_host:
+            configuration = f"{bound.configuration}; {where}"
+            yield replace(bound, configuration=configuration)
 
 
 def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Headline]:
@@ -373,9 +426,9 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
     ):
         if variant not in variants or not options.get("fits"):
             continue
-        label, capacity = capacity_bytes(str(options["fits"]))
+        label, _ = capacity_bytes(str(options["fits"]))
         host = str(options.get("host") or "1500GB")
-        fitting = largest(PLACEMENTS[variant], capacity, 1, host=host_bytes(host), checkpoint=True)
+        fitting = largest_of(variant, options, ranks=1, checkpoint=True)
         on_host = f"; {fitting.host_bytes / 1e9:,.0f} GB on a host of {host}" if fitting else ""
         yield Headline(
             system="ZeRO, offload",

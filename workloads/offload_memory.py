@@ -9,7 +9,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +28,9 @@ from chopper.workloads.llama import SIZES, Llama
 from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.placement import PLACEMENTS, Placement
+
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates.training import Precision
 
 
 class Saver:
@@ -161,7 +167,9 @@ def keep_memory(
             if category == "staging":
                 category, where = "buffers", "host"
             measured[category, where] += size
-    measured["activations", "device"] = saving.kept_bytes
+    for category, size in trainer.on_disk_bytes.items():
+        measured[category, "disk"] = size
+    measured["activations", "device"] = saving.kept_bytes + trainer.kept_bytes
     measured["activations", "host"] = saving.moved_bytes
     for (category, where), size in measured.items():
         if size:
@@ -180,13 +188,16 @@ def keep_predictions(
 ) -> None:
     """Measure what formulas and estimators say of this variant."""
     config = SIZES[args.size]
-    count = config.parameters_count
-    predicted: dict[tuple[str, str], float] = {
-        (category, placement.of(category)): per_weight * count
-        for category, per_weight in formulas.states_bytes(placement, ranks).items()
-    }
+    width = formulas.widths_of(placement, args.dtype, args.optimizer)
     weights = weights_of(config)
-    for beyond in formulas.beyond_formulas(placement, weights, ranks, formulas.BUCKET_ELEMENTS):
+    count = weights.count
+    predicted: dict[tuple[str, str], float] = {
+        (category, placement.of(category)): per_weight
+        * (weights.layers_count if placement.on_disk else count)
+        for category, per_weight in formulas.states_bytes(placement, width, ranks).items()
+    }
+    buckets = formulas.BUCKET_ELEMENTS
+    for beyond in formulas.beyond_formulas(placement, width, weights, ranks, buckets):
         at = beyond.category, beyond.place
         predicted[at] = predicted.get(at, 0.0) + beyond.size_bytes
         labels = {"category": beyond.category, "place": beyond.place, "what": beyond.what}
@@ -196,9 +207,10 @@ def keep_predictions(
         prof.measure("predicted_bytes", size, category=category, place=where)
     memory = estimated(args, placement, ranks, device.type)
     prof.measure("predicted_peak_bytes", memory.allocated_bytes)
-    for direction, per_weight in formulas.link_bytes(placement, ranks).items():
+    for direction, per_weight in formulas.link_bytes(placement, width, ranks).items():
         prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
-    prof.measure("predicted_collective_bytes", formulas.collective_bytes(placement, ranks) * count)
+    sent = formulas.collective_bytes(placement, width, ranks) * count
+    prof.measure("predicted_collective_bytes", sent)
 
 
 def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.device) -> int:
@@ -207,8 +219,9 @@ def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.dev
     At the loss a rank with all of its memory on the device has states, activations and the logits
     beside their softmax, which is what is kept of them.
     """
-    alone = Placement(strategy="ddp", checkpoint=placement.checkpoint)
-    said = estimated(args, alone, 1, device.type)
+    alone = replace(placement, strategy="ddp", on_host=frozenset(), on_disk=False)
+    precision = formulas.precision_of(placement, args.dtype)
+    said = estimated(args, alone, 1, device.type, precision)
     logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary_count
     kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
     return kept
@@ -217,25 +230,52 @@ def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.dev
 def weights_of(config: Architecture) -> formulas.Weights:
     """Sizes of a model's tensors, without its memory."""
     with torch.device("meta"):
-        counts = [weight.numel() for weight in Llama(config).parameters()]
+        model = Llama(config)
+    counts = [weight.numel() for weight in model.parameters()]
+    layers = sum(weight.numel() for weight in model.layers.parameters())
     return formulas.Weights(
         count=sum(counts),
+        layers_count=layers,
+        layer_count=layers // config.layers_count,
         largest_count=max(counts),
         persistent_count=sum(n for n in counts if n <= formulas.PERSISTENT_ELEMENTS),
     )
 
 
-def estimated(args: argparse.Namespace, placement: Placement, ranks: int, device: str) -> Memory:
-    """``chopper estimate memory`` for what a variant runs here."""
-    return estimated_memory(
+def estimated(
+    args: argparse.Namespace,
+    placement: Placement,
+    ranks: int,
+    device: str,
+    precision: Precision | None = None,
+) -> Memory:
+    """``chopper estimate memory`` for what a variant runs here.
+
+    With layers on disk: of two layers, and the inputs of all others.
+    """
+    config = SIZES[args.size]
+    resident, inputs_bytes = config, 0
+    if placement.on_disk:
+        resident = msgspec.structs.replace(config, layers_count=min(2, config.layers_count))
+        others = config.layers_count - resident.layers_count
+        width = formulas.widths_of(placement, args.dtype, args.optimizer).compute
+        inputs_bytes = others * args.batch * args.sequence * config.width * width
+    found = estimated_memory(
         formulas.training(
             placement,
-            SIZES[args.size],
+            resident,
             ranks=ranks,
             batch=args.batch,
             sequence=args.sequence,
-            precision="fp32",
+            precision=precision or formulas.precision_of(placement, args.dtype),
             kernels="cpu" if device == "cpu" else "gpu",
             bucket=formulas.BUCKET_ELEMENTS,
+            optimizer=args.optimizer,
+            fragmentation=0.0,
         )
+    )
+    return msgspec.structs.replace(
+        found,
+        peak_bytes=found.peak_bytes + inputs_bytes,
+        allocated_bytes=found.allocated_bytes + inputs_bytes,
     )

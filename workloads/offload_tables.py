@@ -6,22 +6,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper.experiments.results import Exhibit, Experiment
+from chopper.experiments.results import Exhibit, Experiment, Headline
 from chopper.workloads import placement as formulas
 from chopper.workloads.placement import CATEGORIES, PLACEMENTS, STATES
-
-if TYPE_CHECKING:
-    from chopper.statistics import Estimate
 
 UNKNOWN = "–"
 _TRAVELS = {"allreduce": 2.0}
 """Times (N−1)/N of its size that a rank sends: an all-reduce is two collectives in one."""
-LOSS_TOLERANCE = 1e-3
-"""Relative: what the order of float32 sums may do to a loss within a dozen steps."""
+LOSS_TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Relative: what the order of sums may do to a loss within a dozen steps, and in bfloat16 the
+types in which variants keep weights and moments."""
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -45,7 +42,7 @@ def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
     variants = [v for v in experiment.variants if v in PLACEMENTS]
     fits = str(plan.options.get("fits") or "")
     words = {
-        "base": plan.baseline,
+        "base": plan.baseline or "the baseline",
         "fits": formulas.capacity_bytes(fits)[0] if fits else "",
         "host": _host(experiment),
         "sequence": formulas.LARGEST_SEQUENCE,
@@ -140,7 +137,7 @@ def _memory(experiment: Experiment, variants: Sequence[str]) -> Rows:
         parts = [total(experiment, "measured_bytes", variant, (c,)) for c in CATEGORIES]
         wholes = [
             total(experiment, "measured_bytes", variant, CATEGORIES, place) or 0.0
-            for place in ("device", "host")
+            for place in ("device", "host", "disk")
         ]
         if any(wholes):
             yield (variant, *map(_millions, (*parts, *wholes)))
@@ -171,13 +168,10 @@ def _against(experiment: Experiment, variants: Sequence[str]) -> Rows:
 
 
 def _times(experiment: Experiment, variants: Sequence[str]) -> Rows:
-    base = experiment.plan.baseline
     for variant in variants:
         step = experiment.find("median_step_ns", variant)
         if step is None:
             continue
-        slower = experiment.ratio("median_step_ns", variant, base or variant)
-        bound = experiment.find("update_over_bound_ratio", variant)
         spread = step.estimate.cv_ratio
         if spread is None:
             spread = experiment.value("step_cv_ratio", variant)
@@ -189,11 +183,11 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Rows:
         yield (
             variant,
             _millions(step.estimate.value) + ("" if spread is None else f" ±{100 * spread:.0f} %"),
-            _interval(slower if variant != base else None),
+            _judged(experiment, slowdown(experiment, variant)),
             *(_millions(step_time_ns(experiment, variant, *c)) for c in causes),
             _millions(experiment.value("update_ns", variant)),
             _millions(experiment.value("update_bound_ns", variant)),
-            _interval(None if bound is None else bound.estimate),
+            _judged(experiment, over_bound(experiment, variant)),
         )
 
 
@@ -215,16 +209,13 @@ def _moved(experiment: Experiment, variants: Sequence[str]) -> Rows:
 
 
 def _fits(experiment: Experiment, variants: Sequence[str]) -> Rows:
-    fits = str(experiment.plan.options.get("fits") or "")
-    host = formulas.host_bytes(_host(experiment))
-    for variant in variants if fits else ():
-        placement = PLACEMENTS[variant]
-        if placement.managed:
-            continue  # decided by the host, and by how slow a step may be
-        _, capacity = formulas.capacity_bytes(fits)
+    options = experiment.plan.options
+    for variant in variants if options.get("fits") else ():
+        if PLACEMENTS[variant].managed or PLACEMENTS[variant].on_disk:
+            continue  # decided by host or disk, and by how slow a step may be
         cells = []
         for ranks, checkpoint in ((1, False), (1, True), (8, True)):
-            found = formulas.largest(placement, capacity, ranks, host=host, checkpoint=checkpoint)
+            found = formulas.largest_of(variant, options, ranks=ranks, checkpoint=checkpoint)
             cells.append(f"{found.parameters_count / 1e9:.1f} B" if found else "none")
             if checkpoint:
                 cells.append(f"{found.host_bytes / 1e9:,.0f} GB" if found else UNKNOWN)
@@ -240,10 +231,45 @@ def _millions(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value / 1e6:.1f}"
 
 
-def _interval(estimate: Estimate | None) -> str:
-    if estimate is None:
+def slowdown(experiment: Experiment, variant: str) -> Headline | None:
+    """A variant's step over that of the baseline; None where one of them is missing."""
+    base = experiment.plan.baseline
+    slower = experiment.ratio("median_step_ns", variant, base) if base else None
+    if slower is None or variant == base:
+        return None
+    update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
+    return Headline.of(
+        slower,
+        system="ZeRO, offload",
+        claim=f"{variant}: step over that of {base}",
+        least=1 - update_ns / step_ns if update_ns and step_ns else None,
+        bound=f"no placement saves more than all of {base}'s update",
+    )
+
+
+def over_bound(experiment: Experiment, variant: str) -> Headline | None:
+    """The optimizer's step over its DRAM bound; None where it was not measured."""
+    bound = experiment.find("update_over_bound_ratio", variant)
+    why = experiment.why("update_over_bound_ratio", variant)
+    if bound is None and not why:
+        return None
+    return Headline.of(
+        None if bound is None else bound.estimate,
+        why=why,
+        system="ZeRO, offload",
+        claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
+        configuration="bytes of each update over triad's bandwidth",
+    )
+
+
+def _judged(experiment: Experiment, headline: Headline | None) -> str:
+    """Show a ratio with its interval, unless its headline is withheld."""
+    shown = headline and headline.judged(experiment.disturbances)
+    if shown is None:
         return UNKNOWN
-    said = f"{estimate.value:.2f}×"
-    if estimate.ci95 is not None:
-        said += f" ({estimate.ci95[0]:.2f} … {estimate.ci95[1]:.2f})"
+    if shown.ours is None:
+        return "withheld" if shown.why else UNKNOWN
+    said = f"{shown.ours:.2f}×"
+    if shown.ci95 is not None:
+        said += f" ({shown.ci95[0]:.2f} … {shown.ci95[1]:.2f})"
     return said

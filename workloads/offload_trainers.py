@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,19 +14,27 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from chopper.workloads import placement as formulas
-from chopper.workloads.llama import SIZES, Llama, adamw, initial_value, recompute
+from chopper.workloads.llama import SIZES, Llama, initial_value, optimizer_of, recompute
 from chopper.workloads.placement import PLACEMENTS, Placement
 
 
 class Trainer:
     """A model and its optimizer behind four calls, so that one loop drives all variants."""
 
+    autocast = False
+    """Products of forward are in bfloat16, their weights in float32."""
+    on_disk_bytes: Mapping[str, int] = MappingProxyType({})
+    """Category → bytes of states on disk."""
+    kept_bytes = 0
+    """Activations of the last forward that autograd does not know of."""
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits."""
-        logits: Tensor = self.model(tokens)
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.autocast):
+            logits: Tensor = self.model(tokens)
         return logits
 
     def backward(self, loss: Tensor) -> None:
@@ -54,16 +63,11 @@ class Trainer:
         """Buffers in host memory that tensors travel through."""
         return ()
 
-    def updated_count(self) -> int:
-        """Count the weights that this rank updates: each has one first moment."""
-        moments = (state["exp_avg"] for state in self.optimizer.state.values() if state)
-        return sum((m.to_local() if hasattr(m, "to_local") else m).numel() for m in moments)
-
 
 class DeepSpeedTrainer(Trainer):
     """The same with DeepSpeed's engine."""
 
-    def __init__(self, model: nn.Module, config: dict[str, object]) -> None:
+    def __init__(self, model: nn.Module, optimizer: str, config: dict[str, object]) -> None:
         # One of its optimizers is decorated by torch.compile, which would load Inductor.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         import deepspeed
@@ -71,7 +75,7 @@ class DeepSpeedTrainer(Trainer):
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # On CPUs it would compile an operator for inference, at each first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        inner = adamw(model)
+        inner = optimizer_of(optimizer, model.parameters())
         engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=inner, config=config)
         super().__init__(engine, inner)
         self.engine: Any = engine
@@ -130,19 +134,23 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
             # nothing is there to read pinned memory, and torch's stand-in for a stream cannot wait.
             torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
             torch.cpu.Stream.synchronize = lambda _: None  # type: ignore[attr-defined]
-        return Trainer(*fsdp1.sharded_model(args, device, offload=True))
+        sharded, _ = fsdp1.sharded_model(args, device, offload=True)
+        return Trainer(sharded, optimizer_of(args.optimizer, sharded.parameters()))
     if placement.strategy == "fsdp2":
         from chopper.workloads import fsdp2
 
-        return Trainer(*fsdp2.sharded_model(args, device, offload=True))
+        sharded, _ = fsdp2.sharded_model(args, device, offload=True)
+        return Trainer(sharded, optimizer_of(args.optimizer, sharded.parameters()))
     model = whole_model(args, device)
     if placement.deepspeed:
-        return DeepSpeedTrainer(model, deepspeed_config(args, placement))
+        return DeepSpeedTrainer(model, args.optimizer, deepspeed_config(args, placement))
     if placement.checkpoint:
         recompute(model)
     # Gradients lie in the buckets that are reduced, not there and in tensors of their own.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Trainer(wrapped, adamw(wrapped))
+    trainer = Trainer(wrapped, optimizer_of(args.optimizer, wrapped.parameters()))
+    trainer.autocast = args.dtype == "bfloat16"
+    return trainer
 
 
 def whole_model(args: argparse.Namespace, device: torch.device) -> Llama:
@@ -173,6 +181,7 @@ def deepspeed_config(args: argparse.Namespace, placement: Placement) -> dict[str
     return {
         "train_micro_batch_size_per_gpu": args.batch,
         "zero_optimization": zero,
+        "bf16": {"enabled": args.dtype == "bfloat16"},
         # Torch's AdamW, as in all other variants: DeepSpeed's own would have to be compiled.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,

@@ -5,16 +5,25 @@ Free of torch, so that the tables of a recorded experiment can be drawn without 
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import msgspec
 
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.memory import Memory
-    from chopper.analyzers.estimates.training import Checkpoint, Offload, Strategy, Training
+    from chopper.analyzers.estimates.memory import Largest
+    from chopper.analyzers.estimates.training import (
+        Checkpoint,
+        Offload,
+        Precision,
+        Strategy,
+        Training,
+        Widths,
+    )
     from chopper.models.architectures import Architecture
 
 STATES = ("weights", "gradients", "optimizer")
@@ -26,9 +35,6 @@ USUAL_BUCKET_ELEMENTS = 500_000_000
 LARGEST_SHAPE = "llama3-8b"
 """Whose layers are counted for the largest model that fits."""
 LARGEST_SEQUENCE = 2048
-MOST_LAYERS = 10_000
-_USABLE_RATIO = 0.95
-"""Share of a device's nominal memory that can be had, as in ``chopper estimate memory``."""
 PERSISTENT_ELEMENTS = 100_000
 """DeepSpeed's stage 3 keeps smaller tensors whole (``stage3_param_persistence_threshold``)."""
 
@@ -44,6 +50,8 @@ class Placement:
     checkpoint: bool = False
     managed: bool = False
     """All of it in pages that host and device share."""
+    on_disk: bool = False
+    """Layers and their optimizer on disk, one in memory at a time."""
     overlapped: bool = False
     """On a side stream of a GPU."""
     default: bool = False
@@ -59,8 +67,10 @@ class Placement:
         """ZeRO's; fully sharded data parallelism is the third."""
         return int(self.strategy[-1]) if self.deepspeed else 3 if "fsdp" in self.strategy else 0
 
-    def of(self, category: str) -> Literal["device", "host"]:
-        """Memory that a category lies in."""
+    def of(self, category: str) -> Literal["device", "host", "disk"]:
+        """Place that a category lies in."""
+        if self.on_disk and category in STATES:
+            return "disk"
         return "host" if category in self.on_host else "device"
 
 
@@ -94,21 +104,58 @@ PLACEMENTS: dict[str, Placement] = {
     "activation-offload-overlap": Placement(
         "ddp", "the same on a side stream", on_host=_ACTIVATIONS, overlapped=True, default=True
     ),
+    "streamed": Placement(
+        "ddp",
+        "layers on disk, one in memory at a time, each run again in backward",
+        checkpoint=True,
+        on_disk=True,
+    ),
     "unified": Placement(
         "ddp", "everything in managed memory that host and device share", managed=True
     ),
 }
 
 
-def states_bytes(placement: Placement, ranks: int) -> dict[str, float]:
-    """Bytes per weight that each rank keeps, on device or host: ZeRO's formulas (arXiv 1910.02054).
+def precision_of(placement: Placement, dtype: str) -> Precision:
+    """Name a variant's precision as ``chopper estimate memory`` does.
 
-    In float32: 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights.
+    In bfloat16, DeepSpeed and FSDP keep float32 masters, DDP computes under autocast, and what is
+    on disk is all in 16 bits.
     """
-    k = 12 if placement.deepspeed else 8
+    if dtype == "float32":
+        return "fp32"
+    if placement.on_disk:
+        return "bf16"
+    return "autocast" if placement.strategy == "ddp" else "mixed"
+
+
+@cache
+def widths_of(placement: Placement, dtype: str, optimizer: str) -> Widths:
+    """Bytes per weight of each state of a variant."""
+    from chopper.analyzers.estimates.training import Training, widths
+    from chopper.models.architectures import named
+
+    return widths(
+        Training(
+            architecture=named(LARGEST_SHAPE),
+            strategy=placement.strategy,
+            precision=precision_of(placement, dtype),
+            optimizer="sgd" if optimizer == "sgd" else "adamw",
+        )
+    )
+
+
+def states_bytes(placement: Placement, width: Widths, ranks: int) -> dict[str, float]:
+    """Bytes per weight that each rank keeps: ZeRO's formulas (arXiv 1910.02054).
+
+    Those on disk are of layers only, and no gradient stays until the update.
+    """
+    k = width.master + width.moments
+    if placement.on_disk:
+        return {"weights": width.weight, "optimizer": k}
     return {
-        "weights": 4 / ranks if placement.stage == 3 else 4,
-        "gradients": 4 / ranks if placement.stage >= 2 else 4,
+        "weights": width.weight / ranks if placement.stage == 3 else width.weight,
+        "gradients": width.gradient / ranks if placement.stage >= 2 else width.gradient,
         "optimizer": k / ranks if placement.stage >= 1 else k,
     }
 
@@ -122,70 +169,98 @@ class Weights:
     """Elements of the largest tensor."""
     persistent_count: int
     """In tensors of at most `PERSISTENT_ELEMENTS`."""
+    layers_count: int
+    """In all layers, of which two are in memory when they are on disk."""
+    layer_count: int
 
 
 class Beyond(NamedTuple):
     """Memory of a library that ZeRO's formulas do not know, or that is less than they say."""
 
     category: str
-    place: Literal["device", "host"]
+    place: Literal["device", "host", "disk"]
     size_bytes: float
     """Per rank; negative: less than the formula."""
     what: str
 
 
 def beyond_formulas(
-    placement: Placement, weights: Weights, ranks: int, bucket: int
+    placement: Placement, width: Widths, weights: Weights, ranks: int, bucket: int
 ) -> list[Beyond]:
-    """Calculate what DeepSpeed 0.19 holds at the update beside ZeRO's states, in float32.
+    """Calculate what a library holds at the update beside ZeRO's states.
 
-    By the sizes in its stage_1_and_2.py and stage3.py; ``bucket``: of ``reduce_bucket_size``.
+    DeepSpeed 0.19 by the sizes in its stage_1_and_2.py and stage3.py; ``bucket``: of
+    ``reduce_bucket_size``.
     """
     beyond: list[Beyond] = []
+    if placement.on_disk:
+        count = weights.count - weights.layers_count + 2 * weights.layer_count
+        size = count * (width.weight + width.gradient + width.moments)
+        what = "two layers in transfer, embedding and head, with optimizer and gradients"
+        return [Beyond("buffers", "device", size, what)]
     if not placement.deepspeed:
         return beyond
     offloads = "optimizer" in placement.on_host
-    part, largest = 4 * weights.count / ranks, 4 * weights.largest_count
+    part, largest = weights.count / ranks, width.gradient * weights.largest_count
     if placement.stage == 1:
-        others, where = part - 4 * weights.count, placement.of("gradients")
+        others, where = width.gradient * (part - weights.count), placement.of("gradients")
         freed = "gradients that other ranks update: freed"
         beyond.append(Beyond("gradients", where, others, freed))
     if placement.stage < 3 and offloads:
+        updated = width.weight * part
         beyond += [
-            Beyond("buffers", "host", part, "updated weights, before the copy to the device"),
+            Beyond("buffers", "host", updated, "updated weights, before the copy to the device"),
             Beyond("buffers", "host", largest, "the largest gradient, in transfer"),
             Beyond("buffers", "device", largest, "the largest gradient, in transfer"),
         ]
     if placement.stage == 3:
-        small = 4 * weights.persistent_count
+        small = width.weight * weights.persistent_count
+        reduced = width.gradient * bucket
         beyond += [
-            Beyond("buffers", "device", 4 * bucket, "bucket in which gradients are reduced"),
+            Beyond("buffers", "device", reduced, "bucket in which gradients are reduced"),
             Beyond("buffers", "device", small, "small weights, not partitioned"),
         ]
         if offloads:
             collected = "gradients where they are collected, beside those that the update reads"
-            beyond.append(Beyond("gradients", "host", part, collected))
+            beyond.append(Beyond("gradients", "host", width.gradient * part, collected))
+    if offloads and width.gradient < 4:
+        wide = (4 - width.gradient) * part
+        beyond.append(Beyond("gradients", "host", wide, "gradients in float32 for the update"))
     return beyond
 
 
-def collective_bytes(placement: Placement, ranks: int) -> float:
-    """Bytes per weight that each rank sends in a step, in float32 (ZeRO, section 7).
+def collective_bytes(placement: Placement, width: Widths, ranks: int) -> float:
+    """Bytes per weight that each rank sends in a step (ZeRO, section 7).
 
-    An all-reduce of gradients sends 2 × 4 × (N−1)/N; stage 3 gathers weights twice, reduces once.
+    An all-reduce of gradients sends 2 × their size × (N−1)/N; stage 3 gathers weights twice,
+    reduces once.
     """
-    return (3 if placement.stage == 3 else 2) * 4 * (ranks - 1) / ranks
+    gathered = 2 * width.compute if placement.stage == 3 else width.reduce
+    return (gathered + width.reduce) * (ranks - 1) / ranks
 
 
-def link_bytes(placement: Placement, ranks: int) -> dict[str, float]:
-    """Bytes of states per weight that cross the link between device and host in a step, float32.
+def link_bytes(placement: Placement, width: Widths, ranks: int) -> dict[str, float]:
+    """Bytes of states per weight that cross the link between device and host in a step.
 
     Gradients go down once. Updated weights come up once, or, where the weights live on the host,
     each rank's part for every gather: in forward and in backward.
     """
+    if placement.on_disk:
+        return {"to host": width.gradient, "to device": 2 * width.weight}
     if "optimizer" not in placement.on_host:
         return {"to host": 0.0, "to device": 0.0}
-    part = 4 / ranks
-    return {"to host": part, "to device": 2 * part if "weights" in placement.on_host else part}
+    twice = 2 if "weights" in placement.on_host else 1
+    return {"to host": width.gradient / ranks, "to device": twice * width.compute / ranks}
+
+
+def disk_bytes(placement: Placement, width: Widths, layers_count: int) -> int:
+    """Bytes that layers of so many weights take on disk."""
+    return (width.weight + width.moments) * layers_count if placement.on_disk else 0
+
+
+def scratch_of(directory: str | None) -> Path:
+    """Return the directory for what is on disk: the one named, else the system's (TMPDIR)."""
+    return Path(directory or tempfile.gettempdir())
 
 
 def training(
@@ -195,9 +270,11 @@ def training(
     ranks: int,
     batch: int,
     sequence: int,
-    precision: Literal["fp32", "mixed"],
+    precision: Precision,
     kernels: Literal["gpu", "cpu"],
     bucket: int = USUAL_BUCKET_ELEMENTS,
+    optimizer: Literal["adamw", "sgd"] = "adamw",
+    fragmentation: float = 0.15,
 ) -> Training:
     """The variant as ``chopper estimate memory`` knows it; one rank partitions nothing."""
     from chopper.analyzers.estimates.training import Training
@@ -222,32 +299,27 @@ def training(
         offload=tuple(offload),
         loss="native" if precision == "fp32" else "fp32",
         kernels=kernels,
-        fragmentation_ratio=0.0 if precision == "fp32" else 0.15,
+        optimizer=optimizer,
+        fragmentation_ratio=fragmentation,
         bucket_count=bucket,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
-    """The most layers of `LARGEST_SHAPE` whose training fits a device."""
-
-    parameters_count: int
-    host_bytes: int
-
-
-def capacity_bytes(text: str) -> tuple[str, int]:
+def capacity_bytes(text: str, option: str = "fits") -> tuple[str, int]:
     """A device's label and what a process can have of it, from its name or a size like ``24GB``."""
     from chopper.hardware.devices import named as device_named
     from chopper.quantities import size_bytes
 
     if text[:1].isdigit():
-        return text, size_bytes(text, "fits")
+        return text, size_bytes(text, option)
     if not text:
-        raise UsageError("--fits: is empty, expected a device or a size such as 24GB")
+        raise UsageError(f"--{option}: is empty, expected a device or a size such as 24GB")
     device = device_named(text)
-    if device.memory_bytes.value is None:
-        raise UsageError(f"--fits {text}: memory of {device.label} is not known; name a size: 24GB")
-    return device.label, int(device.memory_bytes.value * _USABLE_RATIO)
+    if device.usable_bytes is None:
+        raise UsageError(
+            f"--{option} {text}: memory of {device.label} is not known; name a size: 24GB"
+        )
+    return device.label, device.usable_bytes
 
 
 def host_bytes(text: str) -> int:
@@ -257,47 +329,25 @@ def host_bytes(text: str) -> int:
     return size_bytes(text, "host")
 
 
-def largest(
-    placement: Placement, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
+def largest_of(
+    variant: str, options: Mapping[str, object], *, ranks: int, checkpoint: bool
 ) -> Largest | None:
-    """Find the largest model that fits in mixed precision with batch 1; None: not one layer.
+    """Find the largest model of a variant on the device and host that the options name.
 
-    Memory grows by the same for each layer, once layers and not the loss decide the peak.
-    ``capacity``: bytes of each rank's device; ``host``: of the memory that the ranks share.
+    Layers of `LARGEST_SHAPE`, mixed precision with AdamW, batch 1 of `LARGEST_SEQUENCE` tokens.
     """
-    from chopper.analyzers.estimates.memory import memory as estimated_memory
+    from chopper.analyzers.estimates.memory import largest
     from chopper.models.architectures import named
 
-    shape = named(LARGEST_SHAPE)
-    if checkpoint:
-        placement = replace(placement, checkpoint=True)
-
-    def at(layers: int) -> tuple[Memory, bool]:
-        memory = estimated_memory(
-            training(
-                placement,
-                msgspec.structs.replace(shape, layers_count=layers),
-                ranks=ranks,
-                batch=1,
-                sequence=LARGEST_SEQUENCE,
-                precision="mixed",
-                kernels="gpu",
-            )
-        )
-        return memory, memory.peak_bytes <= capacity and ranks * memory.host_bytes <= host
-
-    (few, _), (many, _) = at(64), at(128)
-    layers = MOST_LAYERS
-    for have, of_few, of_many in (
-        (capacity, few.peak_bytes, many.peak_bytes),
-        (host, ranks * few.host_bytes, ranks * many.host_bytes),
-    ):
-        if of_many > of_few:
-            layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
-    while layers > 0:
-        memory, fits = at(layers)
-        if fits:
-            host_bytes = ranks * memory.host_bytes
-            return Largest(parameters_count=memory.parameters_count, host_bytes=host_bytes)
-        layers -= 1
-    return None
+    placement = PLACEMENTS[variant]
+    wanted = training(
+        replace(placement, checkpoint=True) if checkpoint else placement,
+        named(LARGEST_SHAPE),
+        ranks=ranks,
+        batch=1,
+        sequence=LARGEST_SEQUENCE,
+        precision="mixed",
+        kernels="gpu",
+    )
+    _, capacity = capacity_bytes(str(options["fits"]))
+    return largest(wanted, capacity, host_bytes(str(options.get("host") or "1500GB")))

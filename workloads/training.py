@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import chopper
 
 OPTIONS = (
-    Option("size", "shape of the Llama model", "debug", choices=("debug", "1b", "8b")),
+    Option("size", "shape of the Llama model", "debug", choices=("debug", "1b", "8b", "13b")),
     STEPS,
     Option("batch", "sequences per rank and step", 4, positive),
     Option("sequence", "tokens per sequence", 256, positive),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.replay.whatif_options import Changes
+from chopper.analyzers.views.allocator_replay import determinism_advice
 from chopper.causes import CAUSES
 
 REMEDIES = {
@@ -33,6 +34,8 @@ def reduced_clock(run: Attributed) -> Iterator[Sighting]:
         time_ns, rows = spent_in(run, (name,))
         if not time_ns or run.withholds(name):
             continue
+        if name == "compute.clock.power_cap" and (advice := determinism_advice(run)) is not None:
+            how = f"{how} {advice}"
         yield Sighting(
             detector="reduced_clock",
             events=rows,

@@ -7,9 +7,9 @@ them are whole, sharded, gathered for a while, or on the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import combinations
-from math import inf
 from typing import Any, ClassVar
 
 import msgspec
@@ -49,7 +49,7 @@ class Fit(msgspec.Struct, kw_only=True, frozen=True):
     largest_model: str | None
     """Of the catalogue, by parameters, trained the same way; null: none fits."""
     largest_parameters_count: int | None
-    """The same architecture with more or fewer layers; null: not one layer fits."""
+    """As `largest` finds it; null: not one layer fits, or the host decides."""
     nearest: tuple[Nearest, ...] = ()
     """Where it does not fit: the least of each kind of change with which it does (recomputation,
     a loss in parts, more ranks, offload); where none alone is enough, the least together."""
@@ -152,7 +152,57 @@ def memory(training: Training) -> Memory:
     )
 
 
-_MOST, _MOST_LAYERS = 2**24, 1000
+class Largest(msgspec.Struct, kw_only=True, frozen=True):
+    """The largest model that fits, and the memory of the host that it takes."""
+
+    parameters_count: int
+    layers_count: int
+    host_bytes: int
+    """Of all ranks."""
+
+
+_MOST, _MOST_LAYERS = 2**24, 2000
+
+
+def largest(
+    training: Training, capacity_bytes: int, host_bytes: int | None = None
+) -> Largest | None:
+    """Return the largest model that can be trained: the most layers of this shape that fit.
+
+    This is what "largest model" means everywhere. A whole step has to fit: its peak, with
+    activations, buffers and the assumed fragmentation, each rank's device, and what is offloaded
+    the memory of the host, which the ranks share. None: not one layer fits, or weights are on a
+    host whose memory is unknown.
+    """
+    if host_bytes is None and "parameters" in training.offload:
+        return None
+    ranks, room = training.ranks_count, math.inf if host_bytes is None else host_bytes
+
+    def at(layers: int) -> tuple[Memory, bool]:
+        deep = msgspec.structs.replace(training.architecture, layers_count=layers)
+        found = memory(msgspec.structs.replace(training, architecture=deep))
+        fits = found.peak_bytes <= capacity_bytes and ranks * found.host_bytes <= room
+        return found, fits
+
+    # Memory grows by the same for each layer, once layers and not the loss decide the peak.
+    (few, _), (many, _) = at(64), at(128)
+    layers = _MOST_LAYERS
+    for have, of_few, of_many in (
+        (capacity_bytes, few.peak_bytes, many.peak_bytes),
+        (room, ranks * few.host_bytes, ranks * many.host_bytes),
+    ):
+        if of_many > of_few and have < math.inf:
+            layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
+    while layers > 0:
+        found, fits = at(layers)
+        if fits:
+            return Largest(
+                parameters_count=found.parameters_count,
+                layers_count=layers,
+                host_bytes=ranks * found.host_bytes,
+            )
+        layers -= 1
+    return None
 
 
 def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architecture]) -> Fit:
@@ -169,12 +219,9 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
                 count += bit
         return count
 
-    def deep(layers: int) -> Architecture:
-        return msgspec.structs.replace(training.architecture, layers_count=layers)
-
-    layers = most(_MOST_LAYERS, lambda n: {"architecture": deep(n)})
+    deepest = largest(training, capacity_bytes)
     models = sorted(catalogue.values(), key=lambda m: m.parameters_count, reverse=True)
-    largest = next((m.name for m in models if fits(architecture=m)), None)
+    of_catalogue = next((m.name for m in models if fits(architecture=m)), None)
     enough = fits()
     return Fit(
         capacity_bytes=capacity_bytes,
@@ -182,8 +229,8 @@ def fit(training: Training, capacity_bytes: int, catalogue: dict[str, Architectu
         nearest=() if enough else nearest(training, capacity_bytes),
         largest_batch_count=most(_MOST, lambda n: {"batch_count": n}) or None,
         largest_sequence_count=64 * most(_MOST // 64, lambda n: {"sequence_count": 64 * n}) or None,
-        largest_model=largest,
-        largest_parameters_count=deep(layers).parameters_count if layers else None,
+        largest_model=of_catalogue,
+        largest_parameters_count=None if deepest is None else deepest.parameters_count,
     )
 
 
@@ -192,7 +239,7 @@ def _peak_bytes(training: Training, changes: dict[str, Any]) -> float:
     try:
         return memory(msgspec.structs.replace(training, **changes)).peak_bytes
     except UsageError:
-        return inf
+        return math.inf
 
 
 def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
@@ -247,7 +294,7 @@ def _kinds(training: Training) -> list[list[dict[str, Any]]]:
         {"tensor_parallel_count": n, "sequence_parallel": True}
         for n in (2, 4, 8)
         if n > training.tensor_parallel_count
-        and _peak_bytes(training, {"tensor_parallel_count": n}) < inf
+        and _peak_bytes(training, {"tensor_parallel_count": n}) < math.inf
     ]
     if training.architecture.experts is not None:
         sliced = [{"expert_parallel_count": n} for n in (8,) if n > training.expert_parallel_count]

@@ -3,25 +3,33 @@
 Optimizer offload after ZeRO-Offload (Ren et al., arXiv 2101.06840): gradients stream to the host
 during backward, Adam runs on the host, parameters return; 4 bytes per parameter cross the link.
 Step: t_fwd + max(t_bwd, 2Ψ/B_d2h) + t_adam + 2Ψ/B_h2d, with t_adam = 30 bytes per parameter ÷ the
-host's memory bandwidth.
+host's memory bandwidth. Memory, and the largest model, are those of `estimate memory`.
+
+Over a coherent link the device can update states where they are: it reads and writes 12 bytes per
+parameter through the link, and no gradient or weight is copied. Where device and host have one
+memory, offload moves nothing and frees nothing.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import msgspec
 
 from chopper.analyzers.estimates import Estimate, assumed
-from chopper.analyzers.estimates.formulas import deepspeed_zero2_bytes, deepspeed_zero3_bytes
+from chopper.analyzers.estimates.memory import largest, memory
 from chopper.analyzers.estimates.step import Step
-from chopper.analyzers.estimates.training import Training
+from chopper.analyzers.estimates.training import Offload as Moved
+from chopper.analyzers.estimates.training import Strategy, Training
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
 from chopper.quantities import between, positive
 
 ADAM_BYTES = 30
 """Read and written per parameter by one Adam step with a copy in 16 bits."""
+_REMOTE_BYTES = 12
+"""Of these, states in float32: read through a coherent link, and written."""
 _HIDDEN_RATIO = 0.05
 _STASH_LAYERS = 2
 _MOST_RANKS = 1024
@@ -34,6 +42,7 @@ class Machine(msgspec.Struct, kw_only=True, frozen=True):
     flop_per_s: float
     """Peak × efficiency."""
     memory_bytes: int
+    """That a process can have."""
     memory_bytes_per_s: float
     to_device_bytes_per_s: float
     to_host_bytes_per_s: float
@@ -42,6 +51,12 @@ class Machine(msgspec.Struct, kw_only=True, frozen=True):
     host_memory_bytes: int | None = None
     """Of the node, for all of its ranks; None: not known, and not a bound."""
     source: str
+    coherent: bool = False
+    """Device and host read each other's memory in place."""
+    shared: bool = False
+    """They have one memory."""
+    granule_bytes: int | None = None
+    """Least that an access to the other's memory moves."""
 
 
 class Variant(msgspec.Struct, kw_only=True, frozen=True):
@@ -56,14 +71,27 @@ class Variant(msgspec.Struct, kw_only=True, frozen=True):
     """Time that the device waits for the link."""
     link_bytes: int
     """Both directions, per step and rank."""
-    device_bytes: float
-    """States; activations are not in it."""
-    host_bytes: float
+    device_bytes: int
+    """Peak of a rank, as `estimate memory` counts it."""
+    host_bytes: int
     """Of the node."""
     fits: bool
     """The device, and the host where its memory is known."""
-    largest_parameters_count: int
-    """Whose states fit."""
+    largest_parameters_count: int | None
+    """Of the largest model, with layers of this one's shape; null: not one layer fits, or weights
+    are on a host whose memory is not known."""
+
+
+class Access(msgspec.Struct, kw_only=True, frozen=True):
+    """One way in which the device reads the host's memory without a copy."""
+
+    pattern: str
+    used_bytes: int
+    """Of each piece that is read."""
+    moved_bytes: int
+    """For it."""
+    useful_bytes_per_s: float
+    """At most: the link's rate times the share that is used."""
 
 
 class Activations(msgspec.Struct, kw_only=True, frozen=True):
@@ -90,7 +118,7 @@ class Activations(msgspec.Struct, kw_only=True, frozen=True):
 class Offload(Estimate, kw_only=True, frozen=True):
     """Time and memory of offloading, by variant."""
 
-    SCHEMA: ClassVar[str] = "chopper.estimate.offload/1"
+    SCHEMA: ClassVar[str] = "chopper.estimate.offload/2"
 
     model: str
     parameters_count: int
@@ -99,8 +127,11 @@ class Offload(Estimate, kw_only=True, frozen=True):
     ranks_count: int
     tokens_count: int
     machine: Machine
+    checkpoint: str
     variants: tuple[Variant, ...]
     activations: Activations
+    accesses: tuple[Access, ...]
+    """Unified memory by access pattern; none where what an access moves is not known."""
     tokens_to_hide_gradients: float
     """Per rank and step: from here on the stream of gradients hides behind backward."""
     tokens_for_small_overhead: float | None
@@ -126,6 +157,7 @@ def offload(
     batch_count: int = 1,
     sequence_count: int = 2048,
     ranks_count: int = 1,
+    checkpoint: Literal["none", "full"] = "full",
 ) -> Offload:
     """Return all variants for one model on one machine.
 
@@ -135,6 +167,7 @@ def offload(
         batch_count: sequences per rank.
         sequence_count: tokens of each.
         ranks_count: of one node, over which states are partitioned.
+        checkpoint: full runs each layer's forward again in backward.
 
     Raises:
         UsageError: anything not positive.
@@ -149,13 +182,22 @@ def offload(
         + 2 * part / machine.to_device_bytes_per_s
         - ADAM_BYTES * part / machine.memory_bytes_per_s
     )
-    per_token_s = 6 * active / machine.flop_per_s
-    variants = _variants(architecture, machine, ranks_count, forward_s)
+    backwards = 3 if checkpoint == "full" else 2
+    per_token_s = 2 * (1 + backwards) * active / machine.flop_per_s
+    training = Training(
+        architecture=_reaching(architecture, sequence_count),
+        batch_count=batch_count,
+        sequence_count=sequence_count,
+        ranks_count=ranks_count,
+        strategy="zero2",
+        checkpoint=checkpoint,
+    )
+    variants = _variants(training, machine, forward_s, backwards * forward_s)
     more = None
     if not any(v.fits for v in variants):
         doubled = (ranks_count * 2**power for power in range(1, 11))
         more = next(
-            (n for n in doubled if n <= _MOST_RANKS and _fits(architecture, machine, n)), None
+            (n for n in doubled if n <= _MOST_RANKS and _any_fits(training, machine, n)), None
         )
     return Offload(
         assumptions=assumed("offload"),
@@ -165,18 +207,23 @@ def offload(
         ranks_count=ranks_count,
         tokens_count=tokens,
         machine=machine,
+        checkpoint=checkpoint,
         variants=variants,
+        accesses=tuple(_accesses(machine)),
         fitting_ranks_count=more,
         activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
-        tokens_to_hide_gradients=count * machine.flop_per_s / (2 * active * down * ranks_count),
+        tokens_to_hide_gradients=count
+        * machine.flop_per_s
+        / (backwards * active * down * ranks_count),
         tokens_for_small_overhead=(
             overhead_s / (_HIDDEN_RATIO * per_token_s) if overhead_s > 0 else None
         ),
     )
 
 
-def _fits(architecture: Architecture, machine: Machine, ranks_count: int) -> bool:
-    return any(v.fits for v in _variants(architecture, machine, ranks_count, 0.0))
+def _any_fits(training: Training, machine: Machine, ranks_count: int) -> bool:
+    wider = msgspec.structs.replace(training, ranks_count=ranks_count)
+    return any(_room(way, wider, machine)[2] for way in _ways(machine))
 
 
 def _check(machine: Machine, batch_count: int, sequence_count: int, ranks_count: int) -> None:
@@ -198,62 +245,137 @@ def _check(machine: Machine, batch_count: int, sequence_count: int, ranks_count:
         raise UsageError(f"batch × sequence: {batch_count * sequence_count:.3g} is too large")
 
 
+class _Way(msgspec.Struct, frozen=True):
+    """A stage, and what of its states is on the host."""
+
+    name: str
+    strategy: Strategy
+    moved: tuple[Moved, ...] = ()
+    in_place: bool = False
+    """The device updates what is on the host through the link."""
+
+
+_WAYS = (
+    _Way("stage 2, all on the device", "zero2"),
+    _Way("stage 2, optimizer on the host", "zero2", ("optimizer",)),
+    _Way("stage 3, all on the device", "zero3"),
+    _Way("stage 3, optimizer on the host", "zero3", ("optimizer",)),
+    _Way("stage 3, optimizer and parameters on the host", "zero3", ("parameters",)),
+    _Way("stage 2, optimizer on the host, updated by the device", "zero2", ("optimizer",), True),
+)
+
+
+def _ways(machine: Machine) -> Iterator[_Way]:
+    """Yield those of a machine: within one memory there is nowhere to move states to."""
+    for way in _WAYS:
+        if not (machine.shared and way.moved) and (machine.coherent or not way.in_place):
+            yield way
+
+
+def _room(way: _Way, training: Training, machine: Machine) -> tuple[int, int, bool]:
+    """Return bytes of a rank's device and of the host, and whether there is room for them."""
+    found = memory(msgspec.structs.replace(training, strategy=way.strategy, offload=way.moved))
+    host_bytes = training.ranks_count * found.host_bytes
+    room = machine.host_memory_bytes
+    fits = found.peak_bytes <= machine.memory_bytes and (room is None or host_bytes <= room)
+    return found.peak_bytes, host_bytes, fits
+
+
 def _variants(
-    architecture: Architecture, machine: Machine, ranks_count: int, forward_s: float
+    training: Training, machine: Machine, forward_s: float, backward_s: float
 ) -> tuple[Variant, ...]:
     """Return ZeRO's stages 2 and 3, with more and more of the states on the host."""
-    count, largest, n = architecture.parameters_count, architecture.layer_count, ranks_count
-    part, backward_s = count / n, 2 * forward_s
-    down_s = 2 * part / machine.to_host_bytes_per_s
-    up_s = 2 * part / machine.to_device_bytes_per_s
-    device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
-    host_s = ADAM_BYTES * part / machine.host_bytes_per_s
-    # Forward, backward, update, return of weights; and bytes that cross the link.
-    stays = forward_s, backward_s, device_s, 0.0, 0
-    streamed = forward_s, max(backward_s, down_s), host_s, up_s, 4 * part
-    passes_s = max(forward_s, up_s), max(backward_s, up_s, down_s)
-    fetched = *passes_s, host_s, 0.0, 6 * part
-    on_device, optimizer_off, all_off = (
-        deepspeed_zero3_bytes(count, largest, n, offload=what)
-        for what in ("none", "optimizer", "parameters")
-    )
     variants = []
-    for name, times, sizes in (
-        ("stage 2, all on the device", stays, deepspeed_zero2_bytes(count, n, offload=False)),
-        ("stage 2, optimizer on the host", streamed, deepspeed_zero2_bytes(count, n, offload=True)),
-        ("stage 3, all on the device", stays, on_device),
-        ("stage 3, optimizer on the host", streamed, optimizer_off),
-        ("stage 3, optimizer and parameters on the host", fetched, all_off),
-    ):
-        forward, backward, update, returning, link_bytes = times
-        rooms = [(sizes[0], machine.memory_bytes)]
-        if machine.host_memory_bytes is not None and sizes[1]:
-            rooms.append((sizes[1], machine.host_memory_bytes))
+    for way in _ways(machine):
+        forward, backward, update, returning, link_bytes = _times(
+            way, training, machine, forward_s, backward_s
+        )
+        device_bytes, host_bytes, fits = _room(way, training, machine)
+        most = largest(
+            msgspec.structs.replace(training, strategy=way.strategy, offload=way.moved),
+            machine.memory_bytes,
+            machine.host_memory_bytes,
+        )
         variants.append(
             Variant(
-                name=name,
+                name=way.name,
                 step_s=forward + backward + update + returning,
                 forward_s=forward,
                 backward_s=backward,
                 optimizer_s=update,
                 exposed_transfer_s=(forward + backward) - (forward_s + backward_s) + returning,
                 link_bytes=int(link_bytes),
-                device_bytes=sizes[0],
-                host_bytes=sizes[1],
-                fits=all(size <= room for size, room in rooms),
-                largest_parameters_count=int(min(room / (size / count) for size, room in rooms)),
+                device_bytes=device_bytes,
+                host_bytes=host_bytes,
+                fits=fits,
+                largest_parameters_count=None if most is None else most.parameters_count,
             )
         )
     return tuple(variants)
 
 
+def _times(
+    way: _Way, training: Training, machine: Machine, forward_s: float, backward_s: float
+) -> tuple[float, float, float, float, float]:
+    """Return times of forward, backward, update, return of weights; bytes that cross the link."""
+    part = training.architecture.parameters_count / training.ranks_count
+    device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
+    if not way.moved:
+        return forward_s, backward_s, device_s, 0.0, 0
+    down_s = 2 * part / machine.to_host_bytes_per_s
+    up_s = 2 * part / machine.to_device_bytes_per_s
+    host_s = ADAM_BYTES * part / machine.host_bytes_per_s
+    if way.in_place:
+        slower = min(machine.to_host_bytes_per_s, machine.to_device_bytes_per_s)
+        # Both directions at once; the host's memory serves both.
+        through_s = max(_REMOTE_BYTES / slower, 2 * _REMOTE_BYTES / machine.host_bytes_per_s) * part
+        return forward_s, backward_s, max(device_s, through_s), 0.0, 2 * _REMOTE_BYTES * part
+    if "parameters" in way.moved:
+        return max(forward_s, up_s), max(backward_s, up_s, down_s), host_s, 0.0, 6 * part
+    return forward_s, max(backward_s, down_s), host_s, up_s, 4 * part
+
+
+def _accesses(machine: Machine) -> Iterator[Access]:
+    """Yield what reading pieces of the host's memory in place moves, from whole to single values.
+
+    An access moves what it asks for, in whole granules: lines where memory is coherent, else pages
+    that migrate on a fault. The time of a fault is not in it.
+    """
+    granule = machine.granule_bytes
+    if granule is None:
+        return
+    rate = machine.memory_bytes_per_s if machine.shared else machine.to_device_bytes_per_s
+    for pattern, used in (
+        ("in order", 2**21),
+        ("scattered pages", 4096),
+        ("scattered lines", 128),
+        ("scattered values", 4),
+    ):
+        moved = -(-used // granule) * granule
+        yield Access(
+            pattern=pattern,
+            used_bytes=used,
+            moved_bytes=moved,
+            useful_bytes_per_s=rate * used / moved,
+        )
+
+
+def _reaching(a: Architecture, sequence: int) -> Architecture:
+    """Return a model with positions for a sequence; its layers do not depend on how many."""
+    enough = sequence + a.positions_unused_count
+    if not 0 < a.positions_count < enough:
+        return a
+    return msgspec.structs.replace(a, positions_count=enough)
+
+
 def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
     """Return bytes that a layer keeps in 16 bits until its backward, mean over all layers."""
-    if a.positions_count:
-        # Bytes of a layer do not depend on how many there are.
-        enough = sequence + a.positions_unused_count
-        a = msgspec.structs.replace(a, positions_count=max(a.positions_count, enough))
-    of = Training(architecture=a, batch_count=batch, sequence_count=sequence, precision="bf16")
+    of = Training(
+        architecture=_reaching(a, sequence),
+        batch_count=batch,
+        sequence_count=sequence,
+        precision="bf16",
+    )
     step = Step(of)
     step.forward()
     return (step.ledger.now["activations"] - step.x_bytes) / a.layers_count
@@ -282,5 +404,5 @@ def _activations(
         synchronous_s=step_s + everything / down + everything / up,
         overlapped_s=overlapped,
         link_for_all_bytes_per_s=layer / layer_forward_s,
-        best="recompute" if recomputed < overlapped else "offload",
+        best="recompute" if machine.shared or recomputed < overlapped else "offload",
     )

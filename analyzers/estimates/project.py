@@ -27,7 +27,7 @@ from chopper.analyzers.estimates.scaling import (
 )
 from chopper.errors import InputError, UsageError
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.hardware.devices import DevicePeaks, Reach
+from chopper.hardware.devices import DevicePeaks, Reach, host_rates_of
 
 _MOST_FIXED_NS = 10_000.0
 """No kernel takes longer than this for being a kernel."""
@@ -451,22 +451,23 @@ def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
 
 def _carried(causes_ns: dict[str, int], here: Side | None, there: Side | None) -> dict[str, float]:
     """Return copies and exposed communication on the target; as recorded without known rates."""
-    link = pcie = 1.0
+    link, host = 1.0, [1.0, 1.0]
     if here is not None and there is not None:
         recorded, target = here.device, there.device
         links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
         if links[0] and links[1]:
             link = links[0] / links[1]
-        generations = recorded.pcie_generation.value, target.pcie_generation.value
-        if generations[0] and generations[1]:
-            # Each generation doubles the rate.
-            pcie = 2.0 ** (generations[0] - generations[1])
+        rates = host_rates_of(recorded), host_rates_of(target)
+        if rates[0] and rates[1]:
+            host = [
+                before / after for before, after in zip(rates[0][:2], rates[1][:2], strict=True)
+            ]
     found = {"copy": 0.0, "communication": 0.0}
     for cause, time_ns in causes_ns.items():
         kind = cause.split(".")[0]
         if kind == "copy":
-            between = cause in ("copy.host_to_device", "copy.device_to_host")
-            found[kind] += time_ns * (pcie if between else 1.0)
+            ways = ("copy.host_to_device", "copy.device_to_host")
+            found[kind] += time_ns * (host[ways.index(cause)] if cause in ways else 1.0)
         elif kind == "communication":
             found[kind] += time_ns * (link if "transfer" in cause else 1.0)
     return found

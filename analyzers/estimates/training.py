@@ -16,6 +16,7 @@ from chopper.quantities import one_of
 Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
 Checkpoint = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
+Precision = Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"]
 
 SHARDS_PARAMETERS = frozenset(("zero3", "fsdp1", "fsdp2"))
 SHARDS_GRADIENTS = SHARDS_PARAMETERS | {"zero2"}
@@ -50,7 +51,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         Option("Recomputation: none, selective (every other product kept) or full."),
     ] = "none"
     precision: Annotated[
-        Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"],
+        Precision,
         Option(
             "bf16, fp32, autocast, mixed, or mixed-fp32-grads.  [default: mixed; of a module bf16]"
         ),

@@ -18,7 +18,7 @@ import re
 import string
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,29 @@ class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
 
+class HostLink(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A link between a device and its host's memory.
+
+    Without coherence, an access of one side to the other's memory moves a page (or is a copy).
+    """
+
+    id: str
+    label: str
+    coherent: bool
+    """Each side reads and writes the other's memory in place, by the line."""
+    shared: bool = False
+    """Both have one memory: nothing has to move."""
+    bytes_per_s: Sourced
+    """Both directions, as quoted."""
+    to_device_bytes_per_s: Sourced
+    """Measured, as its way back."""
+    to_host_bytes_per_s: Sourced
+    granule_bytes: Sourced
+    """Least that an access moves."""
+
+
+USABLE_RATIO = 0.95
+"""Share of a device's nominal memory that a process can have."""
 _SWITCHED_FROM = 8
 """Boards of fewer devices have no switch between them (HGX with four)."""
 
@@ -69,6 +92,8 @@ class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     vendor: str
     names: tuple[str, ...]
     unit_kind: str
+    host_link: str | None = None
+    """Id of its link to the host; None: PCIe of its generation."""
     bridged_count: int = 0
     """Cards that a bridge joins at most; 0: there is none."""
     switched: bool = False
@@ -89,6 +114,12 @@ class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     link_bytes_per_s: Sourced
     pcie_generation: Sourced
     board_power_w: Sourced
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Memory that a process can have, None where it is not known."""
+        nominal = self.memory_bytes.value
+        return None if nominal is None else int(nominal * USABLE_RATIO)
 
     def least_group_count(self, devices_count: int) -> int | None:
         """Fewest ranks of a group among which each has all of its links.
@@ -134,14 +165,65 @@ class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
+    host_links: tuple[HostLink, ...]
     devices: tuple[DevicePeaks, ...]
 
 
 @cache
+def _table() -> _Table:
+    text = files("chopper").joinpath("data", "device_peaks.json").read_bytes()
+    return msgspec.json.decode(text, type=_Table)
+
+
 def known_devices() -> tuple[DevicePeaks, ...]:
     """All devices of the table."""
-    text = files("chopper").joinpath("data", "device_peaks.json").read_bytes()
-    return msgspec.json.decode(text, type=_Table).devices
+    return _table().devices
+
+
+def known_host_links() -> tuple[HostLink, ...]:
+    """All links between devices and hosts."""
+    return _table().host_links
+
+
+class HostRates(NamedTuple):
+    """Rates of a link between device and host, and where they come from."""
+
+    to_device_bytes_per_s: float
+    to_host_bytes_per_s: float
+    source: str
+
+
+def host_link_of(device: DevicePeaks) -> HostLink | None:
+    """Look up a device's link to its host; None when its PCIe generation is not known."""
+    wanted = device.host_link or f"pcie-{device.pcie_generation.value}"
+    return next((link for link in known_host_links() if link.id == wanted), None)
+
+
+def host_rates_of(device: DevicePeaks) -> HostRates | None:
+    """Return the rates of a device's link to its host; None where they are not known.
+
+    As measured; of PCIe, PCIe 5.0's scaled by the quoted rate; else half of what is quoted. Within
+    a shared memory a copy reads and writes it.
+    """
+    link = host_link_of(device)
+    if link is None:
+        return None
+    if link.shared:
+        rate = device.memory_bandwidth_bytes_per_s.value
+        return None if rate is None else HostRates(rate / 2, rate / 2, "one memory for both")
+    to_device, to_host = link.to_device_bytes_per_s.value, link.to_host_bytes_per_s.value
+    if to_device is not None and to_host is not None:
+        return HostRates(to_device, to_host, f"{link.label}, measured")
+    quoted = link.bytes_per_s.value
+    if quoted is None:
+        return None
+    if not link.id.startswith("pcie"):
+        return HostRates(quoted / 2, quoted / 2, f"{link.label}, as quoted")
+    (fifth,) = (other for other in known_host_links() if other.id == "pcie-5")
+    to_device, to_host = fifth.to_device_bytes_per_s.value, fifth.to_host_bytes_per_s.value
+    scale = quoted / (fifth.bytes_per_s.value or quoted)
+    source = f"measured on {fifth.label}, scaled to {link.label.removesuffix(' x16')}"
+    return HostRates(scale * (to_device or 0), scale * (to_host or 0), source)
 
 
 def lookup(

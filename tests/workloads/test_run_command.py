@@ -41,7 +41,7 @@ def test_listing_needs_no_torch():
     assert listed["schema"] == "chopper.workloads/1"
     assert [w["name"] for w in listed["workloads"]] == [*workloads()]
     size = next(o for o in listed["workloads"][0]["options"] if o["name"] == "--size")
-    assert size["choices"] == ["debug", "1b", "8b"]
+    assert size["choices"] == ["debug", "1b", "8b", "13b"]
     assert size["default"] == "debug"
 
 

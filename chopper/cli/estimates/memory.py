@@ -26,7 +26,6 @@ from chopper.models.configs import read_config
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.page import Column, Figure, Items, Page, Section, Table
 
-_USABLE_RATIO = 0.95
 _MOST_FRAGMENTATION_RATIO = 0.35
 """Published runs reserved 5 to 35 % more than was active."""
 _LONG = 40
@@ -99,9 +98,9 @@ def _usable_bytes(name: str) -> int:
     from chopper.hardware.devices import named
 
     device = named(name)
-    if device.memory_bytes.value is None:
+    if device.usable_bytes is None:
         raise UsageError(f"--device {name}: memory of {device.label} is not known; use --capacity")
-    return int(device.memory_bytes.value * _USABLE_RATIO)
+    return device.usable_bytes
 
 
 def _captured(module: str, options: Options) -> Memory:

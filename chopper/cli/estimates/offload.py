@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from chopper import wording as fmt
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.offload import Machine, Offload, offload
 from chopper.cli import _options
 from chopper.errors import UsageError
+from chopper.hardware.devices import HostRates, host_link_of, host_rates_of
 from chopper.hardware.devices import named as device_named
 from chopper.models.architectures import named
 from chopper.models.configs import read_config
 from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.page import Column, Figure, Page, Section
-
-# Host to device and back of PCIe 5.0 x16, measured; each generation before has half.
-PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -29,6 +27,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     \b
     Examples:
       chopper estimate offload llama2-13b --device v100-sxm2-32gb --batch 8
+      chopper estimate offload llama3-8b --device gh200-96gb --host-memory 480GB
       chopper estimate offload llama3-8b --link 50GB/s --sequence 8192 --json
     """
 
@@ -41,8 +40,11 @@ class Options(_options.Options, kw_only=True, frozen=True):
     batch_count: Annotated[int, Option("Sequences per rank.")] = 1
     sequence_count: Annotated[int, Option("Tokens per sequence.")] = 2048
     ranks_count: Annotated[int, Option("Ranks of the node.")] = 1
+    checkpoint: Annotated[
+        Literal["none", "full"], Option("Recomputation: none, or full (each layer again).")
+    ] = "full"
     link_bytes_per_s: Annotated[
-        float | None, Option("To the device and back.  [default: by PCIe generation]")
+        float | None, Option("To the device and back.  [default: the device's]")
     ] = None
     host_bandwidth_bytes_per_s: Annotated[
         float, Option("DRAM bandwidth of the node, shared by its ranks.")
@@ -62,6 +64,7 @@ def estimate(options: Options) -> Offload:
         batch_count=options.batch_count,
         sequence_count=options.sequence_count,
         ranks_count=options.ranks_count,
+        checkpoint=options.checkpoint,
     )
 
 
@@ -80,38 +83,35 @@ def _machine(options: Options) -> Machine:
         raise UsageError(
             f"--device {options.device}: {device.label} has no known {missing[0]}; choose another"
         )
-    to_device, to_host = PCIE5_BYTES_PER_S
-    generation = device.pcie_generation.value
+    link, rates = host_link_of(device), host_rates_of(device)
     if options.link_bytes_per_s is not None:
-        to_device = to_host = options.link_bytes_per_s
-        source = "specified link"
-    elif generation is None:
+        link, rate = None, options.link_bytes_per_s
+        rates = HostRates(rate, rate, "specified link")
+    if rates is None:
         raise UsageError(
-            f"--device {options.device}: PCIe of {device.label} is not known; give --link"
+            f"--device {options.device}: the link of {device.label} to its host is not known; "
+            "give --link"
         )
-    else:
-        scale = 2.0 ** (int(generation) - 5)
-        to_device, to_host = to_device * scale, to_host * scale
-        source = "measured on PCIe 5.0 x16"
-        if scale != 1:
-            source += f", scaled to PCIe {generation}"
     return Machine(
         device=device.label,
         flop_per_s=float(peak or 0) * options.efficiency_ratio,
-        memory_bytes=int(device.memory_bytes.value or 0),
+        memory_bytes=device.usable_bytes or 0,
         memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s.value or 0),
-        to_device_bytes_per_s=to_device,
-        to_host_bytes_per_s=to_host,
+        to_device_bytes_per_s=rates.to_device_bytes_per_s,
+        to_host_bytes_per_s=rates.to_host_bytes_per_s,
         host_bytes_per_s=options.host_bandwidth_bytes_per_s / options.ranks_count,
         host_memory_bytes=options.host_memory_bytes,
-        source=source,
+        source=rates.source,
+        coherent=link is not None and link.coherent,
+        shared=link is not None and link.shared,
+        granule_bytes=None if link is None else int(link.granule_bytes.value or 0) or None,
     )
 
 
 def page(result: Offload) -> Page:
     """Return variants of optimizer offload, and offload of activations."""
     fits = [v for v in result.variants if v.fits]
-    headline = f"No configuration fits the states of {result.model} on {result.machine.device}."
+    headline = f"No configuration of {result.model} fits {result.machine.device}."
     if fits:
         best = min(fits, key=lambda v: v.step_s)
         name = best.name.replace("optimizer and parameters", "all states")
@@ -124,12 +124,21 @@ def page(result: Offload) -> Page:
         title="Offload to the host",
         headline=headline,
         limit=_limit(result),
-        assumes=f"products at {fmt.flops(result.machine.flop_per_s)}, the link at "
-        f"{fmt.rate(result.machine.to_device_bytes_per_s)}; no activations",
+        assumes=f"products at {fmt.flops(result.machine.flop_per_s)}, "
+        + (
+            "one memory for both"
+            if result.machine.shared
+            else f"the link at {fmt.rate(result.machine.to_device_bytes_per_s)}"
+        )
+        + f"; checkpointing {result.checkpoint}",
         remedy=_remedy(result),
         facts=_facts(result),
         figures=(_figure(result),),
-        sections=(_variants(result), _activations(result)),
+        sections=(
+            _variants(result),
+            *_accesses(result),
+            *(() if result.machine.shared else (_activations(result),)),
+        ),
     )
 
 
@@ -144,7 +153,7 @@ def _limit(result: Offload) -> str:
             memory = "host", least.host_bytes, machine.host_memory_bytes
         what, needed_bytes, room_bytes = memory
         return (
-            f"the {what}'s memory: {fmt.bytes_(room_bytes)}, of states at least "
+            f"the {what}'s memory: {fmt.bytes_(room_bytes)}, needed at least "
             f"{fmt.bytes_(needed_bytes)}"
         )
     best = min(fits, key=lambda v: v.step_s)
@@ -170,6 +179,8 @@ def _remedy(result: Offload) -> str:
             ways.append(f"--host-memory {math.ceil(least / 2**power)}{unit}")
         return " or ".join(ways) or "a device with more memory, or a smaller model"
     best = result.activations.best
+    if result.machine.shared:
+        return f"for activations, {best}"
     return (
         f"for activations, {best}; {fmt.count(result.tokens_to_hide_gradients)} tokens a step hide "
         "the gradients"
@@ -188,6 +199,9 @@ def _facts(result: Offload) -> Iterator[str]:
     host = "unlimited"
     if machine.host_memory_bytes is not None:
         host = f"{fmt.bytes_(machine.host_memory_bytes)} in all"
+    if machine.shared:
+        yield "processor and device have one memory: offload moves nothing and frees nothing"
+        return
     yield (
         f"link {fmt.rate(machine.to_device_bytes_per_s)} to the device, "
         f"{fmt.rate(machine.to_host_bytes_per_s)} back: {machine.source}; host memory "
@@ -203,7 +217,6 @@ def _facts(result: Offload) -> Iterator[str]:
 
 
 def _variants(result: Offload) -> Section:
-    device_only = result.machine.host_memory_bytes is None
     return listing(
         "States on the device and on the host",
         result.variants,
@@ -215,10 +228,34 @@ def _variants(result: Offload) -> Section:
             "device": "device_bytes",
             "host": "host_bytes",
             "fits": lambda v: "yes" if v.fits else "no",
-            "at most": lambda v: f"{v.largest_parameters_count / 1e9:.3g} B",
+            "at most": lambda v: (
+                fmt.UNKNOWN
+                if v.largest_parameters_count is None
+                else f"{v.largest_parameters_count / 1e9:.3g} B"
+            ),
         },
-        note="device: states of one rank; host: of the node; at most: parameters whose states fit"
-        + (" the device" if device_only else ""),
+        note="device: peak of one rank; host: of the node; at most: the largest model, layers of "
+        "this shape as many as fit (–: none, or the host's memory is not specified)",
+    )
+
+
+def _accesses(result: Offload) -> Iterator[Section]:
+    machine = result.machine
+    if not result.accesses:
+        return
+    how = "in place, by the line" if machine.coherent else "by pages that migrate on a fault"
+    yield listing(
+        "Unified memory: what the device reads of the host's, without a copy",
+        result.accesses,
+        {
+            "access": "pattern",
+            "used": "used_bytes",
+            "moved": "moved_bytes",
+            "useful, at most": lambda a: fmt.rate(a.useful_bytes_per_s),
+        },
+        note=f"read {how}; "
+        + ("" if machine.coherent else "what migrated is then the device's, if there is room; ")
+        + "bandwidth alone: the time of a fault or of a miss is not in it",
     )
 
 

@@ -23,12 +23,15 @@ from chopper.analyzers.detectors import (
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.views.stragglers import Worst
+from chopper.collectors.snapshot import tables_of
 from chopper.errors import UsageError
 from chopper.reports import actions as report
 from chopper.reports.page import Paragraph
+from chopper.storage.streams import write_table
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Clock, Dose, Plan
 from chopper.validation.model.writer import write
+from tests.analyzers.views.test_allocator_replay import UNSTEADY_US, sharded
 from tests.kineto_writer import Trace
 
 MS = 1_000_000
@@ -73,6 +76,25 @@ def test_an_action_gives_back_what_the_same_job_without_its_pattern_takes_less(
     assert first.saved_ratio == pytest.approx(first.saved_ns / times[0])
     assert first.ci95_ns is not None
     assert first.ci95_ns[0] < first.saved_ns < first.ci95_ns[1]
+
+
+@pytest.mark.parametrize("unsteady", [True, False])
+def test_advice_on_power_caps_names_the_allocators_replay_where_it_applies(
+    tmp_path: Path, unsteady: bool
+) -> None:
+    """Delays of 5 to 75 µs decide which block serves a request; equal ones decide nothing."""
+    write(simulate(Plan(clocks=(Clock(0.7, POWER_CAP),))), tmp_path)
+    snapshot = sharded(UNSTEADY_US if unsteady else (5,)).snapshot()
+    for name, table in tables_of(snapshot, "here").items():
+        write_table(tmp_path / "rank-00000", name, table.to_pydict())
+    run = chopper.attribute(tmp_path)
+    first = found(run)[0]
+    # Two gathers of 30 MiB at a time and a segment of 20: worked out beside the replay's tests.
+    said = "12 frees of rank 0 waited for another stream"
+    fixed = "as in FSDP2 (fully_shard), it always peaks at 80.0 MiB"
+    assert (said in first.evidence["how"]) == (fixed in first.evidence["how"]) == unsteady
+    notes = chopper.whatif(run, clock="reference").notes
+    assert any(said in note for note in notes) == unsteady
 
 
 @pytest.mark.parametrize(

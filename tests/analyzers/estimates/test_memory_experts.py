@@ -252,7 +252,7 @@ def test_the_step_computes_with_active_parameters_and_moves_all() -> None:
         host_bytes_per_s=200e9,
         source="test",
     )
-    found = offload(CATALOGUE["mixtral-8x7b"], machine, sequence_count=1000)
+    found = offload(CATALOGUE["mixtral-8x7b"], machine, sequence_count=1000, checkpoint="none")
     assert found.variants[0].forward_s == pytest.approx(2 * 12_879_925_248 * 1000 / 1e15)
     assert found.variants[1].link_bytes == 4 * 46_702_792_704
     # 4 Ψ_active t ÷ F = 2 Ψ ÷ B: fewer FLOP to hide behind, so more tokens.

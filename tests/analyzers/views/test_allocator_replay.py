@@ -184,11 +184,11 @@ def sharded(delays_us: tuple[int, ...]) -> Recorder:
     return recorder
 
 
-_UNSTEADY_US = (5, 35, 5, 5, 5, 75)
+UNSTEADY_US = (5, 35, 5, 5, 5, 75)
 
 
 def test_drawn_frees_vary_and_deferred_ones_do_not() -> None:
-    found = history(sharded(_UNSTEADY_US).snapshot())
+    found = history(sharded(UNSTEADY_US).snapshot())
     assert len(found.delays_ns) == 12
     draws = [found.drawn_delays(np.random.default_rng(seed)) for seed in range(20)]
     peaks = {Replay(found, delays_ns=drawn).run().peak_reserved_bytes for drawn in draws}
@@ -217,7 +217,7 @@ def rows_of(folder: Path, snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_view_shows_all_three(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, sharded(_UNSTEADY_US).snapshot())
+    rows = rows_of(tmp_path, sharded(UNSTEADY_US).snapshot())
     assert [r["frees"] for r in rows] == ["as recorded", "drawn", "deferred"]
     recorded, drawn, deferred = rows
     assert (recorded["error_ratio"], recorded["same_address_ratio"]) == (0, 1)
