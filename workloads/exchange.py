@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from chopper.hardware.measure import gather_into, scatter_sum
-
-if TYPE_CHECKING:
-    from chopper.workloads.swizzle import Order as Swizzle
+from chopper.workloads.swizzle import KERNELS
+from chopper.workloads.swizzle import Order as Swizzle
 
 Operation = Callable[[], Tensor]
 Order = list[tuple[int, int | None]]
@@ -370,8 +369,6 @@ class Experts:
 
 
 Problem = GatherMatmul | MatmulScatter
-FUSED: dict[str, Swizzle] = {"triton": "ring", "triton-mesh": "mesh", "triton-unswizzled": "rows"}
-"""Variant of one kernel → order of what it sends and of its tiles."""
 
 
 def operation(problem: Problem | Experts, variant: str) -> Operation | None:
@@ -383,8 +380,8 @@ def operation(problem: Problem | Experts, variant: str) -> Operation | None:
         if variant == "triton":
             return problem.fused()
         return problem.library if variant == "library" else None
-    if variant in FUSED:
-        return problem.fused(FUSED[variant])
+    if variant in KERNELS:
+        return problem.fused(KERNELS[variant])
     operations: dict[str, Operation] = {
         "library": problem.library,
         "sequential": problem.sequential,

@@ -45,6 +45,7 @@ from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
 from chopper.experiments.results import Exhibit, Experiment, Headline
 from chopper.workloads import link
+from chopper.workloads.swizzle import FABRICS, KERNELS, ORDERS, load
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,6 @@ WARMUP = 2
 TRACED = 5
 CHECKED = 3
 """Steps of a kernel that is checked alone: the third writes where the first was read."""
-_FUSED = ("triton", "triton-mesh", "triton-unswizzled")
 _FABRIC_RANKS = 8
 """As many as a host has GPUs, where fewer ran."""
 
@@ -141,14 +141,14 @@ def _absent(ranks: int, device: str) -> dict[str, str]:
         why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
         absent |= {"library": why, "symmetric": why}
     elif device == "cuda":
-        absent |= dict.fromkeys(("symmetric", *_FUSED), _no_peer_access(ranks))
+        absent |= dict.fromkeys(("symmetric", *KERNELS), _no_peer_access(ranks))
     if ranks <= 2:
         absent["triton-mesh"] = "with one peer it is the order of triton"
     if importlib.util.find_spec("triton") is None:
-        absent |= dict.fromkeys(_FUSED, "needs triton, which is not installed: pip install triton")
+        absent |= dict.fromkeys(KERNELS, "needs triton, which is not installed: pip install triton")
     elif device == "cpu" and sys.platform != "linux":
         why = f"on CPUs ranks share memory by Linux's memfd, this is {sys.platform}"
-        absent |= dict.fromkeys(_FUSED, why)
+        absent |= dict.fromkeys(KERNELS, why)
     return {variant: why for variant, why in absent.items() if why is not None}
 
 
@@ -188,7 +188,6 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     import torch.distributed as dist
 
     from chopper.workloads.exchange import (
-        FUSED,
         Experts,
         GatherMatmul,
         MatmulScatter,
@@ -198,7 +197,7 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
         require_exact,
     )
 
-    interpreted = device.type == "cpu" and args.variant in FUSED
+    interpreted = device.type == "cpu" and args.variant in KERNELS
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     problems: dict[str, Problem | Experts] = {
@@ -334,7 +333,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 def _interpreted(experiment: Experiment, variant: str, operation: str) -> str:
     checked = experiment.value("relative_error", variant, operation=operation) is not None
-    if experiment.plan.device != "cpu" or variant not in _FUSED or not checked:
+    if experiment.plan.device != "cpu" or variant not in KERNELS or not checked:
         return ""
     return (
         "withheld: on CPUs the kernel runs in Triton's interpreter, whose time says nothing of a "
@@ -363,8 +362,6 @@ def _configuration(experiment: Experiment, variant: str, operation: str) -> str 
 
 def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
     """Load that each order puts on a switch and on a full mesh: a count and a model."""
-    from chopper.workloads.swizzle import FABRICS, ORDERS, load
-
     ranks, chunks = experiment.plan.ranks, experiment.plan.options["chunks"]
     if ranks <= 2:
         ranks = _FABRIC_RANKS

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import chopper
-from chopper.workloads.exchange import FUSED, overlap_measures, require_exact
-from chopper.workloads.swizzle import Order, turns
+from chopper.workloads.exchange import overlap_measures, require_exact
+from chopper.workloads.swizzle import KERNELS, Order, turns
 from chopper.workloads.symmetric import team
 
 WARMUP = 3
@@ -134,7 +134,7 @@ class Pull:
             "chunked": lambda: self.chunked(swizzle=True),
             "unswizzled": lambda: self.chunked(swizzle=False),
         }
-        return self.fused(FUSED[variant]) if variant in FUSED else operations[variant]
+        return self.fused(KERNELS[variant]) if variant in KERNELS else operations[variant]
 
     def error(self, run: Callable[[], Tensor]) -> float:
         """‖out − ref‖ / ‖ref‖ against float64, on fresh numbers."""

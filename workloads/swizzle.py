@@ -14,16 +14,18 @@ round must use all of them. Free of torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-import numpy as np
-
-from chopper.analyzers.estimates.flows import fair_rates
+if TYPE_CHECKING:
+    import numpy as np
 
 Order = Literal["rows", "ring", "mesh"]
 Fabric = Literal["switch", "mesh"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 FABRICS: tuple[Fabric, ...] = get_args(Fabric)
+
+KERNELS: dict[str, Order] = {"triton": "ring", "triton-mesh": "mesh", "triton-unswizzled": "rows"}
+"""Variant of `workloads.overlap` that is one kernel → order of what it sends and of its tiles."""
 
 Piece = tuple[int, int]
 """(rank that it goes to or comes from, which of its pieces)."""
@@ -59,6 +61,8 @@ def visits(order: Order, rank: int, ranks: int, tiles: int, *, own_first: bool) 
 
 def rounds(order: Order, ranks: int, pieces: int, lanes: int) -> Iterator[np.ndarray]:
     """Count the pieces of each round, [sender, receiver]; each rank moves ``lanes`` at a time."""
+    import numpy as np
+
     sent = [turns(order, rank, ranks, pieces) for rank in range(ranks)]
     for first in range(0, len(sent[0]), lanes):
         counts = np.zeros((ranks, ranks), dtype=np.int64)
@@ -82,16 +86,22 @@ def load(order: Order, fabric: Fabric, ranks: int, pieces: int, lanes: int) -> L
     The model moves pieces of one size at max-min fair rates, each rank's ``lanes`` taking turns as
     `workloads.tiles` does; it knows no latency, and no product between the pieces.
     """
-    busiest = []
+    most = even = 0
     for counts in rounds(order, ranks, pieces, lanes):
-        sent = counts.sum(1).max()
-        most = max(counts.sum(0).max(), sent) if fabric == "switch" else counts.max() * (ranks - 1)
-        busiest.append((most, sent))
-    most, even = np.sum(busiest, axis=0)
-    return Load(float(most / even), _finish(order, fabric, ranks, pieces, lanes))
+        sent = int(counts.sum(1).max())
+        if fabric == "switch":
+            most += max(sent, int(counts.sum(0).max()))
+        else:
+            most += int(counts.max()) * (ranks - 1)
+        even += sent
+    return Load(most / even, _finish(order, fabric, ranks, pieces, lanes))
 
 
 def _finish(order: Order, fabric: Fabric, ranks: int, pieces: int, lanes: int) -> float:
+    import numpy as np
+
+    from chopper.analyzers.estimates.flows import fair_rates
+
     queues = [
         [(rank, peer) for peer, _ in turns(order, rank, ranks, pieces)[lane::lanes]]
         for rank in range(ranks)
