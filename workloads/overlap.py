@@ -316,7 +316,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 claim = "low-latency kernels against the library's all-to-all of counts and rows"
             claim = f"{operation.replace('_', ' ')}: {claim}"
             faster = experiment.ratio("time_ns", against, variant, operation=operation)
-            configuration = _configuration(experiment, variant, operation)
+            configuration = faster and _configuration(experiment, variant, operation)
             if faster is None or configuration is None:
                 why = _interpreted(experiment, variant, operation)
                 why = why or experiment.why("time_ns", against, variant, operation=operation)

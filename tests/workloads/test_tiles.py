@@ -36,6 +36,12 @@ def test_tokens_reach_their_experts_and_return(ranks, of, crowded):
     assert found == [[True] * 3] * of
 
 
+def test_the_workload_runs_them_as_variants(ranks):
+    for errors in ranks.run(CASES, "as_variants", 2):
+        assert len(errors) == 9
+        assert max(errors) < 1e-6
+
+
 @pytest.mark.parametrize("order", ["ring", "mesh"])
 def test_tiles_begin_with_rows_that_are_here_and_wait_for_those_that_are_brought(ranks, order):
     (ready,) = ranks.run(CASES, "brought", 1, order=order, shards=3, rows=20, k=12, n=9, chunk=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chopper.workloads import tiles
+from chopper.workloads.exchange import Experts, GatherMatmul, MatmulScatter, operation
 from chopper.workloads.swizzle import Order, turns
 from chopper.workloads.symmetric import SymmetricMemory, team
 from tests.waiting import until
@@ -123,6 +125,14 @@ def last_is_late(operation: str, *, waits: bool, **arguments: object) -> bool:
     if not last and not waits:
         dist.barrier()
     return right
+
+
+def as_variants() -> list[float]:
+    """Run the kernels as the workload does; return the errors of three steps of each."""
+    args = argparse.Namespace(m=24, k=20, n=12, chunks=3, tokens=5, dtype="float32")
+    problems = [kind(args, torch.device("cpu")) for kind in (Experts, GatherMatmul, MatmulScatter)]
+    runs = [(problem, operation(problem, "triton")) for problem in problems]
+    return [problem.error(run) for problem, run in runs for _ in range(3) if run is not None]
 
 
 def arrivals(order: Order, pieces: int, lanes: int) -> list[list[int]]:
