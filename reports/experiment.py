@@ -271,16 +271,18 @@ def _method(experiment: Experiment) -> Section:
 def _causes(experiment: Experiment) -> list[Table]:
     """Show the causes of each variant's step; those that are small in all are left out."""
     rows, variants = experiment.causes, experiment.variants
-    whole = {v: sum(r.estimate.value for r in rows if r.variant == v) for v in variants}
+    whole = {r.variant: 0.0 for r in rows}  # in others nothing was traced
+    for row in rows:
+        whole[row.variant] += row.estimate.value
     large = dict.fromkeys(
         r.measure for r in rows if r.estimate.value >= _LEAST_SHARE * whole[r.variant]
     )
     if not large:
         return []
     at = {(row.variant, row.measure): row for row in rows}
-    rest = {v: sum(r.estimate.value for r in rows if r.variant == v) for v in variants}
+    rest = dict(whole)
     for cause in large:
-        for v in variants:
+        for v in rest:
             rest[v] -= at[v, cause].estimate.value if (v, cause) in at else 0
     return [
         Table(
@@ -291,8 +293,10 @@ def _causes(experiment: Experiment) -> list[Table]:
                     (full_label(c), *(_cell(at.get((v, c)), "_ns") for v in variants))
                     for c in large
                 ),
-                ("All others", *(fmt.duration(rest[v]) for v in variants)),
-                ("Step", *(fmt.duration(whole[v]) for v in variants)),
+                *(
+                    (what, *(fmt.duration(of[v]) if v in of else fmt.UNKNOWN for v in variants))
+                    for what, of in (("All others", rest), ("Step", whole))
+                ),
             ],
             totals=1,
             note="Means per rank over the traced steps.",

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from chopper.hardware.measure import gather_into, scatter_sum
+from chopper.workloads.swizzle import KERNELS
+from chopper.workloads.swizzle import Order as Swizzle
 
 Operation = Callable[[], Tensor]
 Order = list[tuple[int, int | None]]
@@ -174,6 +176,13 @@ class GatherMatmul(Exchange):
         )
         return cast(Tensor, y)
 
+    def fused(self, order: Swizzle) -> Operation:
+        """One kernel: tiles of the product wait for the chunks that its other programs send."""
+        from chopper.workloads.tiles import GatherProduct
+
+        whole = GatherProduct(order, self.shard, rows_per_chunk=self.step)
+        return lambda: whole(self.shard, self.w, self.y)
+
     def compute(self) -> Tensor:
         """The product alone."""
         return torch.mm(self.x, self.w, out=self.y)
@@ -257,6 +266,13 @@ class MatmulScatter(Exchange):
         y = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.x, self.w, "sum", 0, group_name())
         return cast(Tensor, y)
 
+    def fused(self, order: Swizzle) -> Operation:
+        """One kernel: each tile is stored in the memory of its owner, which adds what comes."""
+        from chopper.workloads.tiles import ProductScatter
+
+        whole = ProductScatter(order, self.y)
+        return lambda: whole(self.x, self.w, self.y)
+
     def _sum(self) -> Tensor:
         self.y.copy_(self.part(self.partial, self.rank))
         for _, source in self.others():
@@ -282,11 +298,90 @@ class MatmulScatter(Exchange):
         return float((run().double() - mine).norm() / mine.norm())
 
 
+class Experts:
+    """Rows of each rank to the experts that were chosen for them, and back, added by weight.
+
+    An expert multiplies by a number of its own: what is measured is the exchange.
+    """
+
+    TOP = 4
+    PER_RANK = 8
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self.ranks, self.dtype = dist.get_world_size(), getattr(torch, args.dtype)
+        self.count = self.PER_RANK * self.ranks
+        self.rows = torch.empty(args.tokens, args.k, dtype=self.dtype, device=device)
+        self.scales = torch.linspace(0.5, 1.5, self.count, device=device)
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw new rows, and experts for them."""
+        device = self.rows.device
+        self.rows.copy_(torch.randn(self.rows.shape, device=device))
+        scores = torch.rand(len(self.rows), self.count, device=device)
+        self.weights, chosen = scores.topk(self.TOP)
+        self.chosen = chosen.to(torch.int32)
+
+    def applied(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return what the experts make of rows; beyond those that came, there is no expert."""
+        return rows * self.scales[experts.clamp(0, self.count - 1)].to(self.dtype)[..., None]
+
+    def library(self) -> Tensor:
+        """Exchange counts, then rows, by all-to-all; the host must know the counts between."""
+        to = (self.chosen // self.PER_RANK).flatten()
+        pairs = to.argsort(stable=True)
+        sent = (to == torch.arange(self.ranks, device=to.device)[:, None]).sum(1)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        sizes = (received.tolist(), sent.tolist())
+        experts = self.chosen.new_empty(sum(sizes[0]))
+        dist.all_to_all_single(experts, self.chosen.flatten()[pairs], *sizes)
+        rows = self.rows.new_empty(len(experts), self.rows.shape[1])
+        dist.all_to_all_single(rows, self.rows[pairs // self.TOP], *sizes)
+        back = torch.empty_like(self.rows[pairs // self.TOP])
+        dist.all_to_all_single(back, self.applied(rows, experts), *reversed(sizes))
+        results = torch.empty_like(back)
+        results[pairs] = back
+        results = results.view(len(self.rows), self.TOP, -1)
+        return (self.weights[..., None] * results).sum(1).to(self.dtype)
+
+    def fused(self) -> Operation:
+        """Two kernels on symmetric memory, for which the host waits only at their end."""
+        from chopper.workloads.tiles import ExpertExchange
+
+        tokens, width = self.rows.shape
+        exchange = ExpertExchange(
+            self.count, tokens=tokens, top=self.TOP, width=width, like=self.rows
+        )
+
+        def run() -> Tensor:
+            there = exchange.dispatch(self.rows, self.chosen)
+            return exchange.combine(self.applied(there.rows, there.experts), self.weights)
+
+        return run
+
+    def error(self, run: Operation) -> float:
+        """Against float64 on fresh rows and experts."""
+        self.draw()
+        scales = self.scales.double()[self.chosen.long()]
+        expected = (self.weights * scales).sum(1)[:, None] * self.rows.double()
+        return float((run().double() - expected).norm() / expected.norm())
+
+
 Problem = GatherMatmul | MatmulScatter
 
 
-def operation(problem: Problem, variant: str) -> Operation:
-    """The variant as a call that runs it once and returns this rank's result."""
+def operation(problem: Problem | Experts, variant: str) -> Operation | None:
+    """The variant as a call that runs it once and returns this rank's result.
+
+    Experts know the library and kernels, in one order.
+    """
+    if isinstance(problem, Experts):
+        if variant == "triton":
+            return problem.fused()
+        return problem.library if variant == "library" else None
+    if variant in KERNELS:
+        return problem.fused(KERNELS[variant])
     operations: dict[str, Operation] = {
         "library": problem.library,
         "sequential": problem.sequential,

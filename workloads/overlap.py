@@ -15,7 +15,11 @@ summed into the rank that owns the rows. Both exchange directly, rank to rank, i
                  it has (or sends first what others wait for): the swizzle of Triton-distributed
     unswizzled   the same, in row order, which is the same order on every rank
     symmetric    torch's fused operators on symmetric memory (several GPUs that reach each other)
-    triton       one kernel whose tiles wait for the flag of the chunk they need (one GPU)
+    triton       one kernel whose tiles wait for what other ranks send, on symmetric memory; so do
+                 rows for the experts of other ranks. On one GPU the copy engine sends. On CPUs the
+                 kernels run in Triton's interpreter: checked, not timed
+
+`triton-mesh` and `triton-unswizzled` send and compute in other orders (`workloads.swizzle`).
 
 Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no
 order takes less than the larger of the two and the first chunk. What is beyond that against a
@@ -27,6 +31,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -37,8 +43,9 @@ from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
-from chopper.experiments.results import Experiment, Headline
+from chopper.experiments.results import Exhibit, Experiment, Headline
 from chopper.workloads import link
+from chopper.workloads.swizzle import FABRICS, KERNELS, ORDERS, load
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +59,7 @@ WORKLOAD = Workload(
         Option("k", "inner dimension", 2048, positive),
         Option("n", "columns", 1024, positive),
         Option("chunks", "chunks into which each rank's rows are split", 8, positive),
+        Option("tokens", "rows that each rank sends to experts", 64, positive),
         Option(
             "rate",
             "of the link between two ranks on the CPU; none: the loopback",
@@ -71,13 +79,14 @@ WORKLOAD = Workload(
         Variant("chunked", "chunk by chunk, local and earliest chunks first"),
         Variant("unswizzled", "chunk by chunk, in the order of the rows"),
         Variant("symmetric", "torch's fused operators on symmetric memory", needs_gpu=True),
-        Variant("triton", "one kernel that waits for flags", needs_gpu=True),
-        Variant("triton-unswizzled", "the same, in row order", needs_gpu=True),
+        Variant("triton", "one kernel that waits for what is sent, the nearest rank's first"),
+        Variant("triton-mesh", "the same, a chunk of every rank in turn"),
+        Variant("triton-unswizzled", "the same, in row order"),
     ),
     baseline="sequential",
     measures=True,
     repeats=3,
-    seconds=110,
+    seconds=150,
     position=5,
     bounds=(
         Bound(
@@ -93,10 +102,14 @@ SHARDS = 4
 """With one rank: as if so many held the rows, of which this one's are the last."""
 WARMUP = 2
 TRACED = 5
+CHECKED = 3
+"""Steps of a kernel that is checked alone: the third writes where the first was read."""
+_FABRIC_RANKS = 8
+"""As many as a host has GPUs, where fewer ran."""
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
-    """Three matrices, twice: in the data type of the computation, and in float64 to check them."""
+    """Matrices as they are computed with, in float64 to check them, and where they are sent."""
     if ranks == 1 and device == "cpu":
         raise UsageError("--ranks 1: one rank has no peer to exchange with, except on a GPU")
     of = f"{ranks} ranks" if ranks > 1 else f"{SHARDS} shards"
@@ -105,7 +118,6 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     if args.k % ranks:
         raise UsageError(f"--k {args.k}: does not divide among {ranks} ranks")
     notes = []
-    absent = _absent(ranks) if device == "cuda" else {}
     if device == "cpu" and args.rate != "none":
         reason = link.unavailable() if ranks == 2 else "it joins exactly two ranks"
         if reason is not None:
@@ -114,34 +126,42 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
                 "that the product needs, little can be hidden"
             )
     elements = args.m * args.k + args.k * args.n + 2 * args.m * args.n
+    elements += (
+        4 * ranks * args.tokens * args.k
+    )  # a row to 4 experts, all of which one rank may have
     return Needs(
-        memory_bytes=elements * (8 + 8),
+        memory_bytes=elements * (8 + 8 + 8),
         what=f"--m {args.m} --k {args.k} --n {args.n}",
         remedy="choose smaller matrices",
         notes=tuple(notes),
-        absent=absent,
+        absent=_absent(ranks, device),
     )
 
 
-def _absent(ranks: int) -> dict[str, str]:
-    import torch
-
+def _absent(ranks: int, device: str) -> dict[str, str]:
+    absent: dict[str, str | None] = {}
     if ranks == 1:
         why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
-        absent = {"library": why, "symmetric": why}
-        if importlib.util.find_spec("triton") is None:
-            needed = "needs triton, which is not installed: pip install triton"
-            absent |= {"triton": needed, "triton-unswizzled": needed}
-        return absent
-    beside_nccl = "needs --ranks 1: next to NCCL's kernels, waiting tiles could fill the GPU"
-    absent = {"triton": beside_nccl, "triton-unswizzled": beside_nccl}
+        absent |= {"library": why, "symmetric": why}
+    elif device == "cuda":
+        absent |= dict.fromkeys(("symmetric", *KERNELS), _no_peer_access(ranks))
+    if ranks <= 2:
+        absent["triton-mesh"] = "with one peer it is the order of triton"
+    if importlib.util.find_spec("triton") is None:
+        absent |= dict.fromkeys(KERNELS, "needs triton, which is not installed: pip install triton")
+    elif device == "cpu" and sys.platform != "linux":
+        why = f"on CPUs ranks share memory by Linux's memfd, this is {sys.platform}"
+        absent |= dict.fromkeys(KERNELS, why)
+    return {variant: why for variant, why in absent.items() if why is not None}
+
+
+def _no_peer_access(ranks: int) -> str | None:
+    import torch
+
     for other in range(1, ranks):
         if not torch.cuda.can_device_access_peer(0, other):
-            absent["symmetric"] = (
-                f"needs GPUs with peer access to each other; 0 and {other} have none"
-            )
-            break
-    return absent
+            return f"needs GPUs with peer access to each other; 0 and {other} have none"
+    return None
 
 
 def main() -> None:
@@ -171,6 +191,7 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     import torch.distributed as dist
 
     from chopper.workloads.exchange import (
+        Experts,
         GatherMatmul,
         MatmulScatter,
         Problem,
@@ -179,19 +200,31 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
         require_exact,
     )
 
-    problems: dict[str, Problem] = {
+    interpreted = device.type == "cpu" and args.variant in KERNELS
+    if interpreted:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    problems: dict[str, Problem | Experts] = {
         "all_gather_matmul": GatherMatmul(args, device),
         "matmul_reduce_scatter": MatmulScatter(args, device),
+        EXPERTS: Experts(args, device),
     }
     errors = {}
-    for name, problem in problems.items():
-        errors[name] = problem.error(operation(problem, args.variant))
-        require_exact(f"{name} {args.variant}", errors[name], args.dtype)
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
-        problem.transfer()  # no row is poison any more: a product's time may depend on its data
-        runs[name, "all"] = operation(problem, args.variant)
-        runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
+        run = operation(problem, args.variant)
+        if run is None:
+            continue
+        errors[name] = max(problem.error(run) for _ in range(CHECKED))
+        require_exact(f"{name} {args.variant}", errors[name], args.dtype)
+        runs[name, "all"] = run
+        if not isinstance(problem, Experts):
+            problem.transfer()  # no row is poison any more: a product's time may depend on data
+            runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
+    if interpreted:
+        with chopper.profile(args.output) as prof:
+            for name, error in errors.items():
+                prof.measure("relative_error", error, operation=name)
+        return
     # Before anything is recorded, which takes of the cores that exchange and product share.
     took = timed(runs, args.steps, device)
     with chopper.profile(args.output) as prof:
@@ -199,10 +232,14 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
         if link_bits_per_s is not None:
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
-            whole, compute, transfer = (took[name, what] for what in ("all", "compute", "transfer"))
-            measures = overlap_measures(
-                whole.time_s, compute.time_s, transfer.time_s, chunks=args.chunks, error=error
-            )
+            whole = took[name, "all"]
+            if name == EXPERTS:
+                measures = {"time_ns": whole.time_s * 1e9, "relative_error": error}
+            else:
+                compute, transfer = took[name, "compute"], took[name, "transfer"]
+                measures = overlap_measures(
+                    whole.time_s, compute.time_s, transfer.time_s, chunks=args.chunks, error=error
+                )
             if device.type == "cpu":
                 # What chunks and a transfer beside the product cost is in this, not in the bound.
                 cores_s = whole.time_s * torch.get_num_threads()
@@ -251,59 +288,115 @@ def timed(
     return {run: Took(*values) for run, values in zip(runs, middle, strict=True)}
 
 
-_NCCL = "1.09–44.97× over PyTorch with NCCL; 1.04–1.22× realistic"
+_NCCL = "1.09–44.97× over PyTorch with NCCL"
 _CLAIMS = (
     ("chunked", "sequential", "overlapped against one after the other, bounded by 2×", None),
     ("chunked", "library", "overlapped against the library's collective", _NCCL),
     ("chunked", "unswizzled", "swizzled against the order of the rows", None),
     ("symmetric", "sequential", "torch's fused operator against one after the other", None),
     ("symmetric", "library", "torch's fused operator against the library's collective", None),
-    ("triton", "sequential", "one kernel with flags against one after the other", None),
+    ("triton", "sequential", "one kernel that waits against one after the other", None),
+    ("triton", "library", "one kernel that waits against the library's collective", _NCCL),
     ("triton", "triton-unswizzled", "one kernel, swizzled against the order of the rows", None),
+    ("triton-mesh", "triton", "one kernel, a chunk of every rank against rank after rank", None),
 )
 """Variant, the variant it is compared with, the claim, and the published number."""
+EXPERTS = "experts_all_to_all"
+_VARIANTS_OF_ORDERS = ("unswizzled, triton-unswizzled", "triton", "chunked, triton-mesh")
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold overlap against one after the other, the library, and without the swizzle."""
-    for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
+    for operation in ("all_gather_matmul", "matmul_reduce_scatter", EXPERTS):
         for variant, against, claim, said in _CLAIMS:
+            if operation == EXPERTS:
+                if (variant, against) != ("triton", "library"):
+                    continue
+                said = None  # the published range is of products
+                claim = "low-latency kernels against the library's all-to-all of counts and rows"
+            claim = f"{operation.replace('_', ' ')}: {claim}"
             faster = experiment.ratio("time_ns", against, variant, operation=operation)
-            bound_ratio, compute_ns, transfer_ns, busy_ratio = (
-                experiment.value(name, variant, operation=operation)
-                for name in (
-                    "bound_over_time_ratio",
-                    "compute_ns",
-                    "transfer_ns",
-                    "cores_busy_ratio",
-                )
-            )
-            if faster is None or not (bound_ratio and compute_ns and transfer_ns):
-                why = experiment.why("time_ns", against, variant, operation=operation)
-                if why and {against, variant} <= {*experiment.variants}:
-                    yield Headline(
-                        system="Triton-distributed",
-                        claim=f"{operation.replace('_', ' ')}: {claim}",
-                        published=said,
-                        why=why,
-                    )
-                continue
-            most = (compute_ns + transfer_ns) / max(compute_ns, transfer_ns)
-            cores = (
-                f", its cores busy for {fmt.ratio(busy_ratio)} of the time" if busy_ratio else ""
-            )
+            configuration = faster and _configuration(experiment, variant, operation)
+            if faster is None or configuration is None:
+                why = _interpreted(experiment, variant, operation)
+                why = why or experiment.why("time_ns", against, variant, operation=operation)
+                if not why or not {against, variant} <= {*experiment.variants}:
+                    continue
+                faster = None
+            else:
+                why = ""
             yield Headline.of(
                 faster,
+                why=why,
                 system="Triton-distributed",
-                claim=f"{operation.replace('_', ' ')}: {claim}",
+                claim=claim,
                 published=said,
-                primary=said and said.partition(";")[0],
+                primary=said,
                 most=2.0 if against == "sequential" else None,
                 bound="one after the other takes at most twice the longer of the two",
-                configuration=f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first "
-                f"chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the most; "
-                f"{_route(experiment, variant)}",
+                configuration=configuration or "",
             )
+
+
+def _interpreted(experiment: Experiment, variant: str, operation: str) -> str:
+    checked = experiment.value("relative_error", variant, operation=operation) is not None
+    if experiment.plan.device != "cpu" or variant not in KERNELS or not checked:
+        return ""
+    return (
+        "withheld: on CPUs the kernel runs in Triton's interpreter, whose time says nothing of a "
+        "GPU's; its results are right"
+    )
+
+
+def _configuration(experiment: Experiment, variant: str, operation: str) -> str | None:
+    route = _route(experiment, variant)
+    if operation == EXPERTS:
+        options = experiment.plan.options
+        return f"{options['tokens']} rows of {options['k']} from each rank; {route}"
+    bound_ratio, compute_ns, transfer_ns, busy_ratio = (
+        experiment.value(name, variant, operation=operation)
+        for name in ("bound_over_time_ratio", "compute_ns", "transfer_ns", "cores_busy_ratio")
+    )
+    if not (bound_ratio and compute_ns and transfer_ns):
+        return None
+    most = (compute_ns + transfer_ns) / max(compute_ns, transfer_ns)
+    cores = f", its cores busy for {fmt.ratio(busy_ratio)} of the time" if busy_ratio else ""
+    return (
+        f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first chunk{cores}; hiding all "
+        f"of the shorter gives {most:.2f}×, 2× at the most; {route}"
+    )
+
+
+def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
+    """Load that each order puts on a switch and on a full mesh: a count and a model."""
+    ranks, chunks = experiment.plan.ranks, experiment.plan.options["chunks"]
+    if ranks <= 2:
+        ranks = _FABRIC_RANKS
+    assert isinstance(chunks, int)
+    rows = []
+    for order, names in zip(ORDERS, _VARIANTS_OF_ORDERS, strict=True):
+        loads = [load(order, fabric, ranks, chunks, ranks - 1) for fabric in FABRICS]
+        shown = (f"{ratio:.2f}×" for of in loads for ratio in of)
+        rows.append((order, names, *shown))
+    return (
+        Exhibit(
+            title=f"Orders of what {ranks} ranks send, on two fabrics",
+            headings=(
+                "order",
+                "variants",
+                "switch: busiest port",
+                "switch: time",
+                "mesh: busiest link",
+                "mesh: time",
+            ),
+            words=2,
+            rows=tuple(rows),
+            note=f"Not measured. Each rank sends {ranks - 1} chunks at a time: the load of the "
+            "busiest port or link in such a round over an even share is counted, the time is that "
+            "of a model over a fabric that is busy everywhere. 1× is the least. The model knows no "
+            "latency and no product between the chunks.",
+        ),
+    )
 
 
 def _route(experiment: Experiment, variant: str) -> str:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads.exchange import overlap_measures, require_exact
+from chopper.workloads.swizzle import KERNELS, Order, turns
+from chopper.workloads.symmetric import team
 
 WARMUP = 3
 TRACED = 4
@@ -27,6 +29,7 @@ class Pull:
 
     def __init__(self, args: argparse.Namespace, device: torch.device, shards: int) -> None:
         self.m, self.k, self.n = args.m, args.k, args.n
+        self.chunks = args.chunks  # of a shard
         self.rows = self.m // (shards * args.chunks)
         self.count = shards * args.chunks
         self.here = (shards - 1) * args.chunks  # first chunk that is here already
@@ -36,6 +39,7 @@ class Pull:
         self.a = torch.empty(self.m, self.k, dtype=dtype, device=device)
         self.out = torch.empty(self.m, self.n, dtype=dtype, device=device)
         self.flags = torch.zeros(self.count, dtype=torch.int32, device=device)
+        self.stops = torch.zeros(2, dtype=torch.int32).pin_memory()  # never raised
         self.side = torch.cuda.Stream(device)
         self.reset()
 
@@ -94,19 +98,33 @@ class Pull:
             torch.mm(self.part(self.a, first, end), self.w, out=self.part(self.out, first, end))
         return self.out
 
-    def triton(self, *, swizzle: bool) -> Tensor:
+    def fused(self, order: Order) -> Callable[[], Tensor]:
         """One kernel whose tiles wait for the flags that the copy engine raises."""
-        from chopper.workloads.overlap_kernel import matmul_on_flags
+        from chopper.workloads.tiles import WaitingProduct
 
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
-            for chunk in range(self.here):
-                self.pull(chunk, chunk + 1)
-                self.raise_flag(chunk)
-        first_row = self.here * self.rows if swizzle else 0
-        return matmul_on_flags(
-            self.a, self.w, self.flags, rows_per_chunk=self.rows, first_row=first_row
+        shards = self.count // self.chunks
+        product = WaitingProduct(
+            order,
+            shards - 1,
+            shards,
+            self.m // shards,
+            rows_per_chunk=self.rows,
+            lanes=0,
+            device=self.a.device,
         )
+        coming = turns(order, shards - 1, shards, self.chunks, to=False)
+        of = team(shards - 1, [self.a.data_ptr()] * shards, self.stops, self.a.device)
+
+        def run() -> Tensor:
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                for shard, piece in coming:
+                    chunk = shard * self.chunks + piece
+                    self.pull(chunk, chunk + 1)
+                    self.raise_flag(chunk)
+            return product(of, self.a, self.flags, self.w, self.out, 1)
+
+        return run
 
     def operation(self, variant: str) -> Callable[[], Tensor]:
         """The variant as a call that runs it once."""
@@ -115,10 +133,8 @@ class Pull:
             "sequential": self.sequential,
             "chunked": lambda: self.chunked(swizzle=True),
             "unswizzled": lambda: self.chunked(swizzle=False),
-            "triton": lambda: self.triton(swizzle=True),
-            "triton-unswizzled": lambda: self.triton(swizzle=False),
         }
-        return operations[variant]
+        return self.fused(KERNELS[variant]) if variant in KERNELS else operations[variant]
 
     def error(self, run: Callable[[], Tensor]) -> float:
         """‖out − ref‖ / ‖ref‖ against float64, on fresh numbers."""

@@ -78,15 +78,17 @@ def wait(signal, step, team):
     says so in cut short, and what is computed from here on is worth nothing; a notify behind it
     would pass that on.
     """
-    # An atomic is not served from a stale cache.
+    # An atomic is not served from a stale cache; compilers for NVIDIA make it a load that acquires.
     ahead = tl.atomic_add(signal, 0, sem="acquire", scope="sys") - step
     if ahead < 0:
         stops = tl.load(team + 2).to(tl.pointer_type(tl.int32))
-        stop = tl.load(stops, volatile=True)
-        # Once more after stop was seen: what a rank sent before it ended has come.
-        ahead = tl.atomic_add(signal, 0, sem="acquire", scope="sys") - step
+        polls = 0
+        stop = 0
         while (ahead < 0) & (stop == 0):
-            stop = tl.load(stops, volatile=True)
+            polls += 1
+            if polls % 64 == 0:  # it lies in the host's memory, a long way from a GPU
+                stop = tl.load(stops, volatile=True)
+            # Once more after stop was seen: what a rank sent before it ended has come.
             ahead = tl.atomic_add(signal, 0, sem="acquire", scope="sys") - step
         if ahead < 0:
             tl.store(stops + 1, 1)

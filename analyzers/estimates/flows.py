@@ -51,11 +51,11 @@ def too_many(flows_count: int, queue_pairs: tuple[int, ...], uplinks_count: int 
     return max(pieces, uplinks_count) > _MOST_QUEUE_PAIRS
 
 
-def _rates(links: np.ndarray, capacity: np.ndarray, active: np.ndarray) -> np.ndarray:
+def fair_rates(links: np.ndarray, capacity: np.ndarray, active: np.ndarray) -> np.ndarray:
     """Max-min fair rates, by progressive filling: the tightest link settles its queue pairs first.
 
     Args:
-        links: of each queue pair, the links that it goes through, [queue pairs, 3].
+        links: of each queue pair, the links that it goes through, [queue pairs, links of each].
         capacity: of each link.
         active: queue pairs that send.
     """
@@ -114,7 +114,7 @@ def _one(
         active = started[of_flow] & (left > 0)
         most = max(most, int(np.bincount(receiver[np.unique(of_flow[active])]).max()))
         links = np.stack([of_flow, flows + receiver[of_flow], flows + receivers + uplink], axis=1)
-        rates = _rates(links, capacity, active)
+        rates = fair_rates(links, capacity, active)
         need = left[active] / rates[active]
         step = max(float(need.min()), min(float(need.max()), _TOGETHER_RATIO))
         if working and failed:

@@ -353,7 +353,7 @@ class Experiment:
         return {
             name: compare(base, _median_run(found), allow_different=True)
             for name, found in self.attributions.items()
-            if name != baseline and found
+            if name != baseline and any(a.observed_ns for a in found)
         }
 
     @cached_property

@@ -20,6 +20,8 @@ from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E4
 from chopper.reports import experiment as report  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
+KERNELS = ["triton", "triton-mesh", "triton-unswizzled"]
+
 
 @pytest.mark.parametrize(
     ("ranks", "options", "message"),
@@ -37,20 +39,26 @@ def test_impossible_shapes_are_refused(ranks, options, message):
 
 def test_variants_for_gpus_are_left_out_with_a_note_or_refused():
     launch = prepare("overlap", options=["--device", "cpu"])
-    assert [v.name for v in launch.variants] == ["sequential", "library", "chunked", "unswizzled"]
-    assert (
-        "left out: symmetric, triton, triton-unswizzled: needs a GPU, none is used here"
-        in launch.notes
-    )
-    with pytest.raises(WorkloadUnavailable, match="overlap triton: needs a GPU, none is used here"):
-        prepare("overlap", variants="triton", options=["--device", "cpu"])
+    assert [v.name for v in launch.variants] == [
+        "sequential",
+        "library",
+        "chunked",
+        "unswizzled",
+        *KERNELS[:1],
+        *KERNELS[2:],
+    ]
+    assert "left out: symmetric: needs a GPU, none is used here" in launch.notes
+    assert "left out: triton-mesh: with one peer it is the order of triton" in launch.notes
+    why = "overlap symmetric: needs a GPU, none is used here"
+    with pytest.raises(WorkloadUnavailable, match=why):
+        prepare("overlap", variants="symmetric", options=["--device", "cpu"])
 
 
 @pytest.mark.parametrize(
     ("ranks", "reach", "left"),
     [
-        (1, True, ["sequential", "chunked", "unswizzled", "triton", "triton-unswizzled"]),
-        (4, True, ["sequential", "library", "chunked", "unswizzled", "symmetric"]),
+        (1, True, ["sequential", "chunked", "unswizzled", *KERNELS[:1], *KERNELS[2:]]),
+        (4, True, ["sequential", "library", "chunked", "unswizzled", "symmetric", *KERNELS]),
         (4, False, ["sequential", "library", "chunked", "unswizzled"]),
     ],
 )
@@ -78,7 +86,9 @@ def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypa
         overlap.needs(args, 1, "cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     args.m = 1024
-    assert overlap.needs(args, 1, "cuda").absent["triton"].endswith("pip install triton")
+    for ranks, device in ((1, "cuda"), (2, "cpu")):
+        absent = overlap.needs(args, ranks, device).absent
+        assert all(absent[kernel].endswith("pip install triton") for kernel in KERNELS)
 
 
 class Posted:
@@ -128,8 +138,12 @@ def test_what_is_posted_in_order_never_waits_for_what_is_posted_later(
         left = [[group for group in groups if group] for groups in left]
 
 
-@pytest.mark.parametrize("swizzle", [True, False])
-def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monkeypatch, swizzle):
+@pytest.mark.parametrize(
+    ("order", "chunks"), [("ring", [4, 5, 2, 3, 0, 1]), ("rows", [0, 1, 2, 3, 4, 5])]
+)
+def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(
+    monkeypatch, order, chunks
+):
     from chopper.workloads import overlap_one
 
     queues: dict[str, list[str]] = {"main": [], "side": []}
@@ -153,15 +167,21 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monk
         flags[chunk] = value
         queues[current[-1]].append(f"flag {chunk}")
 
-    def kernel(a, w, flags, *, rows_per_chunk, first_row):
-        queues["main"].append(f"kernel from {first_row}")
-        assert flags.tolist() == [1] * 8
-        assert not a.isnan().any()
-        return a @ w
+    class Product:
+        def __init__(self, *args, lanes, rows_per_chunk, **_):
+            assert args == (order, 3, 4, 4)
+            assert (lanes, rows_per_chunk) == (0, 2)
 
-    module = types.ModuleType("overlap_kernel")
-    module.matmul_on_flags = kernel  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "chopper.workloads.overlap_kernel", module)
+        def __call__(self, team, x, signals, w, y, step):
+            queues["main"].append("kernel")
+            assert team[:2].tolist() == [3, 4]
+            assert signals.tolist() == [step] * 8
+            assert not x.isnan().any()
+            return torch.mm(x, w, out=y)
+
+    module = types.ModuleType("tiles")
+    module.WaitingProduct = Product  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "chopper.workloads.tiles", module)
     for name, stub in (
         ("Stream", Stream),
         ("stream", on_side),
@@ -181,18 +201,15 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monk
 
     monkeypatch.setattr(problem, "pull", told)
     assert problem.flags.tolist() == [0] * 6 + [1] * 2
-    assert problem.error(lambda: problem.triton(swizzle=swizzle)) < 1e-6
-    expected = [f"{what} {chunk}" for chunk in range(6) for what in ("rows", "flag")]
-    assert queues == {
-        "side": ["wait for main", *expected],
-        "main": [f"kernel from {12 if swizzle else 0}"],
-    }
+    assert problem.error(problem.fused(order)) < 1e-6
+    expected = [f"{what} {chunk}" for chunk in chunks for what in ("rows", "flag")]
+    assert queues == {"side": ["wait for main", *expected], "main": ["kernel"]}
 
 
 RANK = """
 import argparse, sys, torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
-from chopper.workloads.exchange import GatherMatmul, MatmulScatter, operation
+from chopper.workloads.exchange import Experts, GatherMatmul, MatmulScatter, operation
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -200,7 +217,9 @@ torch.manual_seed(rank)
 # Torch puts these in place of the operators that are only traced: the same sums, on any device.
 for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
     symmetric.lib.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
-args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
+args = argparse.Namespace(m=24, k=20, n=12, chunks=3, tokens=5, dtype="float32")
+problem = Experts(args, torch.device("cpu"))
+assert problem.error(operation(problem, "library")) < 1e-6
 for kind, ahead in ((k, a) for k in (GatherMatmul, MatmulScatter) for a in (True, False)):
     kind.ahead = ahead  # receives all at once, as over gloo, or each beside a send, as over NCCL
     problem = kind(args, torch.device("cpu"))
@@ -235,7 +254,7 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     from chopper.cli.run_ import command
 
     words = ["overlap", "-o", str(tmp_path / "run"), "--repeats", "1", "--steps", "2", "--json"]
-    words += ["--variants", "sequential,chunked"]
+    words += ["--variants", "sequential,triton"]
     words += ["--", "--m", "64", "--k", "96", "--n", "40", "--chunks", "4", "--rate", "1gbit"]
     done = CliRunner().invoke(
         command, [*words, "--device", "cpu"], standalone_mode=False, catch_exceptions=False
@@ -243,24 +262,34 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     assert done.return_value == 0, done.output
     document = json.loads(done.stdout)
     found = load(tmp_path / "run")
-    for variant in found.variants:
-        for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
-            # Checked by the workload itself: it ends when a variant is wrong.
-            error = found.find("relative_error", variant, operation=operation)
-            assert error is not None
-            assert 0 <= error.estimate.value < 1e-5
-            # On a busy machine, times that cannot be are withheld.
-            every = [*found.rows, *(row for row, _ in found.impossible)]
-            time_ns, core_ns, busy = (
-                row.estimate.value
-                for name in ("time_ns", "core_time_ns", "cores_busy_ratio")
-                for row in every
-                if (row.measure, row.variant) == (name, variant)
-                and dict(row.labels)["operation"] == operation
-            )
-            assert busy > 0
-            assert core_ns / time_ns / busy == pytest.approx(round(core_ns / time_ns / busy))
+    for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
+        # Checked by the workload itself: it ends when a variant is wrong.
+        error = found.find("relative_error", "sequential", operation=operation)
+        assert error is not None
+        assert 0 <= error.estimate.value < 1e-5
+        # On a busy machine, times that cannot be are withheld.
+        every = [*found.rows, *(row for row, _ in found.impossible)]
+        time_ns, core_ns, busy = (
+            row.estimate.value
+            for name in ("time_ns", "core_time_ns", "cores_busy_ratio")
+            for row in every
+            if (row.measure, row.variant) == (name, "sequential")
+            and dict(row.labels)["operation"] == operation
+        )
+        assert busy > 0
+        assert core_ns / time_ns / busy == pytest.approx(round(core_ns / time_ns / busy))
     claims = {(h["system"], h["claim"].partition(":")[0]) for h in document["headlines"]}
     operations = ("all gather matmul", "matmul reduce scatter")
     assert claims == {("Triton-distributed", o) for o in operations}
+    # Checked, and not timed.
+    assert {row.measure for row in found.rows if row.variant == "triton"} == {"relative_error"}
+    wrong = found.value("relative_error", "triton", operation="experts_all_to_all")
+    assert wrong is not None
+    assert wrong < 1e-5
+    of_kernel = [h for h in document["headlines"] if "one kernel" in h["claim"]]
+    assert [h["ours"] for h in of_kernel] == [None, None]
+    assert all("Triton's interpreter" in h["why"] for h in of_kernel)
+    (orders,) = document["exhibits"]
+    assert [row[0] for row in orders["rows"]] == ["rows", "ring", "mesh"]
+    assert orders["rows"][2][2:] == ["1.00×"] * 4
     assert "sequential" in report.render(found, "html")

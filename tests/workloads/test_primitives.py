@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.workloads.forked import Ranks
-
 CASES = "tests.workloads.primitive_cases"
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    for package in ("torch", "triton"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    if sys.platform != "linux":
-        pytest.skip("ranks on CPUs share memory by Linux's memfd")
-    with Ranks() as server:
-        yield server
 
 
 @pytest.mark.parametrize(("of", "count", "steps"), [(2, 1, 30), (3, 37, 20), (4, 64, 10)])

@@ -1,0 +1,550 @@
+"""Products and an exchange for experts whose tiles wait for what other ranks send.
+
+Each is one kernel on `workloads.primitives`. Its programs draw tickets, so that those that have
+started are always the first ones: programs that send have the lowest tickets and wait for nobody,
+and those that wait need only what lower tickets send. So it ends whatever else fills the GPU, in
+whatever order a GPU starts programs, and in Triton's interpreter, which runs one after the other.
+
+    gather_matmul    Y = all_gather(X) · W: programs put chunks into the others' memory, a tile of Y
+                     waits for the chunks that its rows need
+    matmul_scatter   Y = reduce_scatter(X · W): a tile of the partial product is stored into the
+                     memory of the rank that owns its rows, which adds what comes
+    dispatch         rows of tokens go to the ranks of their experts, with no exchange of counts
+    combine          the experts' results go back, and are added by their weights
+
+The order of pieces and tiles is an argument (`workloads.swizzle`).
+"""
+
+# Pointers and sizes of a kernel are Triton's to type.
+# ruff: noqa: ANN001, ANN201
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from chopper.workloads.primitives import notify, put, rank, ranks, symm_at, wait
+from chopper.workloads.swizzle import Order, Piece, turns, visits
+from chopper.workloads.symmetric import Place, SymmetricMemory
+
+HIP = torch.version.hip is not None
+SPLITS = 4
+"""Programs that send to one rank; each sets a signal of its own."""
+ELEMENTS = 1024
+"""That a program moves at once."""
+
+
+class Blocks(NamedTuple):
+    """Sides of a tile and its step along the inner dimension."""
+
+    m: int
+    n: int
+    k: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Blocks:
+        """Return those of a device: the interpreter's time is that of its operations."""
+        return cls(256, 256, 256) if device.type == "cpu" else cls(64, 64, 32)
+
+
+@triton.jit
+def draw(tickets):
+    """Return this program's place among those of the kernel, by their start."""
+    return tl.atomic_add(tickets, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def product(
+    a,
+    b,
+    first_row,
+    first_column,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Return a tile of a [M, K] · b [K, N] in float32."""
+    # Wide: rows × columns of a large matrix are past 2³¹.
+    rows = (first_row + tl.arange(0, BLOCK_M)).to(tl.int64)
+    columns = first_column + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        inner = (k + tl.arange(0, BLOCK_K)).to(tl.int64)
+        left = tl.load(
+            a + rows[:, None] * K + inner[None, :],
+            mask=(rows[:, None] < M) & (inner[None, :] < K),
+            other=0.0,
+        )
+        right = tl.load(
+            b + inner[:, None] * N + columns[None, :],
+            mask=(inner[:, None] < K) & (columns[None, :] < N),
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def at_tile(first_row, first_column, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the offsets of a tile in a matrix [M, N], and which of them are in it."""
+    rows = (first_row + tl.arange(0, BLOCK_M)).to(tl.int64)
+    columns = first_column + tl.arange(0, BLOCK_N)
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    return rows[:, None] * N + columns[None, :], mask
+
+
+@triton.jit
+def gather_matmul_kernel(
+    team,
+    tickets,
+    x,  # place [ranks, rows, K], own rows in it
+    signals,  # [ranks, chunks]
+    w,
+    y,
+    sends,  # [turns] rank × chunks + chunk
+    order,  # [ranks × row tiles] owner × row tiles + tile
+    turns_count,
+    rows,
+    N,
+    K,
+    rows_per_chunk,
+    step,
+    LANES: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HIP: tl.constexpr,
+):
+    """Put own rows into the others' memory in ``LANES`` programs; compute a tile in each other."""
+    ticket = draw(tickets)
+    me = rank(team)
+    chunks = tl.cdiv(rows, rows_per_chunk)
+    if ticket < LANES:
+        for turn in range(ticket, turns_count, LANES):
+            piece = tl.load(sends + turn)
+            chunk = piece % chunks
+            first = chunk * rows_per_chunk
+            count = tl.minimum(rows_per_chunk, rows - first) * K
+            offset = (me * rows + first).to(tl.int64) * K
+            put(x, offset, x + offset, count, piece // chunks, team, ELEMENTS)
+            notify(signals + me * chunks + chunk, step, piece // chunks, team, HIP)
+    else:
+        tiles_m = tl.cdiv(rows, BLOCK_M)
+        tiles_n = tl.cdiv(N, BLOCK_N)
+        # All columns of a row of tiles before the next: rows are used up while in the cache.
+        tile = ticket - LANES
+        visit = tl.load(order + tile // tiles_n)
+        owner = visit // tiles_m
+        row = visit % tiles_m * BLOCK_M
+        column = tile % tiles_n * BLOCK_N
+        if owner != me:
+            # A tile may reach into the next chunk, and a chunk into the next tile.
+            last = tl.minimum(row + BLOCK_M, rows) - 1
+            for chunk in range(row // rows_per_chunk, last // rows_per_chunk + 1):
+                wait(signals + owner * chunks + chunk, step, team)
+        skip = (owner * rows).to(tl.int64)
+        total = product(x + skip * K, w, row, column, rows, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
+        at, mask = at_tile(row, column, rows, N, BLOCK_M, BLOCK_N)
+        tl.store(y + skip * N + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def matmul_scatter_kernel(
+    team,
+    tickets,
+    incoming,  # place [ranks, rows, N]
+    signals,  # [ranks, tiles]
+    x,
+    w,
+    y,
+    order,  # [ranks × row tiles] owner × row tiles + tile
+    rows,
+    N,
+    K,
+    step,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HIP: tl.constexpr,
+):
+    """Compute tiles of the partial product for their owners, then add those of own rows."""
+    ticket = draw(tickets)
+    me = rank(team)
+    tiles_m = tl.cdiv(rows, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    column = ticket % tiles_n * BLOCK_N
+    if ticket < ranks(team) * tiles:
+        visit = tl.load(order + ticket // tiles_n)
+        owner = visit // tiles_m
+        tile_m = visit % tiles_m
+        row = tile_m * BLOCK_M
+        skip = (owner * rows).to(tl.int64) * K
+        total = product(x + skip, w, row, column, rows, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
+        at, mask = at_tile(row, column, rows, N, BLOCK_M, BLOCK_N)
+        to = symm_at(incoming, owner, team) + (me * rows).to(tl.int64) * N
+        tl.store(to + at, total.to(incoming.dtype.element_ty), mask=mask)
+        notify(signals + me * tiles + tile_m * tiles_n + ticket % tiles_n, step, owner, team, HIP)
+    else:
+        tile = ticket - ranks(team) * tiles
+        at, mask = at_tile(tile // tiles_n * BLOCK_M, column, rows, N, BLOCK_M, BLOCK_N)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for source in range(ranks(team)):  # by number, as they come: sums are the same every time
+            wait(signals + source * tiles + tile, step, team)
+            part = incoming + (source * rows).to(tl.int64) * N
+            total += tl.load(part + at, mask=mask).to(tl.float32)
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def dispatch_kernel(
+    team,
+    tickets,
+    rows,  # place [ranks, most, H]
+    experts,  # place [ranks, most]
+    counts,  # place [ranks]
+    signals,  # [ranks, SPLITS]
+    tokens,
+    chosen,  # [pairs] expert
+    pairs,  # [pairs] by the rank of their expert
+    starts,  # [ranks + 1] first of each rank's pairs
+    received,
+    most,
+    H,
+    step,
+    TOP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    HIP: tl.constexpr,
+):
+    """Put each token into the memory of its experts' ranks; wait for those that come."""
+    ticket = draw(tickets)
+    me = rank(team)
+    if ticket < ranks(team) * SPLITS:
+        peer = (me + 1 + ticket // SPLITS) % ranks(team)  # all ranks begin with another
+        split = ticket % SPLITS
+        start = tl.load(starts + peer)
+        count = tl.load(starts + peer + 1) - start
+        for slot in range(split, count, SPLITS):
+            pair = tl.load(pairs + start + slot)
+            row = (me * most + slot).to(tl.int64)
+            token = (pair // TOP).to(tl.int64)
+            put(rows, row * H, tokens + token * H, H, peer, team, ELEMENTS)
+            tl.store(symm_at(experts, peer, team) + row, tl.load(chosen + pair))
+        if split == 0:
+            tl.store(symm_at(counts, peer, team) + me, count)
+        notify(signals + me * SPLITS + split, step, peer, team, HIP)
+    else:
+        source = ticket - ranks(team) * SPLITS
+        for split in range(SPLITS):
+            wait(signals + source * SPLITS + split, step, team)
+        tl.store(received + source, tl.load(counts + source))
+
+
+@triton.jit
+def combine_kernel(
+    team,
+    tickets,
+    returned,  # place [ranks, most, H]
+    signals,  # [ranks, SPLITS]
+    results,  # [ranks, most, H]
+    received,  # [ranks]
+    tokens,
+    chosen_ranks,  # [pairs] rank of the expert
+    slots,  # [pairs] there
+    weights,  # [pairs]
+    count,
+    most,
+    H,
+    step,
+    TOP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    HIP: tl.constexpr,
+):
+    """Put results back where their tokens came from; add those of each own token."""
+    ticket = draw(tickets)
+    me = rank(team)
+    senders = ranks(team) * SPLITS
+    if ticket < senders:
+        peer = (me + 1 + ticket // SPLITS) % ranks(team)
+        split = ticket % SPLITS
+        for slot in range(split, tl.load(received + peer), SPLITS):
+            result = results + (peer * most + slot).to(tl.int64) * H
+            put(returned, (me * most + slot).to(tl.int64) * H, result, H, peer, team, ELEMENTS)
+        notify(signals + me * SPLITS + split, step, peer, team, HIP)
+    elif ticket < senders + count:
+        token = ticket - senders
+        for k in range(TOP):
+            pair = token * TOP + k
+            wait(
+                signals + tl.load(chosen_ranks + pair) * SPLITS + tl.load(slots + pair) % SPLITS,
+                step,
+                team,
+            )
+        for first in range(0, H, ELEMENTS):
+            at = first + tl.arange(0, ELEMENTS)
+            total = tl.zeros((ELEMENTS,), dtype=tl.float32)
+            for k in range(TOP):
+                pair = token * TOP + k
+                row = tl.load(chosen_ranks + pair) * most + tl.load(slots + pair)
+                part = tl.load(returned + row.to(tl.int64) * H + at, mask=at < H)
+                total += tl.load(weights + pair) * part.to(tl.float32)
+            tl.store(
+                tokens + token.to(tl.int64) * H + at,
+                total.to(tokens.dtype.element_ty),
+                mask=at < H,
+            )
+    else:
+        # From all, also those that had no token of this rank: the next step but one overwrites.
+        for signal in range(senders):
+            wait(signals + signal, step, team)
+
+
+def _pieces(pieces: Sequence[Piece], of_each: int, device: torch.device) -> Tensor:
+    numbers = [peer * of_each + piece for peer, piece in pieces]
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+def _tickets(device: torch.device) -> Tensor:
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+class WaitingProduct:
+    """Y = X · W, X [ranks × rows, K] in symmetric memory, as its rows come.
+
+    Args:
+        lanes: chunks that it puts at a time; 0 where the host brings them and sets the signals.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        rank: int,
+        ranks: int,
+        rows: int,
+        *,
+        rows_per_chunk: int,
+        lanes: int,
+        device: torch.device,
+        blocks: Blocks | None = None,
+    ) -> None:
+        self.blocks = blocks or Blocks.of(device)
+        self.rows, self.rows_per_chunk, self.lanes = rows, rows_per_chunk, lanes
+        chunks, tiles = triton.cdiv(rows, rows_per_chunk), triton.cdiv(rows, self.blocks.m)
+        self.sends = _pieces(turns(order, rank, ranks, chunks), chunks, device)
+        self.visits = _pieces(visits(order, rank, ranks, tiles, own_first=True), tiles, device)
+
+    def __call__(
+        self, team: Tensor, x: Tensor, signals: Tensor, w: Tensor, y: Tensor, step: int
+    ) -> Tensor:
+        """Launch it; W [K, N] and Y [ranks × rows, N] are contiguous."""
+        (k, n), blocks = w.shape, self.blocks
+        tiles = len(self.visits) * triton.cdiv(n, blocks.n)
+        gather_matmul_kernel[(self.lanes + tiles,)](
+            team,
+            _tickets(w.device),
+            x,
+            signals,
+            w,
+            y,
+            self.sends,
+            self.visits,
+            len(self.sends),
+            self.rows,
+            n,
+            k,
+            self.rows_per_chunk,
+            step,
+            LANES=self.lanes,
+            ELEMENTS=ELEMENTS,
+            BLOCK_M=blocks.m,
+            BLOCK_N=blocks.n,
+            BLOCK_K=blocks.k,
+            HIP=HIP,
+        )
+        return y
+
+
+class GatherProduct:
+    """Y = all_gather(X) · W in one kernel, X [rows, K] of each rank."""
+
+    def __init__(
+        self,
+        order: Order,
+        shard: Tensor,
+        *,
+        rows_per_chunk: int,
+        blocks: Blocks | None = None,
+    ) -> None:
+        rows, device, of = len(shard), shard.device, dist.get_world_size()
+        place = Place((of, *shard.shape), shard.dtype)
+        chunks = triton.cdiv(rows, rows_per_chunk)
+        self.memory = SymmetricMemory("all_gather_matmul", device, {"x": place}, signals=chunks)
+        self.product = WaitingProduct(
+            order,
+            self.memory.rank,
+            of,
+            rows,
+            rows_per_chunk=rows_per_chunk,
+            lanes=max(of - 1, 1),
+            device=device,
+            blocks=blocks,
+        )
+
+    def __call__(self, shard: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        """Multiply all ranks' rows by W into Y [ranks × rows, N]."""
+        memory = self.memory
+        with memory.next_step() as step:
+            memory["x"][memory.rank].copy_(shard)
+            self.product(memory.team, memory["x"], memory.signals, w, y, step)
+        return y
+
+
+class ProductScatter:
+    """Y = reduce_scatter(X · W) in one kernel, X [ranks × rows, K] and W [K, N] of each rank."""
+
+    def __init__(self, order: Order, y: Tensor, *, blocks: Blocks | None = None) -> None:
+        (rows, n), device, of = y.shape, y.device, dist.get_world_size()
+        self.blocks = blocks or Blocks.of(device)
+        row_tiles = triton.cdiv(rows, self.blocks.m)
+        self.tiles = row_tiles * triton.cdiv(n, self.blocks.n)
+        places = {"incoming": Place((of, rows, n), y.dtype)}
+        self.memory = SymmetricMemory("matmul_reduce_scatter", device, places, signals=self.tiles)
+        order_of_tiles = visits(order, self.memory.rank, of, row_tiles, own_first=False)
+        self.visits = _pieces(order_of_tiles, row_tiles, device)
+
+    def __call__(self, x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        """Multiply X by W, and add all ranks' own rows of it into Y [rows, N]."""
+        memory, blocks, (k, n) = self.memory, self.blocks, w.shape
+        with memory.next_step() as step:
+            matmul_scatter_kernel[((memory.ranks + 1) * self.tiles,)](
+                memory.team,
+                _tickets(y.device),
+                memory["incoming"],
+                memory.signals,
+                x,
+                w,
+                y,
+                self.visits,
+                len(y),
+                n,
+                k,
+                step,
+                BLOCK_M=blocks.m,
+                BLOCK_N=blocks.n,
+                BLOCK_K=blocks.k,
+                HIP=HIP,
+            )
+        return y
+
+
+class Dispatched(NamedTuple):
+    """What came for the experts of a rank, by the rank that it came from."""
+
+    rows: Tensor
+    """[ranks, most, H]"""
+    experts: Tensor
+    """int32 [ranks, most]"""
+    received: Tensor
+    """int32 [ranks]: rows that came; those behind are of no token."""
+
+
+class ExpertExchange:
+    """Low-latency all-to-all: tokens go to the ranks of their experts, and the results come back.
+
+    Places are as large as if all of a rank's tokens went to one rank. So no counts are exchanged
+    before, the host waits for nothing, and rows, their experts and their number are one message.
+
+    Args:
+        experts: of all ranks; each rank has as many, in the order of the ranks.
+        tokens: most that a rank sends in a step.
+        top: experts of each token.
+    """
+
+    def __init__(self, experts: int, *, tokens: int, top: int, width: int, like: Tensor) -> None:
+        of, self.top, self.most, self.width = dist.get_world_size(), top, tokens * top, width
+        self.experts_per_rank = experts // of
+        rows = Place((of, self.most, width), like.dtype)
+        places = {
+            "rows": rows,
+            "experts": Place((of, self.most), torch.int32),
+            "counts": Place((of,), torch.int32),
+        }
+        self.there = SymmetricMemory("dispatch", like.device, places, signals=SPLITS)
+        self.back = SymmetricMemory("combine", like.device, {"rows": rows}, signals=SPLITS)
+
+    def dispatch(self, tokens: Tensor, chosen: Tensor) -> Dispatched:
+        """Send tokens [count, H] to their experts, chosen int32 [count, top]."""
+        memory, device = self.there, tokens.device
+        of_pair = (chosen // self.experts_per_rank).flatten()
+        pairs = of_pair.argsort(stable=True)
+        ranks_of = torch.arange(memory.ranks, device=device)
+        counts = (of_pair == ranks_of[:, None]).sum(1)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self._ranks, self._slots = of_pair, torch.empty_like(of_pair)
+        places = torch.arange(len(pairs), device=device) - starts[of_pair[pairs]]
+        self._slots[pairs] = places.to(torch.int32)
+        self._received = torch.empty(memory.ranks, dtype=torch.int32, device=device)
+        with memory.next_step() as step:
+            dispatch_kernel[(memory.ranks * (SPLITS + 1),)](
+                memory.team,
+                _tickets(device),
+                memory["rows"],
+                memory["experts"],
+                memory["counts"],
+                memory.signals,
+                tokens,
+                chosen,
+                pairs.to(torch.int32),
+                starts.to(torch.int32),
+                self._received,
+                self.most,
+                self.width,
+                step,
+                TOP=self.top,
+                SPLITS=SPLITS,
+                ELEMENTS=ELEMENTS,
+                HIP=HIP,
+            )
+        return Dispatched(memory["rows"], memory["experts"], self._received)
+
+    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
+        """Send results [ranks, most, H] back; return those of own tokens, added by their weights.
+
+        Args:
+            weights: float32 [count, top].
+        """
+        memory, count = self.back, len(weights)
+        out = torch.empty(count, self.width, dtype=results.dtype, device=results.device)
+        with memory.next_step() as step:
+            combine_kernel[(memory.ranks * SPLITS + count + 1,)](
+                memory.team,
+                _tickets(results.device),
+                memory["rows"],
+                memory.signals,
+                results,
+                self._received,
+                out,
+                self._ranks,
+                self._slots,
+                weights,
+                count,
+                self.most,
+                self.width,
+                step,
+                TOP=self.top,
+                SPLITS=SPLITS,
+                ELEMENTS=ELEMENTS,
+                HIP=HIP,
+            )
+        return out
