@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
@@ -62,13 +64,14 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise UsageError(
             "--fault killed-loader: applies to loader actors only: use --variants balanced"
         )
-    state = args.sources * args.state * 1_000_000
+    state, longest = args.sources * args.state * 1_000_000, args.longest
     of = f"{args.sources} sources of {args.state} MB"
     try:
         if args.mixture is not None:
             sources = read_mixture(args.mixture)
             Planner(draw_of(args, sources, ranks))
             state = sum(source.state_bytes for source in sources.specs)
+            longest = sources.packing.width
             of = f"the {len(sources.specs)} sources of {args.mixture}"
         if with_actors:
             load_ray()
@@ -80,9 +83,9 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise ValueError(str(exc)) from exc
     workers = max(workers_of(variant, args) for variant in variants)
     shared = (state + _RAY_BYTES) // ranks if with_actors else 0
-    trained = training_bytes(args.width, args.longest, args.batch)
+    trained = training_bytes(args.width, longest, args.batch)
     if "balanced" in variants:
-        trained = max(trained, training_bytes(2 * args.width, LONGER * args.longest, 1))
+        trained = max(trained, training_bytes(2 * args.width, LONGER * longest, 1))
     loading = max(workers * (state + _WORKER_BYTES), shared)
     each = f"{workers} workers in each of {ranks} ranks, with"
     what = (
@@ -93,7 +96,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     if trained > loading:
         what = (
             f"training a model of --width {args.width} on {args.batch} documents of --longest "
-            f"{args.longest} tokens"
+            f"{longest} tokens"
         )
         remedy = "choose smaller ones"
     return Needs(memory_bytes=loading + trained + _RANK_BYTES, what=what, remedy=remedy)
@@ -135,6 +138,8 @@ def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
             modality=args.modality,
             fault=args.fault,
         )
+        # What writing took is no memory of a loader's.
+        pa.default_memory_pool().release_unused()
         packing = Packing(width=args.longest, rows=args.rows)
         yield Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
     except OSError as exc:

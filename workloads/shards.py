@@ -214,10 +214,7 @@ class Source:
             # No threads and nothing read ahead: forked workers would inherit their locks.
             parquet = pq.ParquetFile(file, pre_buffer=False)
             table = parquet.read_row_group(group, list(self.spec.columns), use_threads=False)
-        columns = [table[name].combine_chunks() for name in self.spec.columns]
-        del table
-        pa.default_memory_pool().release_unused()
-        return columns
+        return [table[name].combine_chunks() for name in self.spec.columns]
 
     def _travel(self, index: int) -> None:
         if self.spec.latency_s:
@@ -278,6 +275,7 @@ class OpenSources:
         # Few: each thread's buffers for decoding stay with it.
         with ThreadPoolExecutor(_OPENING) as pool:
             list(pool.map(lambda sample: self._source(sample[0]).warm(sample[1]), samples))
+        pa.default_memory_pool().release_unused()
 
     def close(self, numbers: Sequence[int]) -> None:
         """Give up the state of sources."""

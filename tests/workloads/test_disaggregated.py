@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from chopper.engines import ray_cluster
-from chopper.fresh_python import own_python
+from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads.autoscaling import Limits
 from chopper.workloads.batch import Mesh
@@ -220,11 +220,6 @@ def test_ranks_that_share_a_batch_get_their_slices_of_it(started, whole):
     mesh = Mesh(tensor=2, context=2, pipeline=2)
     ranks = tuple(range(RANKS * mesh.ranks))
     made = setup("mesh", mesh=mesh, nodes=((d.this_node(), ranks),))
-    whole = {
-        (step, rank): b
-        for step, r in enumerate(read_of("mesh whole", started))
-        for rank, b in enumerate(r)
-    }
     constructor = started(made)[1]
     readers = made.readers(0)
     assert readers == [r for r in ranks if r % 2 == 0]
@@ -245,6 +240,54 @@ def test_ranks_that_share_a_batch_get_their_slices_of_it(started, whole):
                     a, b, c, e = np.split(expected, 4, axis=1)
                     assert (got[0] == np.concatenate([a, e], axis=1)).all()
                     assert (got[1] == np.concatenate([b, c], axis=1)).all()
+
+
+@pytest.fixture
+def second_node(ray):
+    """Another node of the cluster, on this machine: a raylet and an object store of its own."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    head = ray._private.worker._global_node
+    directory = Path(head.get_session_dir_path()).parent
+    words = {"num_cpus": 8, "num_gpus": 0, "object_store_memory": 80 << 20}
+    free = dict.fromkeys(("min_worker_port", "max_worker_port", "node_manager_port"), 0)
+    params = RayParams(
+        gcs_address=head.gcs_address,
+        redis_address=head.gcs_address,
+        node_ip_address="127.0.0.1",
+        temp_dir=str(directory),
+        include_log_monitor=False,
+        **words,
+        **free,
+    )
+    params.dashboard_agent_listen_port = None  # any
+    with environment({"PYTHONPATH": str(directory / "without-amdsmi")}):
+        node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    named = node.node_id
+    until(lambda: {n["NodeID"] for n in ray.nodes() if n["Alive"]} >= {named}, "another node")
+    yield named
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def test_each_node_of_trainers_has_a_constructor_that_loads_for_its_ranks(
+    ray, started, second_node
+):
+    made = setup("nodes", nodes=((d.this_node(), (0,)), (second_node, (1,))))
+    _, *constructors = started(made)
+    nodes = [ray.get(one.__ray_call__.remote(lambda _: d.this_node())) for one in constructors]
+    assert nodes == [d.this_node(), second_node]
+    streams = [
+        d.batches(d.constructor(made, rank), rank=rank, first=0, steps=6, prefetch=0)
+        for rank in range(RANKS)
+    ]
+    found = [[next(stream) for stream in streams] for _ in range(6)]
+    assert samples(found) == planned(made, range(6))
+    counted = [ray.get(one.__ray_call__.remote(lambda self: self._counts)) for one in constructors]
+    plans = Planner(made.draw)
+    for rank, counts in enumerate(counted):
+        drawn = Counter(source for step in range(6) for source, _ in plans.plan(step).of(rank))
+        assert Counter(dict(enumerate(counts.tolist()))) == drawn
 
 
 @pytest.mark.long

@@ -279,7 +279,7 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
     asked = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "sweep": "none"}
     drawn = measured("dataloader", numbers, **asked, tokens=40, longest=256).headlines
     found = {(round(h.ours, 3), h.configuration) for h in drawn if h.ours is not None}
-    where = "workers, 5 sources of 12 MB, storage 150 ms (simulated)"
+    where = "workers, 5 sources of 12 MB on disk, 150 ms added to each request"
     assert found == {
         (4.0, f"2 ranks × 24 {where}"),
         (4.0, f"2 ranks × 8 {where}"),
