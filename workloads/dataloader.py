@@ -199,11 +199,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from chopper.workloads.batch import batch_of
+    from chopper.workloads.declared_mixtures import read_mixture
     from chopper.workloads.decoder import Decoder, loss_of
     from chopper.workloads.loading import draw_of, points, span_of, turns
     from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, recovery
     from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
-    from chopper.workloads.mixture import VOCABULARY, read_mixture
+    from chopper.workloads.mixture import VOCABULARY
     from chopper.workloads.progress import Progress
 
     ranks = dist.get_world_size()

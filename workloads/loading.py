@@ -20,10 +20,11 @@ from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
 from chopper.workloads.autoscaling import Limits
 from chopper.workloads.batch import Mesh
+from chopper.workloads.declared_mixtures import read_mixture
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
 from chopper.workloads.made_sources import write_sources
-from chopper.workloads.mixture import VOCABULARY, Packing, Sources, Stage, read_mixture
+from chopper.workloads.mixture import VOCABULARY, Packing, Sources, Stage
 from chopper.workloads.planning import Draw, Planner
 
 WITH_ACTORS = ("disaggregated", "balanced")

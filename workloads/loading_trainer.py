@@ -229,7 +229,8 @@ class Trainer:
             if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
                 out[role_of(child)] += held
         # Forked workers share pages with their rank: what these count, it no longer does.
-        out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
+        growth = "trainers' growth" if self.args.variant in WITH_ACTORS else "workers"
+        out[growth] += memory_bytes([os.getpid()]) - self.own_bytes
         return out
 
     def report(

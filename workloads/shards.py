@@ -25,7 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chopper.errors import InputError
-from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Tokens, beside
+from chopper.workloads.mixture import (
+    VOCABULARY,
+    Ints,
+    Sample,
+    SourceError,
+    SourceSpec,
+    Tokens,
+    beside,
+)
 
 READ_TIMEOUT_S = 20.0
 PATCH = 16
@@ -240,7 +248,9 @@ class Source:
 def tokenize(content: str | Sequence[int], image: bytes | None) -> Tokens:
     """Make tokens of a document: 1 more than its bytes, and 257 and more of its image's patches."""
     if not isinstance(content, str):
-        return np.array(content, dtype=np.uint16)
+        # Those beyond the vocabulary of the small decoder are folded into it.
+        ids = np.array(content, dtype=np.int64)
+        return (1 + (ids - 1) % (VOCABULARY - 1)).astype(np.uint16)
     text = np.frombuffer(content.encode(), dtype=np.uint8).astype(np.uint16) + 1
     if image is None:
         return text
