@@ -59,6 +59,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise UsageError(
             "--mixture: its storage is not changed: leave out --sweep, and --fault raises or hangs"
         )
+    if args.modality == "text" and args.fault in ("raises", "hangs"):
+        raise UsageError(f"--fault {args.fault}: is one of images: leave out --modality text")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
@@ -128,6 +130,13 @@ def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
     # Named as Ray's directories are: what is left of a run that was killed goes with these.
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
+        yield _written(args, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(args: argparse.Namespace, folder: Path) -> Sources:
+    try:
         specs = write_sources(
             folder,
             count=args.sources,
@@ -139,14 +148,12 @@ def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
             modality=args.modality,
             fault=args.fault,
         )
-        # What writing took is no memory of a loader's.
-        pa.default_memory_pool().release_unused()
-        packing = Packing(width=args.longest, rows=args.rows)
-        yield Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
     except OSError as exc:
         raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # What writing took is no memory of a loader's.
+    pa.default_memory_pool().release_unused()
+    packing = Packing(width=args.longest, rows=args.rows)
+    return Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
 
 
 def draw_of(

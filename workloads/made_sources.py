@@ -45,8 +45,8 @@ def write_sources(
 
     A row group is half to one and a half times the mean state, a source's latency a third to three
     times that of what is read, weights follow a power law, median lengths are half to twice
-    ``tokens``. ``fault``: storage of the second source ``raises`` (its files are missing) or
-    ``hangs`` (they are pipes that nobody writes to).
+    ``tokens``. ``fault``: storage of the second source ``raises`` (its images are missing) or
+    ``hangs`` (they are a pipe that nobody writes to).
     """
     rng = np.random.default_rng((seed, count))
     rank = rng.permutation(count) + 1
@@ -80,7 +80,10 @@ def write_sources(
             SourceSpec(**bare, groups=groups, state_bytes=int(state_bytes * state[number]))
         )
         if fault in ("raises", "hangs") and number == min(1, count - 1):
-            _break(folder / name, modality, fault)
+            images = folder / name / "images.bin"
+            images.unlink()
+            if fault == "hangs":
+                os.mkfifo(images)
     return tuple(specs)
 
 
@@ -100,9 +103,9 @@ def _write(
     places = _write_images(folder, rng, longest) if modality == "image" else None
     shards = []
     for shard in range(_SHARDS):
-        lengths = np.clip(median * np.exp(0.9 * rng.standard_normal(rows)), 4, longest)
-        lengths = lengths.astype(np.int32)
-        columns: dict[str, pa.Array] = {"length": pa.array(lengths)}
+        drawn = median * np.exp(0.9 * rng.standard_normal(rows))
+        lengths: Ints = np.clip(drawn, 4, longest).astype(np.int64)
+        columns: dict[str, pa.Array] = {"length": pa.array(lengths, pa.int32())}
         texts = lengths
         if places is not None:
             patches = _GRIDS.prod(1)[: len(places["offset"]) // _COPIES]
@@ -144,12 +147,3 @@ def _texts(rng: np.random.Generator, lengths: Ints) -> pa.Array:
     letters = rng.integers(97, 123, size=1 << 16, dtype=np.uint8)
     data = np.resize(letters, int(offsets[-1]))
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
-
-
-def _break(folder: Path, modality: Modality, fault: str) -> None:
-    """Take away the files that a read needs, or put pipes in their place."""
-    files = [folder / "images.bin"] if modality == "image" else sorted(folder.glob("*.parquet"))
-    for path in files:
-        path.unlink()
-        if fault == "hangs":
-            os.mkfifo(path)

@@ -163,7 +163,7 @@ class Draw:
 class _Admitted:
     """Documents of a source that a stage draws."""
 
-    index: Ints | None
+    index: NDArray[np.int32] | None
     """None: all."""
     ends: Ints
     """For each row group with such documents, the number of those up to its end."""
@@ -223,17 +223,18 @@ class Planner:
         return drawn
 
     def _admitted(self, stage: int) -> list[_Admitted]:
-        """Documents of each source that a stage draws; those of one stage are kept."""
+        """Documents of each source that a stage draws; those of two stages are kept."""
         if stage not in self._stages:
             longest, made = self.draw.stages[stage].longest, []
             for source, lengths in zip(self.draw.sources, self._lengths, strict=True):
                 ends = np.cumsum([rows for _, _, rows in source.groups], dtype=np.int64)
-                index = None
+                index: NDArray[np.int32] | None = None
                 if longest < lengths.max(initial=0):
                     index = np.flatnonzero(lengths <= longest).astype(np.int32)
                     ends = np.unique(np.searchsorted(index, ends))
                 made.append(_Admitted(index, ends[ends > 0]))
-            self._stages = {stage: made}
+            last = dict(list(self._stages.items())[-1:])
+            self._stages = last | {stage: made}
         return self._stages[stage]
 
     def left_out(self) -> int:

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from chopper.errors import UsageError  # noqa: E402
+from chopper.experiments.loading import load  # noqa: E402
 from chopper.workloads import (  # noqa: E402
     dataloader,
     loading,
@@ -25,6 +26,7 @@ from chopper.workloads import (  # noqa: E402
     loading_trainer,
 )
 from chopper.workloads.batch import batch_of  # noqa: E402
+from chopper.workloads.declared_mixtures import read_mixture  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
 from chopper.workloads.mixture import SourceError  # noqa: E402
 from chopper.workloads.planning import Cost, Planner  # noqa: E402
@@ -35,8 +37,11 @@ from chopper.workloads.torch_loading import (  # noqa: E402
     in_rows,
     torch_batches,
 )
+from tests.command import process  # noqa: E402
+from tests.storage.s3_server import BUCKET  # noqa: E402
 from tests.waiting import PATIENCE_S, until  # noqa: E402
 from tests.workloads.made_mixtures import draw, sources  # noqa: E402
+from tests.workloads.test_mixture import TWO, write_two  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -150,6 +155,21 @@ def test_the_data_loader_serves_what_was_planned(kind):
         assert batch.step_tokens == planned.length.sum()
     assert dataset.documents_read() == (6 + 2 * 2) * 4
     until(lambda: set(multiprocessing.active_children()) <= set(before), "the end of all workers")
+
+
+def test_workers_read_shards_of_a_bucket(s3, tmp_path):
+    here = read_mixture(write_two(tmp_path))
+    s3.put(f"{tmp_path}/", "bucket/data/", recursive=True)
+    away = read_mixture(write_two(tmp_path, TWO.replace('= "web/', f'= "{BUCKET}/data/web/')))
+    planner = Planner(draw(away.specs, batch=16))
+    dataset = ConcurrentDocuments(away.specs, 2, planner.upcoming(0, range(2)))
+    options = {"rank": 0, "first": 0, "steps": 3, "workers": 2, "prefetch": 1, "width": 64}
+    found = list(torch_batches(dataset, planner, timeout_s=PATIENCE_S, **options))
+    contents = near(here.specs)
+    for batch in found:
+        planned = planner.plan(batch.step).of(0)
+        assert Counter(batch.marked()) == Counter(contents.marked(planned))
+        assert {source for source, _ in planned} == {0, 1}
 
 
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
@@ -348,6 +368,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--modality", "text", "--fault", "raises"], "--fault raises: is one of images"),
         (["--tensor", "3"], "--tensor 3: expected a divisor of the 2 ranks"),
         (["--mixture", "a.toml", "--sweep", "latency"], "--mixture: its storage is not changed"),
         (["--mixture", "none.toml"], "none.toml: cannot be read"),
@@ -374,3 +395,29 @@ def test_without_ray_only_the_actors_are_refused(monkeypatch):
         ValueError, match=r"chopper-profiler\[ray\]'; or without: --variants loader,tuned"
     ):
         loading.needs(arguments(variants=("loader", "balanced")), 2, "cpu")
+
+
+@pytest.mark.long
+def test_a_declared_mixture_of_a_bucket_trains_on_four_ranks(s3, tmp_path):
+    """Actors on Ray read an S3 server's shards; two ranks share each batch; a loader is killed."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'chopper-profiler[ray]'")
+    write_two(tmp_path)
+    s3.put(f"{tmp_path}/", "bucket/data/", recursive=True)
+    file = write_two(tmp_path, TWO.replace('= "web/', f'= "{BUCKET}/data/web/'))
+    words = "--batch 4 --steps 6 --prefetch 8 --repetitions 2 --tensor 2 --standby 1 --latency 0"
+    done = process(
+        *("run", "dataloader", "--ranks", "4", "--variants", "loader,balanced"),
+        *("-o", tmp_path / "run", "--json", "--", "--workers", "2"),
+        *(*words.split(), "--mixture", file, "--checkpoint", tmp_path / "kept"),
+        *("--fault", "killed-loader"),
+    )
+    assert done.code == 0, done.err
+    found = load(tmp_path / "run")
+    for variant in ("loader", "balanced"):
+        assert found.value("lost_sample_count", variant) == 0
+        assert found.value("repeated_sample_count", variant) == 0
+    assert found.value("first_loss", "loader") == pytest.approx(
+        found.value("first_loss", "balanced"), rel=1e-3
+    )
+    assert "killing loader actor" in done.err + done.out
+    assert len(list((tmp_path / "kept").glob("draw-*.jsonl"))) == 1

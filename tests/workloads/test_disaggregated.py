@@ -164,7 +164,8 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
 ):
     made = setup(f"killed {role} {standby}", standby=standby, checkpoint=tmp_path)
     planner_actor, constructor = started(made)
-    killed, stood_by = [], []
+    killed: list[psutil.Process] = []
+    stood_by: list[int] = []
 
     def kill():
         loaders, waiting = ray.get(planner_actor.loaders.remote())
@@ -250,16 +251,15 @@ def second_node(ray):
 
     head = ray._private.worker._global_node
     directory = Path(head.get_session_dir_path()).parent
-    words = {"num_cpus": 8, "num_gpus": 0, "object_store_memory": 80 << 20}
-    free = dict.fromkeys(("min_worker_port", "max_worker_port", "node_manager_port"), 0)
+    words: dict[str, Any] = {"num_cpus": 8, "num_gpus": 0, "object_store_memory": 80 << 20}
+    words |= {"include_log_monitor": False}
+    words |= dict.fromkeys(("min_worker_port", "max_worker_port", "node_manager_port"), 0)
     params = RayParams(
         gcs_address=head.gcs_address,
         redis_address=head.gcs_address,
         node_ip_address="127.0.0.1",
         temp_dir=str(directory),
-        include_log_monitor=False,
         **words,
-        **free,
     )
     params.dashboard_agent_listen_port = None  # any
     with environment({"PYTHONPATH": str(directory / "without-amdsmi")}):

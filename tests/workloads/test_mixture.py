@@ -18,7 +18,7 @@ import pytest
 from chopper.errors import InputError
 from chopper.workloads.declared_mixtures import read_mixture
 from chopper.workloads.made_sources import write_sources
-from chopper.workloads.mixture import VOCABULARY, SourceError, weight_at
+from chopper.workloads.mixture import VOCABULARY, Modality, SourceError, weight_at
 from chopper.workloads.planning import Planner
 from chopper.workloads.shards import OpenSources, Source, lengths_of, tokenize
 from tests.storage.s3_server import BUCKET
@@ -54,7 +54,8 @@ def write_two(folder: Path, text: str = TWO) -> Path:
         "tokens": 16,
         "longest": 64,
     }
-    for name, modality in (("web", "text"), ("papers", "image")):
+    modalities: dict[str, Modality] = {"web": "text", "papers": "image"}
+    for name, modality in modalities.items():
         if not (folder / name).exists():
             write_sources(folder / f"{name}-made", seed=len(name), modality=modality, **options)
             (folder / f"{name}-made" / "web-00").rename(folder / name)
@@ -269,7 +270,7 @@ def test_tokens_are_taken_as_they_are_and_lengths_are_checked(tmp_path):
 def test_state_is_held_while_a_source_is_open(tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc of Linux")
-    (tmp_path / "specs").write_bytes(pickle.dumps(sources(count=2, state_bytes=30_000_000)))
+    (tmp_path / "specs").write_bytes(pickle.dumps(sources(count=1, state_bytes=60_000_000)))
     code = """
 import os, pickle, sys
 from pathlib import Path
@@ -278,13 +279,14 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 opened = OpenSources(pickle.loads(Path(sys.argv[1], "specs").read_bytes()))
 before = resident()
-opened.open([(0, 0), (1, 0)])
+opened.open([(0, 0)])
 held = resident() - before
-opened.close([0, 1])
+opened.close([0])
 print(held, resident() - before)
 """
     words = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     held, left = map(int, done.stdout.split())
-    assert held == pytest.approx(60e6, rel=0.25)
-    assert left < held - 45e6
+    assert 55e6 < held < 95e6  # with what reading Parquet itself takes
+    # What Arrow and malloc keep is the same however large the state is.
+    assert left < held - 30e6

@@ -163,7 +163,7 @@ def test_a_stage_draws_what_it_admits_and_each_of_it_once():
 
 
 @pytest.mark.parametrize("step", [0, 63, 64, 700])
-def test_a_checkpoint_says_where_each_source_was(tmp_path, step):
+def test_a_checkpoint_says_where_each_source_was(tmp_path, monkeypatch, step):
     stages = (Stage(step=0, longest=30), Stage(step=100, longest=64))
     first = made(stages=stages)
     checkpoint = Checkpoint(tmp_path, first.draw)
@@ -178,9 +178,13 @@ def test_a_checkpoint_says_where_each_source_was(tmp_path, step):
     found = Checkpoint(tmp_path, later.draw)
     assert found.loaders == 3
     later.resume(found.positions)
-    planned = []
-    drawn = later._drawn
-    later._drawn = lambda at: planned.append(at) or drawn(at)  # type: ignore[method-assign]
+    planned, drawn = [], later._drawn
+
+    def counted(step):
+        planned.append(step)
+        return drawn(step)
+
+    monkeypatch.setattr(later, "_drawn", counted)
     assert later.plan(step).of(1) == first.plan(step).of(1)
     assert min(planned) == step // 64 * 64  # not from step 0
 
@@ -283,7 +287,8 @@ def test_loaders_follow_reads_in_flight_cores_and_memory(rate, served, limits, e
     st.floats(0, 5000),
 )
 def test_each_source_has_its_loaders_and_no_loader_is_without(shares, first, then, rate):
-    served, before = load(len(shares), cpu_s=0), []
+    served = load(len(shares), cpu_s=0)
+    before: list[list[int]] = []
     served.share = np.array(shares)
     for loaders in (first, then):
         copies = copies_needed(served, rate, LIMITS, loaders)
