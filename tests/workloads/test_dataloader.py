@@ -40,6 +40,7 @@ from chopper.workloads.torch_loading import (  # noqa: E402
 from tests.command import process  # noqa: E402
 from tests.storage.s3_server import BUCKET  # noqa: E402
 from tests.waiting import PATIENCE_S, until  # noqa: E402
+from tests.workloads.forked import Ranks  # noqa: E402
 from tests.workloads.made_mixtures import draw, sources  # noqa: E402
 from tests.workloads.test_mixture import TWO, write_two  # noqa: E402
 
@@ -395,6 +396,18 @@ def test_without_ray_only_the_actors_are_refused(monkeypatch):
         ValueError, match=r"chopper-profiler\[ray\]'; or without: --variants loader,tuned"
     ):
         loading.needs(arguments(variants=("loader", "balanced")), 2, "cpu")
+
+
+def test_one_rank_of_a_tensor_parallel_group_reads_for_all():
+    with Ranks() as ranks:
+        found = ranks.run(
+            "tests.workloads.loading_cases", "broadcast_to_groups", 4, tensor=2, steps=3
+        )
+    for rank, (read, got) in enumerate(found):
+        assert read == ([0, 1, 2] if rank % 2 == 0 else [])
+        reader = rank - rank % 2
+        row = [*range(1, 4 + reader), *[0] * (5 - reader)]
+        assert got == [[[[reader, step]], [row]] for step in range(3)]
 
 
 @pytest.mark.long
