@@ -155,7 +155,7 @@ WORKLOAD = Workload(
     ),
     baseline="tuned",
     measures=True,
-    seconds=105,
+    seconds=180,
     position=10,
 )
 
