@@ -47,6 +47,11 @@ Read = tuple[Tokens, float, float]
 """A document's tokens, and the seconds that storage and a core took."""
 
 
+def _why(exc: Exception) -> str:
+    """Name an error of any library, in one line."""
+    return ": ".join([type(exc).__name__, *str(exc).splitlines()[:1]])
+
+
 def _files(address: str) -> tuple[Any, str]:
     """File system of an address, and the path in it."""
     try:
@@ -64,8 +69,13 @@ def matching(pattern: str) -> list[str]:
     """Return the files that a pattern matches, sorted."""
     if "://" not in pattern:
         return sorted(glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
-    fs, path = _files(pattern)
-    return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
+    try:
+        fs, path = _files(pattern)
+        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
+    except InputError:
+        raise
+    except Exception as exc:  # those of file systems' libraries have no common class
+        raise InputError(f"{pattern}: {_why(exc)}") from exc
 
 
 def _opened(path: str) -> BinaryIO:
@@ -126,7 +136,7 @@ def _footer(spec: SourceSpec, shard: str) -> list[tuple[int, int]]:
             parquet = pq.ParquetFile(file)
             schema, meta = parquet.schema_arrow, parquet.metadata
     except Exception as exc:  # those of file systems' libraries have no common class
-        raise InputError(f"{where}: {type(exc).__name__}: {str(exc).splitlines()[0]}") from exc
+        raise InputError(f"{where}: {_why(exc)}") from exc
     for column, kind in (*spec.columns.items(), (spec.length, "integer")):
         at = schema.get_field_index(column)
         if at < 0:
@@ -148,12 +158,15 @@ def lengths_of(spec: SourceSpec) -> Ints:
     """Read the tokens of each document of a source, which is all that planning needs of it.
 
     Raises:
-        SourceError: a length is missing, or below 1.
+        SourceError: a shard cannot be read, or a length is missing or below 1.
     """
 
     def read(shard: str) -> pa.ChunkedArray:
-        with _opened(shard) as file:
-            return pq.ParquetFile(file).read([spec.length], use_threads=False)[spec.length]
+        try:
+            with _opened(shard) as file:
+                return pq.ParquetFile(file).read([spec.length], use_threads=False)[spec.length]
+        except Exception as exc:
+            raise SourceError(f"source {spec.name}: {shard}: {_why(exc)}") from exc
 
     with ThreadPoolExecutor(_THREADS) as pool:
         columns = list(pool.map(read, spec.shards))
@@ -187,9 +200,7 @@ class Source:
             ids = tokenize(*content)
             return ids, waited_s, time.thread_time() - began
         except Exception as exc:
-            raise SourceError(
-                f"source {self.spec.name}, sample {index}: {type(exc).__name__}: {exc}"
-            ) from exc
+            raise SourceError(f"source {self.spec.name}, sample {index}: {_why(exc)}") from exc
 
     def warm(self, index: int) -> None:
         """Read the row group of a document."""

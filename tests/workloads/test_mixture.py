@@ -93,6 +93,7 @@ def test_a_declared_mixture_is_drawn_as_it_says(tmp_path):
         ("[10, 1.0]", "[10, -1.0]", "expected `float` >= 0.0"),
         ('"image"', '"video"', "invalid enum value 'video' - at `sources[1].modality`"),
         ("web/*", "wbe/*", "sources[0].shards: nothing matches"),
+        ('"web/*', '"nosuch://web/*', "nosuch://web/*.parquet: ValueError: Protocol not known"),
         ("longest = 64", "longest = 65", "curriculum[1].longest: 65 tokens, expected at most"),
         ("step = 5", "step = 0", "curriculum: steps [0, 0], expected 0 first and ascending"),
         ("[packing]", "[packing", "expected"),
@@ -120,10 +121,14 @@ def test_a_declaration_that_cannot_be_is_one_line(tmp_path, old, new, message):
 
 def test_a_shard_that_is_cut_or_missing_is_named(tmp_path):
     file = write_two(tmp_path)
+    whole = read_mixture(file).specs[0]
     shard = tmp_path / "web/00001.parquet"
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(InputError, match=r"source web: .*web/00001.parquet: ArrowInvalid: "):
         read_mixture(file)
+    shard.unlink()
+    with pytest.raises(SourceError, match=r"source web: .*web/00001.parquet: FileNotFoundError"):
+        lengths_of(whole)
     with pytest.raises(InputError, match=r"none.toml: cannot be read \(No such file"):
         read_mixture(tmp_path / "none.toml")
 
