@@ -128,9 +128,9 @@ def machine(experiment: Experiment) -> str:
 
 def _others(experiment: Experiment) -> list[str]:
     plan = experiment.plan
-    if not plan.other_cores or plan.machine_cores is None:
+    if not experiment.other_cores or plan.machine_cores is None:
         return []
-    most = max(plan.other_cores.values())
+    most = max(experiment.other_cores.values())
     return [f"other programs used at most {most:.1f} of {plan.machine_cores} cores"]
 
 

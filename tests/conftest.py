@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.storage.s3_server import s3, server  # noqa: F401 - fixtures of several packages
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Kineto reads this once per process: whichever test starts its profiler first, the notes that it

@@ -25,6 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chopper
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from chopper.statistics import Estimate
+    from chopper.workloads.mixture import Sources
 
 WORKLOAD = Workload(
     name="dataloader",
@@ -61,26 +63,60 @@ WORKLOAD = Workload(
         ),
         Option("batch", "samples per rank and step", 12, positive),
         Option("sources", "sources in the mixture", 32, positive),
-        Option("state", "MB of state per open source, on average", 14, positive),
-        Option("latency", "storage latency per read in ms, on average", 200, positive),
-        Option("documents", "documents in each source, on average", 20_000, positive),
+        Option("state", "MB of a row group in memory, on average", 14, positive),
+        Option(
+            "latency",
+            "ms added to each request of storage, on average, as a distance would; 0: the disk's",
+            200,
+            not_negative,
+        ),
+        Option(
+            "modality",
+            "documents: text in row groups, or also an image each, which is a request of its own",
+            "image",
+            choices=("image", "text"),
+        ),
+        Option(
+            "mixture",
+            "TOML file that declares the sources, instead of ones that are made; shards lie on "
+            "disk or at addresses",
+            None,
+            Path,
+        ),
         Option("tokens", "median length of a document in tokens", 40, positive),
         Option("longest", "maximum tokens of a document, and of a row", 256, positive),
         Option("width", "width of the model", 32, positive),
         Option("workers", "DataLoader workers per rank", 8, positive),
         Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
-        Option("loaders", "loader actors at the start, and at the least", 2, positive),
+        Option("loaders", "loader actors at the start, and at the least", 1, positive),
         Option(
             "most",
             "most loader actors that autoscaling may start; at least --loaders",
-            2,
+            1,
             positive,
         ),
         Option("threads", "reads in flight per loader actor", 256, positive),
         Option(
+            "standby",
+            "loader actors that wait, with nothing open, for another one's end",
+            0,
+            not_negative,
+        ),
+        Option(
+            "tensor",
+            "ranks that train on the same batch; of actors one reads for all of them",
+            1,
+            positive,
+        ),
+        Option(
+            "checkpoint",
+            "directory in which actors keep how far each source was drawn, for a later --first",
+            None,
+            Path,
+        ),
+        Option(
             "rows",
-            "how a DataLoader batches documents: packed into rows as the actors do, or one padded "
-            "row for each",
+            "documents packed into rows, or one padded row for each",
             "packed",
             choices=("packed", "padded"),
         ),
@@ -91,13 +127,12 @@ WORKLOAD = Workload(
             "kk",
             choices=("random", "greedy", "kk"),
         ),
-        Option("ramp", "steps over which the mixture changes; 0: constant", 0, not_negative),
         Option("first", "first step, as after a restart", 0, not_negative),
         Option(
             "fault",
             "fault to inject",
             "none",
-            choices=("none", "raises", "empty", "endless", "hangs", "killed-loader"),
+            choices=("none", "raises", "hangs", "killed-loader"),
         ),
         Option(
             "sweep",
@@ -120,7 +155,7 @@ WORKLOAD = Workload(
     ),
     baseline="tuned",
     measures=True,
-    seconds=105,
+    seconds=180,
     position=10,
 )
 
@@ -164,14 +199,18 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from chopper.workloads.batch import batch_of
+    from chopper.workloads.declared_mixtures import read_mixture
     from chopper.workloads.decoder import Decoder, loss_of
     from chopper.workloads.loading import draw_of, points, span_of, turns
-    from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch
+    from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, recovery
     from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
     from chopper.workloads.mixture import VOCABULARY
     from chopper.workloads.progress import Progress
 
     ranks = dist.get_world_size()
+    if args.mixture is not None:
+        packing = read_mixture(args.mixture).packing
+        args.longest, args.rows = packing.width, packing.rows
     torch.manual_seed(args.seed)
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
@@ -184,28 +223,39 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         batch = batch_of([(0, 0)] * 3, documents, width=args.longest)
         loss_of(model, batch, ranks, device).backward()
         model.zero_grad()
-        trainer = Trainer(args, model, device, prof, Progress(steps, f"{args.variant}: step"))
-        checked = Checked(args, prof)
-        with ray_for(args):
+        with contextlib.ExitStack() as stack:
+            sources = stack.enter_context(sources_for(args))
+            # Whatever runs or is held from here on loads.
+            trainer = Trainer(args, model, device, prof, Progress(steps, f"{args.variant}: step"))
+            stack.enter_context(ray_for(args))
+            checked = Checked(args, prof)
+            seen: list[Any] = []
             for turn in todo:
                 tell(
                     f"{args.variant}: loader {turn.number} of {len(todo)}, storage of "
                     f"{turn.latency_ms} ms, from step {turn.first}"
                 )
                 labels = turn.labels(args)
-                draw = draw_of(args, ranks, turn.latency_ms)
+                draw = draw_of(args, sources, ranks, turn.latency_ms)
                 began = time.perf_counter()
                 with batches_of(args, draw, turn) as feed:
-                    seen = trainer.run(feed, span, began, labels)
-                checked.add(draw, turn.first, seen, labels)
-            swept = points(args) if args.sweep != "none" else []
-            for latency_ms in sorted({PROBED_MS, *swept}) if args.variant == "balanced" else ():
-                tell(f"balanced: batches one by one, storage of {latency_ms} ms")
-                latency_of_a_batch(args, latency_ms, prof)
-        checked.tell()
-        if args.variant == "balanced":
-            tell("balanced: documents computed one by one")
-            balancing_alone(args, device, prof)
+                    seen.append(trainer.run(feed, span, began, labels))
+            # What checking holds would be in the memory of the next loader.
+            for turn, of_turn in zip(todo, seen, strict=True):
+                draw = draw_of(args, sources, ranks, turn.latency_ms)
+                checked.add(draw, turn.first, of_turn, turn.labels(args))
+            checked.tell()
+            if args.variant == "balanced":
+                swept = points(args) if args.sweep != "none" else []
+                for latency_ms in sorted({PROBED_MS, *swept}):
+                    tell(f"balanced: batches one by one, storage of {latency_ms} ms")
+                    near = draw_of(args, sources, ranks, latency_ms)
+                    latency_of_a_batch(args, near, latency_ms, prof)
+                tell("balanced: documents computed one by one")
+                balancing_alone(args, draw, device, prof)
+                if args.sweep == "none" and args.fault == "none":
+                    tell("balanced: actors killed (SIGKILL), one after the other")
+                    recovery(args, draw_of(args, sources, ranks, PROBED_MS), prof)
         dist.barrier()
 
 
@@ -215,6 +265,22 @@ def tell(text: str) -> None:
 
     if dist.get_rank() == 0:
         print(text, flush=True)
+
+
+@contextlib.contextmanager
+def sources_for(args: argparse.Namespace) -> Iterator[Sources]:
+    """The sources, which the first rank finds or writes."""
+    import torch.distributed as dist
+
+    from chopper.workloads.loading import found_sources
+
+    with contextlib.ExitStack() as stack:
+        held: list[Any] = [None]
+        if dist.get_rank() == 0:
+            held[0] = stack.enter_context(found_sources(args))
+        dist.broadcast_object_list(held)
+        yield held[0]
+        dist.barrier()
 
 
 @contextlib.contextmanager
@@ -273,7 +339,9 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         return
     options = experiment.plan.options
     mixture = f"{options['sources']} sources of {options['state']} MB"
-    where = f"{mixture}, storage {options['latency']} ms (simulated)"
+    where = f"{mixture} on disk, {options['latency']} ms added to each request"
+    if options.get("mixture") is not None:
+        where = mixture = f"the sources of {options['mixture']}"
     # Of a sweep, the point that the option names.
     point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
     for variant, measure, claim, published in _HELD_AGAINST:

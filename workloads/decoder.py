@@ -56,15 +56,7 @@ def cost_of(width: int, vocabulary: int) -> Cost:
 
 def loss_of(model: nn.Module, batch: Batch, ranks: int, device: torch.device) -> Tensor:
     """Loss per token of the step: a rank's sum, so scaled that the mean over ranks is right."""
-    shape = batch.tokens.shape
-    places, targets = np.zeros(shape, np.int64), np.full(shape, -100, np.int64)
-    for row, lengths in enumerate(batch.documents):
-        end = sum(lengths)
-        places[row, :end] = np.concatenate([np.arange(n) for n in lengths])
-        targets[row, : end - 1] = batch.tokens[row, 1:end]
-        # What follows the last token of a document is another one.
-        targets[row, np.cumsum(lengths) - 1] = -100
-    arrays = (batch.tokens.astype(np.int64), places, targets)
+    arrays = (batch.tokens.astype(np.int64), batch.places(), batch.targets())
     tokens, where, wanted = (torch.from_numpy(a).to(device, non_blocking=True) for a in arrays)
     logits = model(tokens, where, batch.documents)
     summed = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")

@@ -1,26 +1,30 @@
 """Data loading outside the trainers, as actors: MegaScale-Data's three roles, on real Ray.
 
-    PlannerActor ──plans, loaders──▶ DataConstructor ◀──batches── one `batches()` in each trainer
-         │ starts, follows, ends           │ loads what a step needs
+    PlannerActor ──plans, loaders──▶ DataConstructor × nodes ◀──batches── `batches()` in a trainer
+         │ starts, follows, ends           │ loads what its node needs of a step
          └───────────▶ SourceLoader × n ◀──┘
 
 A *Source Loader* holds the state of its sources and does what is done per sample: read, decode,
-tokenize. The *Planner* sees metadata only, decides what each step loads and which rank gets it, and
-how many loaders there are. The *Data Constructor*, one per node of trainers, asks the loaders many
-steps ahead and packs each rank's documents into rows.
+tokenize. The *Planner* sees metadata only, decides what each step loads, which rank gets it and
+which loader reads it, and how many loaders there are. A *Data Constructor* runs on each node of
+trainers, asks the loaders many steps ahead for what the ranks of its node train on, and packs,
+pads and slices it.
 
-All are asked by step, and a step's plan is a function of the seed: whoever died is started again
-and asked again, and no sample is lost or comes twice. The same code runs on a cluster
-(``address``). No torch here: an actor is a process, and would carry it.
+All are asked by step, and a step's plan is a function of the seed: whoever died is started again,
+by Ray, or replaced by a loader that stands by, and asked again, and no sample is lost or comes
+twice. The same code runs on a cluster (``address``). No torch here: an actor is a process, and
+would carry it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +32,12 @@ from numpy.typing import NDArray
 
 from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import ChopperError
-from chopper.workloads.batch import Batch, batch_of
-from chopper.workloads.mixture import Mixture, Sample, SourceError, SourceSpec, Tokens
-from chopper.workloads.planning import Autoscaler, Draw, Limits, Load, Plan, Planner, place
+from chopper.workloads.autoscaling import Autoscaler, Limits, Load, copies_needed, place
+from chopper.workloads.batch import Batch, Mesh, Slice, batch_of
+from chopper.workloads.checkpoint import Checkpoint
+from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Tokens
+from chopper.workloads.planning import Draw, Plan, Planner, occurrence
+from chopper.workloads.shards import OpenSources
 
 _RESTARTS = 3
 _OBSERVED_STEPS = 8
@@ -46,30 +53,46 @@ class Setup:
     name: str
     """Tells the actors of one mixture from those of another on the same cluster."""
     draw: Draw
-    width: int
+    width: int | None
+    """Tokens of a row; None: a row for each document, as long as the longest."""
     loaders: int
     limits: Limits
     prefetch: int
+    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Ray's name of each node of trainers, and its ranks; each has a constructor of its own."""
+    mesh: Mesh = field(default_factory=Mesh)
+    standby: int = 0
+    """Loaders that wait, with nothing open, for another one's end."""
+    checkpoint: Path | None = None
+    """Directory that the planner finds again wherever it is restarted."""
+
+    def node_of(self, rank: int) -> int:
+        """Number of the node that a rank is on."""
+        return next(at for at, (_, ranks) in enumerate(self.nodes) if rank in ranks)
+
+    def readers(self, node: int) -> list[int]:
+        """Ranks of a node that ask its constructor."""
+        return [rank for rank in self.nodes[node][1] if self.mesh.reader(rank) == rank]
 
 
 class SourceLoader:
     """Actor: reads and tokenizes documents of its sources, many at once."""
 
     def __init__(self, sources: Sequence[SourceSpec], threads: int) -> None:
-        self._mixture = Mixture(sources)
+        self._sources = OpenSources(sources)
         self._pool = ThreadPoolExecutor(threads)
 
-    def open(self, numbers: Sequence[int]) -> None:
-        """Open sources ahead of their first read."""
-        self._mixture.open(numbers)
+    def open(self, samples: Sequence[Sample]) -> None:
+        """Open the sources of samples ahead of their first read."""
+        self._sources.open(samples)
 
     def close(self, numbers: Sequence[int]) -> None:
         """Give up the state of sources; one that is read from again is opened again."""
-        self._mixture.close(numbers)
+        self._sources.close(numbers)
 
     def load(self, samples: Sequence[Sample]) -> tuple[Tokens, list[int], NDArray[np.float64]]:
         """All tokens, the length of each document, and how long they waited and computed."""
-        tokens, wait_s, cpu_s = zip(*self._mixture.read_all(samples, self._pool), strict=True)
+        tokens, wait_s, cpu_s = zip(*self._sources.read_all(samples, self._pool), strict=True)
         return np.concatenate(tokens), [len(ids) for ids in tokens], np.array([wait_s, cpu_s])
 
 
@@ -89,21 +112,51 @@ class PlannerActor:
         self._ray = ray
         self._setup = setup
         self._planner = Planner(setup.draw)
+        self._checkpoint = None
+        loaders = setup.loaders
+        if setup.checkpoint is not None:
+            self._checkpoint = Checkpoint(setup.checkpoint, setup.draw)
+            self._planner.resume(self._checkpoint.positions)
+            loaders = self._checkpoint.loaders or loaders
+        self._plans: dict[int, Plan] = {}
         self._scaler = Autoscaler(Load.of(setup.draw.sources), setup.limits)
         self._latest = 0
+        self._reached = [0] * len(setup.nodes)
         self._next: list[_Loader] | None = None
         self._leaving: list[tuple[int, Any, list[int]]] = []
-        self._fleet = self._place(setup.loaders, [])
-        self._fleets = [(0, len(self._fleet))]
+        self._replaced: dict[str, _Loader] = {}
+        self._standby = deque(self._start() for _ in range(setup.standby))
+        self._fleet: list[_Loader] = []
+        self._fleets: list[tuple[int, int]] = []
+        self._wanted = loaders
 
-    def plan(self, step: int) -> tuple[Plan, list[tuple[Any, list[int]]]]:
-        """Plan a step; with the loaders that read it, and the sources of each."""
-        self._settle()
+    def plan(self, step: int) -> tuple[Plan, list[tuple[Any, Ints]]]:
+        """Plan a step; with the loaders that read it, and the samples of each."""
         self._latest = max(self._latest, step)
-        return self._planner.plan(step), [(one.handle, one.sources) for one in self._fleet]
+        if step not in self._plans:
+            self._plans[step] = self._planner.plan(step)
+            # All nodes ask for a step at about the same time.
+            for old in list(self._plans)[: -4 * (self._setup.prefetch + 4)]:
+                del self._plans[old]
+            if self._checkpoint is not None:
+                kept, positions = self._planner.kept(step)
+                self._checkpoint.write(kept, positions, self._wanted)
+        self._settle(step)
+        plan = self._plans[step]
+        # Whoever shares a source takes turns in its samples.
+        turn = occurrence(plan.source) + step
+        reader = np.empty(len(plan.source), dtype=np.int64)
+        for source in np.unique(plan.source).tolist():
+            mine = plan.source == source
+            holders = np.array([n for n, one in enumerate(self._fleet) if source in one.sources])
+            reader[mine] = holders[turn[mine] % len(holders)]
+        return plan, [
+            (one.handle, np.flatnonzero(reader == n)) for n, one in enumerate(self._fleet)
+        ]
 
     def observe(
         self,
+        node: int,
         step: int,
         elapsed_s: float,
         counts: NDArray[np.int64],
@@ -111,46 +164,83 @@ class PlannerActor:
         cpu_s: NDArray[np.float64],
         starving: bool,
     ) -> None:
-        """Take in what loading took since the last time, and start or end loaders.
+        """Take in what loading for a node took since the last time, and start or end loaders.
 
         ``step`` is the first that is not loaded yet, ``counts`` are samples per source, and the
         seconds are sums by source; ``starving`` where less than half of the stock is there.
         """
+        self._reached[node] = step
+        reached = min(self._reached)
         for latest, handle, sources in self._leaving:
-            if step > latest:
+            if reached > latest:
                 handle.close.remote(sources)
-        self._leaving = [left for left in self._leaving if step <= left[0]]
+        self._leaving = [left for left in self._leaving if reached <= left[0]]
         weights = self._planner.weights_at(step)
+        # The other nodes load about as much in the meantime.
+        elapsed_s /= len(self._setup.nodes)
         self._scaler.observe(elapsed_s, counts, wait_s, cpu_s, weights)
         if self._next is not None:
             return
         wanted = self._scaler.decide(len(self._fleet), starving=starving)
         if wanted != len(self._fleet):
-            self._next = self._place(wanted, self._fleet)
+            self._wanted = wanted
+            self._next = self._place(wanted, self._fleet, step)
+
+    def lost(self, loader: str) -> Any:
+        """Replace a loader that is gone; returns whoever reads in its place, None: ask for a plan.
+
+        The one that stands by has only to read row groups; where there is none, a process starts.
+        """
+        if loader not in self._replaced:
+            one = next((x for x in self._fleet if id_of(x.handle) == loader), None)
+            if one is None:
+                return None
+            handle = self._standby.popleft() if self._standby else self._start()
+            samples = self._planner.upcoming(max(self._reached), one.sources)
+            old, one.handle, one.opened = one.handle, handle, handle.open.remote(samples)
+            for then in self._next or ():
+                if then.handle == old:
+                    then.handle, then.opened = handle, one.opened
+            self._replaced[loader] = one
+            if self._setup.standby:
+                self._standby.append(self._start())
+        return self._replaced[loader].handle
 
     def fleets(self) -> list[tuple[int, int]]:
         """Return from which step on there were how many loaders."""
         return self._fleets
 
-    def _place(self, count: int, running: list[_Loader]) -> list[_Loader]:
-        """Open sources on ``count`` loaders, those that run among them."""
-        setup, fleet = self._setup, []
+    def loaders(self) -> tuple[list[Any], list[Any]]:
+        """Return the loaders that read, and those that stand by."""
+        return [one.handle for one in self._fleet], list(self._standby)
+
+    def _start(self) -> Any:
+        """Start a loader; Ray spreads them over its nodes, and restarts those nobody stands by."""
+        setup = self._setup
         actor = self._ray.remote(SourceLoader).options(
-            max_restarts=_RESTARTS,
-            max_task_retries=_RESTARTS,
-            max_concurrency=setup.prefetch + 4,
+            max_restarts=0 if setup.standby else _RESTARTS,
+            max_task_retries=0 if setup.standby else _RESTARTS,
+            max_concurrency=setup.prefetch * len(setup.nodes) + 4,
+            scheduling_strategy="SPREAD",
         )
+        return actor.remote(setup.draw.sources, setup.limits.threads)
+
+    def _place(self, count: int, running: list[_Loader], step: int) -> list[_Loader]:
+        """Open sources on ``count`` loaders, those that run among them."""
+        load, fleet = self._scaler.load, []
+        copies = copies_needed(load, self._scaler.samples_per_s, self._setup.limits, count)
         before = [one.sources for one in running]
-        for number, sources in enumerate(place(self._scaler.load.busy(), count, before)):
-            if number < len(running):
-                handle = running[number].handle
-            else:
-                handle = actor.remote(setup.draw.sources, setup.limits.threads)
-            fleet.append(_Loader(handle, sources, handle.open.remote(sources)))
+        for number, sources in enumerate(place(load.busy(), copies, count, before)):
+            handle = running[number].handle if number < len(running) else self._start()
+            opened = handle.open.remote(self._planner.upcoming(step, sources))
+            fleet.append(_Loader(handle, sources, opened))
         return fleet
 
-    def _settle(self) -> None:
+    def _settle(self, step: int) -> None:
         """Send what is read from now on to the next fleet, once all of it is ready."""
+        if not self._fleet:
+            self._fleet = self._place(self._wanted, [], step)
+            self._fleets.append((step, len(self._fleet)))
         if self._next is None:
             return
         refs = [one.opened for one in self._next]
@@ -165,15 +255,22 @@ class PlannerActor:
         self._fleets.append((self._latest + 1, len(self._fleet)))
 
 
-class DataConstructor:
-    """Actor: has the documents of coming steps loaded, and packs those of each rank."""
+def id_of(handle: Any) -> str:
+    """Ray's name of an actor."""
+    return str(handle._actor_id.hex())
 
-    def __init__(self, setup: Setup) -> None:
+
+class DataConstructor:
+    """Actor: has the documents of coming steps loaded for a node, and packs those of each rank."""
+
+    def __init__(self, setup: Setup, node: int) -> None:
         import ray
 
-        self._setup = setup
+        self._setup, self._node = setup, node
+        self._readers = setup.readers(node)
+        self._ranks = sorted({setup.mesh.coordinates(rank)[0] for rank in setup.nodes[node][1]})
         self._planner: Any = ray.get_actor(f"planner {setup.name}")
-        self._steps: dict[int, asyncio.Task[list[Batch]]] = {}
+        self._steps: dict[int, asyncio.Task[dict[int, Batch]]] = {}
         self._taken: dict[int, int] = {}
         self._plans: dict[int, Any] = {}
         sources = len(setup.draw.sources)
@@ -186,32 +283,37 @@ class DataConstructor:
         """Steps that are loaded and not taken yet."""
         return sum(task.done() for task in self._steps.values())
 
-    async def get(self, rank: int, step: int, ahead: int) -> Batch:
+    async def get(self, rank: int, step: int, ahead: int) -> Batch | Slice:
         """A rank's part of a step; steps up to ``ahead`` later begin to load."""
         for coming in range(step, step + ahead + 1):
             if coming not in self._steps:
                 self._steps[coming] = asyncio.ensure_future(self._build(coming))
-        batch = (await self._steps[step])[rank]
+        mesh = self._setup.mesh
+        batch = (await self._steps[step])[mesh.coordinates(rank)[0]]
         self._taken[step] = self._taken.get(step, 0) + 1
-        if self._taken[step] >= self._setup.draw.ranks:
+        if self._taken[step] >= len(self._readers):
             # Whoever asks again, after a restart say, has it loaded again.
-            del self._steps[step], self._taken[step]
-        return batch
+            self._steps.pop(step, None)
+            del self._taken[step]
+        return mesh.slice_of(batch, rank) if mesh.context * mesh.pipeline > 1 else batch
 
-    async def _build(self, step: int) -> list[Batch]:
+    async def _build(self, step: int) -> dict[int, Batch]:
         plan, documents = await self._documents(step)
         self._observe()
-        total = sum(map(len, documents))
-        batches = []
-        for rank in range(self._setup.draw.ranks):
-            mine = [tokens for tokens, of in zip(documents, plan.rank, strict=True) if of == rank]
-            batches.append(
-                batch_of(plan.of(rank), mine, width=self._setup.width, step=step, step_tokens=total)
+        total = int(plan.length.sum())
+        return {
+            rank: batch_of(
+                plan.of(rank),
+                [documents[at] for at in np.flatnonzero(plan.rank == rank).tolist()],
+                width=self._setup.width,
+                step=step,
+                step_tokens=total,
             )
-        return batches
+            for rank in self._ranks
+        }
 
-    async def _documents(self, step: int) -> tuple[Plan, list[Tokens]]:
-        """A step's plan and its documents, asked for again when a loader is gone for good."""
+    async def _documents(self, step: int) -> tuple[Plan, dict[int, Tokens]]:
+        """A step's plan and its documents, asked for again when the planner is gone."""
         from ray.exceptions import RayActorError
 
         attempt = 0
@@ -232,26 +334,52 @@ class DataConstructor:
                         f"{str(exc).splitlines()[0]}"
                     ) from exc
 
-    async def _load(self, plan: Plan, where: list[tuple[Any, list[int]]]) -> list[Tokens]:
-        documents: list[Tokens] = [np.empty(0, dtype=np.uint16)] * len(plan.source)
+    async def _load(self, plan: Plan, where: list[tuple[Any, Ints]]) -> dict[int, Tokens]:
+        """Documents of this node's ranks, by their place in the plan."""
+        documents: dict[int, Tokens] = {}
+        wanted = np.isin(plan.rank, self._ranks)
 
-        async def ask(handle: Any, sources: list[int]) -> None:
-            here = np.flatnonzero(np.isin(plan.source, sources))
+        async def ask(handle: Any, samples: Ints) -> None:
+            here = samples[wanted[samples]]
             if not len(here):
                 return
             drawn = plan.source[here]
-            samples = list(zip(drawn.tolist(), plan.index[here].tolist(), strict=True))
-            tokens, lengths, spent = await handle.load.remote(samples)
+            asked = list(zip(drawn.tolist(), plan.index[here].tolist(), strict=True))
+            tokens, lengths, spent = await self._read(handle, asked)
+            if (wrong := np.flatnonzero(plan.length[here] != lengths)).size:
+                (source, index), at = asked[wrong[0]], wrong[0]
+                raise SourceError(
+                    f"source {self._setup.draw.sources[source].name}, sample {index}: "
+                    f"{lengths[at]} tokens, its length column says {plan.length[here][at]}"
+                )
             # Views of Ray's memory would keep it; a batch is small.
             parts = np.split(tokens.copy(), np.cumsum(lengths)[:-1])
-            for at, part in zip(here.tolist(), parts, strict=True):
-                documents[at] = part
+            documents.update(zip(here.tolist(), parts, strict=True))
             np.add.at(self._counts, drawn, 1)
             for row, times_s in zip(self._spent, spent, strict=True):
                 np.add.at(row, drawn, times_s)
 
-        await asyncio.gather(*(ask(handle, sources) for handle, sources in where))
+        await asyncio.gather(*(ask(handle, samples) for handle, samples in where))
         return documents
+
+    async def _read(
+        self, handle: Any, samples: list[Sample]
+    ) -> tuple[Tokens, list[int], NDArray[np.float64]]:
+        """Ask a loader, and whoever reads in its place when it is gone."""
+        from ray.exceptions import RayActorError
+
+        for left in reversed(range(_RESTARTS + 1)):
+            try:
+                answer: tuple[Tokens, list[int], NDArray[np.float64]] = await handle.load.remote(
+                    samples
+                )
+            except RayActorError:
+                handle = await self._planner.lost.remote(id_of(handle)) if left else None
+                if handle is None:
+                    raise
+            else:
+                return answer
+        raise AssertionError("the last attempt returns or raises")
 
     def _observe(self) -> None:
         self._built += 1
@@ -266,22 +394,29 @@ class DataConstructor:
         filled = self._built > 2 * self._setup.prefetch
         starving = filled and 2 * len(unfinished) > len(self._steps)
         self._planner.observe.options(max_task_retries=0).remote(
-            min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving
+            self._node, min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving
         )
 
 
-def start_actors(setup: Setup) -> tuple[Any, Any]:
-    """The planner, which starts the loaders, and the constructor, which `constructor` finds."""
+def start_actors(setup: Setup) -> list[Any]:
+    """Start the planner, which starts the loaders, and a constructor on each node of trainers."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     again: dict[str, Any] = {"max_restarts": _RESTARTS, "max_task_retries": _RESTARTS}
-    return tuple(
-        ray.remote(role).options(name=f"{name} {setup.name}", **again).remote(setup)
-        for role, name in ((PlannerActor, "planner"), (DataConstructor, "constructor"))
-    )  # type: ignore[return-value]
+    planner = ray.remote(PlannerActor).options(name=f"planner {setup.name}", **again)
+    started: list[Any] = [planner.remote(setup)]
+    for at, (node, _) in enumerate(setup.nodes):
+        constructor = ray.remote(DataConstructor).options(
+            name=f"constructor {at} {setup.name}",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            **again,
+        )
+        started.append(constructor.remote(setup, at))
+    return started
 
 
-def stop_actors(started: tuple[Any, Any]) -> None:
+def stop_actors(started: Sequence[Any]) -> None:
     """End them; the loaders end with the planner, which started them."""
     import ray
 
@@ -290,17 +425,24 @@ def stop_actors(started: tuple[Any, Any]) -> None:
         ray.kill(actor)
 
 
-def constructor(setup: Setup) -> Any:
-    """The constructor that another process of the same cluster started."""
+def this_node() -> str:
+    """Ray's name of the node that this process is on."""
     import ray
 
-    return ray.get_actor(f"constructor {setup.name}")
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def constructor(setup: Setup, rank: int) -> Any:
+    """The constructor of a rank's node, which another process of the same cluster started."""
+    import ray
+
+    return ray.get_actor(f"constructor {setup.node_of(rank)} {setup.name}")
 
 
 def batches(
     constructing: Any, *, rank: int, first: int, steps: int, prefetch: int
-) -> Iterator[Batch]:
-    """A rank's batches of steps ``first`` to ``first + steps``, in order, from the constructor.
+) -> Iterator[Any]:
+    """A rank's batches, or its slices of them, of steps ``first`` to ``first + steps``, in order.
 
     ``prefetch`` steps are loaded ahead, also of the last, so that loaders are as busy then as
     before; with 0 each is begun when it is asked for.

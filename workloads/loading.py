@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from dataclasses import dataclass
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
-from chopper.engines.ray_cluster import LoaderError, answers, load_ray
-from chopper.errors import ChopperError, UsageError
+import pyarrow as pa
+
+from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
+from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
+from chopper.workloads.autoscaling import Limits
+from chopper.workloads.batch import Mesh
+from chopper.workloads.declared_mixtures import read_mixture
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.mixture import VOCABULARY, make_sources
-from chopper.workloads.planning import Draw, Limits, Planner
+from chopper.workloads.made_sources import write_sources
+from chopper.workloads.mixture import VOCABULARY, Packing, Sources, Stage
+from chopper.workloads.planning import Draw, Planner
 
 WITH_ACTORS = ("disaggregated", "balanced")
 SWEEP_MS = (1, 5, 20, 50, 100, 200)
@@ -24,11 +36,10 @@ short ones, what is computed hardly depends on who gets which."""
 _ALLOWED = (
     ("sources", 1, 4096, "at most 4096"),
     ("longest", 8, 1 << 20, "a document has at least 8 tokens, and at most a million"),
-    ("latency", 1, 2000, "the slowest reads would exceed their timeout"),
+    ("latency", 0, 2000, "the slowest reads would exceed their timeout"),
     ("threads", 1, 4096, "a loader actor has at most 4096; increase --loaders"),
     ("prefetch", 1, 1024, "at most 1024 steps are loaded ahead"),
-    ("documents", 1, 10**12, "in each source; at most 1e12"),
-    ("first", 0, 1_000_000, "planning all steps before it would take minutes; at most a million"),
+    ("state", 1, 1000, "at most 1000 MB"),
 )
 _WORKER_BYTES = 20_000_000
 _RANK_BYTES = 600_000_000
@@ -42,15 +53,29 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             raise UsageError(f"--{name} {getattr(args, name)}: {why}")
     if args.width > 32 and args.width % 32:
         raise UsageError(f"--width {args.width}: heads have 32 elements: choose a multiple of 32")
+    if ranks % args.tensor:
+        raise UsageError(f"--tensor {args.tensor}: expected a divisor of the {ranks} ranks")
+    if args.mixture is not None and (args.sweep != "none" or args.fault in ("raises", "hangs")):
+        raise UsageError(
+            "--mixture: its storage is not changed: leave out --sweep, and --fault raises or hangs"
+        )
+    if args.modality == "text" and args.fault in ("raises", "hangs"):
+        raise UsageError(f"--fault {args.fault}: is one of images: leave out --modality text")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
         raise UsageError(
             "--fault killed-loader: applies to loader actors only: use --variants balanced"
         )
-    draw = draw_of(args, ranks)
+    state, longest = args.sources * args.state * 1_000_000, args.longest
+    of = f"{args.sources} sources of {args.state} MB"
     try:
-        Planner(draw)
+        if args.mixture is not None:
+            sources = read_mixture(args.mixture)
+            Planner(draw_of(args, sources, ranks))
+            state = sum(source.state_bytes for source in sources.specs)
+            longest = sources.packing.width
+            of = f"the {len(sources.specs)} sources of {args.mixture}"
         if with_actors:
             load_ray()
             if args.address is not None:
@@ -59,23 +84,22 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
     except ChopperError as exc:
         raise ValueError(str(exc)) from exc
-    state = sum(source.state_bytes for source in draw.sources)
     workers = max(workers_of(variant, args) for variant in variants)
     shared = (state + _RAY_BYTES) // ranks if with_actors else 0
-    trained = training_bytes(args.width, args.longest, args.batch)
+    trained = training_bytes(args.width, longest, args.batch)
     if "balanced" in variants:
-        trained = max(trained, training_bytes(2 * args.width, LONGER * args.longest, 1))
+        trained = max(trained, training_bytes(2 * args.width, LONGER * longest, 1))
     loading = max(workers * (state + _WORKER_BYTES), shared)
     each = f"{workers} workers in each of {ranks} ranks, with"
     what = (
-        f"{each if workers else 'loader actors, with'} {args.sources} sources of {args.state} MB "
+        f"{each if workers else 'loader actors, with'} {of} "
         f"open in {'each worker' if workers else 'one of them each'},"
     )
     remedy = "choose a smaller --state or fewer workers, or select fewer --variants"
     if trained > loading:
         what = (
             f"training a model of --width {args.width} on {args.batch} documents of --longest "
-            f"{args.longest} tokens"
+            f"{longest} tokens"
         )
         remedy = "choose smaller ones"
     return Needs(memory_bytes=loading + trained + _RANK_BYTES, what=what, remedy=remedy)
@@ -93,26 +117,58 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
     return 0 if variant in WITH_ACTORS else workers
 
 
-def draw_of(args: argparse.Namespace, ranks: int, latency_ms: int | None = None) -> Draw:
-    """Return what the options say is drawn from, and for whom."""
-    sources = make_sources(
-        count=args.sources,
-        state_bytes=args.state * 1_000_000,
-        latency_s=(latency_ms or args.latency) / 1e3,
-        documents=args.documents,
-        tokens=args.tokens,
-        longest=args.longest,
-        seed=args.seed,
-        fault=args.fault,
-    )
+@contextlib.contextmanager
+def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
+    """The mixture that the options name, or one that is written to disk as long as the block lasts.
+
+    Raises:
+        InputError: it is not as declared, or there is no space.
+    """
+    if args.mixture is not None:
+        yield read_mixture(args.mixture)
+        return
+    # Named as Ray's directories are: what is left of a run that was killed goes with these.
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    try:
+        yield _written(args, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(args: argparse.Namespace, folder: Path) -> Sources:
+    try:
+        specs = write_sources(
+            folder,
+            count=args.sources,
+            state_bytes=args.state * 1_000_000,
+            latency_s=1.0,
+            tokens=args.tokens,
+            longest=args.longest,
+            seed=args.seed,
+            modality=args.modality,
+            fault=args.fault,
+        )
+    except OSError as exc:
+        raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
+    # What writing took is no memory of a loader's.
+    pa.default_memory_pool().release_unused()
+    packing = Packing(width=args.longest, rows=args.rows)
+    return Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
+
+
+def draw_of(
+    args: argparse.Namespace, sources: Sources, ranks: int, latency_ms: int | None = None
+) -> Draw:
+    """Return what the options say is drawn from ``sources``, and for whom."""
+    latency_s = (args.latency if latency_ms is None else latency_ms) / 1e3
     return Draw(
-        sources=sources,
+        sources=tuple(replace(s, latency_s=s.latency_s * latency_s) for s in sources.specs),
+        stages=sources.stages,
         batch=args.batch,
-        ranks=ranks,
+        ranks=ranks // args.tensor,
         seed=args.seed,
         cost=cost_of(args.width, VOCABULARY),
         method=args.balance if args.variant == "balanced" else "random",
-        ramp=args.ramp,
     )
 
 
@@ -180,13 +236,15 @@ def points(args: argparse.Namespace) -> list[int]:
     return [*(ms for ms in swept if ms != args.latency), args.latency]
 
 
-def setup_of(args: argparse.Namespace, draw: Draw, name: str) -> Setup:
-    """Setup that the actors are given."""
+def setup_of(
+    args: argparse.Namespace, draw: Draw, name: str, nodes: Sequence[tuple[str, Sequence[int]]]
+) -> Setup:
+    """Setup that the actors are given, of trainers on these nodes."""
     return Setup(
         name=name,
         draw=draw,
-        width=args.longest,
-        loaders=min(args.loaders, args.sources),
+        width=row_width(args),
+        loaders=args.loaders,
         limits=Limits(
             threads=args.threads,
             memory_bytes=8 << 30,
@@ -194,4 +252,13 @@ def setup_of(args: argparse.Namespace, draw: Draw, name: str) -> Setup:
             least=args.loaders,
         ),
         prefetch=args.prefetch,
+        nodes=tuple((node, tuple(ranks)) for node, ranks in nodes),
+        mesh=Mesh(tensor=args.tensor),
+        standby=args.standby,
+        checkpoint=args.checkpoint,
     )
+
+
+def row_width(args: argparse.Namespace) -> int | None:
+    """Tokens of a row; None: a row for each document, as long as the longest."""
+    return args.longest if args.rows == "packed" else None

@@ -63,8 +63,12 @@ class Window:
         self.cells += batch.tokens.size
 
 
-def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, float]:
-    """Calculate the rates of a stretch from all ranks' windows of it.
+def rates(
+    windows: Sequence[Window], batch: int, own_cpu_s: float, *, ahead: bool
+) -> dict[str, float]:
+    """Calculate the rates of a stretch from the windows of all data-parallel ranks.
+
+    ``own_cpu_s``: time of cores that the run took.
 
     Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
     that its workers read a short stretch ends behind is luck. With ``ahead`` it counts up to what
@@ -79,7 +83,7 @@ def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, fl
         busy = 1 - max(w.wait_s / w.elapsed_s for w in windows)
         most = trained / busy if busy > 0 else math.inf
     samples = max(0.0, min(most, sum(w.loaded for w in windows)))
-    others_s = windows[0].busy_cpu_s - sum(w.own_cpu_s for w in windows)
+    others_s = windows[0].busy_cpu_s - own_cpu_s
     tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
     return {
         "samples_per_s": samples / elapsed_s,

@@ -11,7 +11,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,19 @@ from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
 from chopper.workloads.batch import Batch
 from chopper.workloads.decoder import loss_of
-from chopper.workloads.loading import WITH_ACTORS, Span, Turn, setup_of, workers_of
+from chopper.workloads.loading import (
+    WITH_ACTORS,
+    Span,
+    Turn,
+    row_width,
+    setup_of,
+    workers_of,
+)
 from chopper.workloads.loading_alone import synchronized
 from chopper.workloads.loading_measures import ACTORS, Window, memory_bytes, rates, role_of
-from chopper.workloads.mixture import READ_TIMEOUT_S, bare
 from chopper.workloads.planning import Draw, Planner, imbalance
 from chopper.workloads.progress import Progress
+from chopper.workloads.shards import READ_TIMEOUT_S, near
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 SECTION_STEPS = 32
@@ -58,16 +65,18 @@ def batches_of(args: argparse.Namespace, draw: Draw, turn: Turn) -> Iterator[Fee
         return
     kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
     workers = workers_of(args.variant, args)
-    dataset = kind(draw.sources, workers)
+    planner = Planner(draw)
+    upcoming = planner.upcoming(turn.first, range(len(draw.sources)))
+    dataset = kind(draw.sources, workers, upcoming)
     batches = torch_batches(
         dataset,
-        Planner(draw),
-        rank=dist.get_rank(),
+        planner,
+        rank=dist.get_rank() // args.tensor,
         first=turn.first,
         steps=turn.steps,
         workers=workers,
         prefetch=4 if args.variant == "tuned" else 2,
-        width=args.longest if args.rows == "packed" else None,
+        width=row_width(args),
         timeout_s=args.batch * READ_TIMEOUT_S / 4,
     )
     with contextlib.closing(batches):
@@ -79,22 +88,32 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     """A rank's batches from the actors that the first one starts and ends."""
     import ray
 
-    rank, setup = dist.get_rank(), setup_of(args, draw, str(turn.number))
+    rank = dist.get_rank()
+    nodes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, actors.this_node())
+    ranks_of = {node: [r for r, n in enumerate(nodes) if n == node] for node in nodes}
+    setup = setup_of(args, draw, str(turn.number), list(ranks_of.items()))
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
-    constructor = actors.constructor(setup)
-    coming = actors.batches(
-        constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
-    )
+    constructors = [actors.constructor(setup, ranks[0]) for ranks in ranks_of.values()]
+    reader, coming = setup.mesh.reader(rank), iter(())
+    if reader == rank:
+        coming = actors.batches(
+            constructors[setup.node_of(rank)],
+            rank=rank,
+            first=turn.first,
+            steps=turn.steps,
+            prefetch=args.prefetch,
+        )
 
     def loaded(step: int) -> int:
         if rank:
             return 0
-        stock: int = ray.get(constructor.stock.remote())
-        return draw.batch * draw.ranks * (step + stock)
+        stocks: list[int] = ray.get([one.stock.remote() for one in constructors])
+        return draw.batch * draw.ranks * (step + min(stocks))
 
     try:
-        yield Feed(coming, loaded)
+        yield Feed(broadcast(coming, reader, args.tensor, turn.steps), loaded)
     except ChopperError:
         if started is not None:
             stop(started)
@@ -108,7 +127,26 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     dist.barrier()
 
 
-def stop(started: tuple[Any, Any]) -> None:
+def broadcast(coming: Iterator[Batch], reader: int, ranks: int, steps: int) -> Iterator[Batch]:
+    """Give what one rank reads to all of its tensor-parallel group: they need the same."""
+    if ranks == 1:
+        return coming
+    groups = [
+        dist.new_group(list(range(first, first + ranks)))
+        for first in range(0, dist.get_world_size(), ranks)
+    ]
+    return _broadcast(coming, reader, groups[reader // ranks], steps)
+
+
+def _broadcast(coming: Iterator[Batch], reader: int, group: Any, steps: int) -> Iterator[Batch]:
+    for _ in range(steps):
+        held = [next(coming) if dist.get_rank() == reader else None]
+        dist.broadcast_object_list(held, src=reader, group=group)
+        assert held[0] is not None
+        yield held[0]
+
+
+def stop(started: Sequence[Any]) -> None:
     """End the actors, and wait for those of this machine: the next ones are measured alone."""
     actors.stop_actors(started)
     here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
@@ -128,6 +166,7 @@ class Trainer:
     ) -> None:
         self.args, self.model, self.device, self.prof = args, model, device, prof
         self.progress = progress
+        self.data_ranks = dist.get_world_size() // args.tensor
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
         # Whatever runs already loads nothing: the recorder's sampler.
         self.others = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -176,7 +215,7 @@ class Trainer:
         """Train on one batch: seconds that forward and backward computed, and the loss."""
         clock = time.thread_time if self.device.type == "cpu" else synchronized
         began = clock()
-        loss = loss_of(self.model, batch, dist.get_world_size(), self.device)
+        loss = loss_of(self.model, batch, self.data_ranks, self.device)
         loss.backward()
         compute_s = clock() - began
         self.optimizer.step()
@@ -190,7 +229,8 @@ class Trainer:
             if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
                 out[role_of(child)] += held
         # Forked workers share pages with their rank: what these count, it no longer does.
-        out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
+        growth = "trainers' growth" if self.args.variant in WITH_ACTORS else "workers"
+        out[growth] += memory_bytes([os.getpid()]) - self.own_bytes
         return out
 
     def report(
@@ -207,7 +247,10 @@ class Trainer:
             return
         windows = [seen for seen, _, _ in gathered]
         ahead = self.args.variant not in WITH_ACTORS
-        for name, value in rates(windows, self.args.batch, ahead=ahead).items():
+        own_cpu_s = sum(window.own_cpu_s for window in windows)
+        # The ranks of a tensor-parallel group train on the same.
+        apart = windows[:: self.args.tensor]
+        for name, value in rates(apart, self.args.batch, own_cpu_s, ahead=ahead).items():
             self.prof.measure(name, value, **labels)
         roles: Counter[str] = Counter()
         for _, of_rank, _ in gathered:
@@ -243,12 +286,15 @@ class Checked:
 
     def add(self, draw: Draw, first: int, seen: list[list[Marked]], labels: dict[str, int]) -> None:
         """Take in the samples of each step from ``first`` on, on this rank."""
-        planner, contents = Planner(draw), bare(draw.sources)
+        planner, contents = Planner(draw), near(draw.sources)
         plans = [planner.plan(first + at) for at in range(len(seen))]
         # Each rank makes again what it should have been given.
-        wanted = [contents.marked(plan.of(dist.get_rank())) for plan in plans]
-        gathered: list[Any] = [None] * draw.ranks
-        dist.all_gather_object(gathered, (wanted, seen))
+        rank, tensor = divmod(dist.get_rank(), self._args.tensor)
+        wanted = [contents.marked(plan.of(rank)) for plan in plans]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        # The ranks of a tensor-parallel group train on the same.
+        dist.all_gather_object(gathered, None if tensor else (wanted, seen))
+        gathered = [held for held in gathered if held is not None]
         if dist.get_rank():
             return
         lost = twice = 0

@@ -1,4 +1,4 @@
-"""Plans of steps: their samples, the rank that gets each, and the loaders that this needs.
+"""Plans of steps: their samples, and the rank that gets each.
 
 Nothing here reads a sample: the planner sees metadata only (source, index, length), and a plan is a
 function of the seed and the step alone. So any process can make it again after a restart, and what
@@ -9,24 +9,28 @@ Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, ba
 
 from __future__ import annotations
 
+import bisect
 import functools
+import hashlib
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec
+from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Stage, weight_at
+from chopper.workloads.shards import lengths_of
 
-CPU_S = 150e-6
-"""Tokenizing one document of median length, about: for the first guess at the number of loaders."""
 Floats = NDArray[np.float64]
 
 METHODS = ("random", "greedy", "kk")
 """As drawn, with as many samples for each rank; largest cost first to the least loaded rank;
 Karmarkar–Karp's largest differencing method."""
+_KEPT_STEPS = 64
+"""Steps between two whose positions are kept, so that an earlier step is planned again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,103 +139,213 @@ class Draw:
     """Facts from which any process makes the same plans."""
 
     sources: tuple[SourceSpec, ...]
+    stages: tuple[Stage, ...]
     batch: int
     ranks: int
+    """Data-parallel ones: those that train on different samples."""
     seed: int
     """Of the draws and of the order within each source."""
     cost: Cost
     method: str
-    ramp: int = 0
-    """Steps over which the weights turn around, so that what was drawn most is drawn least; 0: they
-    stay."""
+
+    @property
+    def digest(self) -> str:
+        """Text that tells what is drawn from what else could be."""
+        drawn = (
+            [(s.name, s.groups, s.points) for s in self.sources],
+            self.stages,
+            (self.batch, self.ranks, self.seed),
+        )
+        return hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """Documents of a source that a stage draws."""
+
+    index: NDArray[np.int32] | None
+    """None: all."""
+    ends: Ints
+    """For each row group with such documents, the number of those up to its end."""
+
+    @property
+    def count(self) -> int:
+        """Number of these documents."""
+        return int(self.ends[-1]) if len(self.ends) else 0
 
 
 class Planner:
     """Draws the global batch of each step and gives each sample to a rank.
 
-    A source that is shorter than its share is read again in another order, as mixtures with a
-    weight for small sources want it; in one reading no sample comes twice.
+    The order within a source goes through its row groups, in another order each time, and through
+    each one's documents in another order: so a reader holds a row group or two. A source that is
+    shorter than its share is read again, as mixtures with a weight for small sources want it; in
+    one reading no sample comes twice. A stage of the curriculum begins a reading of what it admits.
     """
 
     def __init__(self, draw: Draw) -> None:
-        self._of = draw
+        self.draw = draw
         self._count = draw.batch * draw.ranks
-        self._sizes = [source.size for source in draw.sources]
-        for source in draw.sources:
-            if source.size == 0:
-                raise SourceError(f"source {source.name} is empty: leave it out of the mixture")
-        there = sum(size or 0 for size in self._sizes)
-        if None not in self._sizes and self._count > there:
-            raise SourceError(
-                f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
-                f"sources together hold {there}: choose a smaller --batch, or add data"
-            )
-        self._weights = np.array([source.weight for source in draw.sources])
-        order = np.argsort(self._weights)
-        self._turned = np.empty_like(self._weights)
-        self._turned[order] = self._weights[order[::-1]]
+        self._lengths = [lengths_of(source) for source in draw.sources]
+        self._stages: dict[int, list[_Admitted]] = {}
+        for number, stage in enumerate(draw.stages):
+            admitted = self._admitted(number)
+            # Weights are linear between points, and a stage lasts: whoever is drawn at all counts.
+            ends = [s.step for s in draw.stages[number + 1 : number + 2]]
+            drawn = self._drawn_in(stage.step, *ends)
+            there = 0
+            for source, of in zip(draw.sources, admitted, strict=True):
+                there += of.count if source.number in drawn else 0
+                if source.number in drawn and not of.count:
+                    raise SourceError(
+                        f"source {source.name} has no document of at most {stage.longest} tokens, "
+                        f"which is all that is drawn from step {stage.step}: leave it out, give it "
+                        "the weight 0 until later, or admit longer ones"
+                    )
+            if self._count > there:
+                raise SourceError(
+                    f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
+                    f"sources together hold {there} at step {stage.step}: choose a smaller "
+                    "--batch, or add data"
+                )
         self._step = 0
-        self._positions = np.zeros(len(self._sizes), dtype=np.int64)
+        self._positions = np.zeros(len(draw.sources), dtype=np.int64)
+        self._kept = {0: self._positions}
+
+    def _drawn_in(self, first: int, end: int | None = None) -> set[int]:
+        """Sources whose weight is above 0 at some step of a stage."""
+        drawn = set()
+        for source in self.draw.sources:
+            inside = [s for s, _ in source.points if s > first and (end is None or s < end)]
+            steps = [first, *inside, *([] if end is None else [end - 1])]
+            if any(weight_at(source.points, step) > 0 for step in steps):
+                drawn.add(source.number)
+        return drawn
+
+    def _admitted(self, stage: int) -> list[_Admitted]:
+        """Documents of each source that a stage draws; those of two stages are kept."""
+        if stage not in self._stages:
+            longest, made = self.draw.stages[stage].longest, []
+            for source, lengths in zip(self.draw.sources, self._lengths, strict=True):
+                ends = np.cumsum([rows for _, _, rows in source.groups], dtype=np.int64)
+                index: NDArray[np.int32] | None = None
+                if longest < lengths.max(initial=0):
+                    index = np.flatnonzero(lengths <= longest).astype(np.int32)
+                    ends = np.unique(np.searchsorted(index, ends))
+                made.append(_Admitted(index, ends[ends > 0]))
+            last = dict(list(self._stages.items())[-1:])
+            self._stages = last | {stage: made}
+        return self._stages[stage]
+
+    def left_out(self) -> int:
+        """Count documents that no stage admits."""
+        longest = max(stage.longest for stage in self.draw.stages)
+        return sum(int((lengths > longest).sum()) for lengths in self._lengths)
+
+    def stage_at(self, step: int) -> int:
+        """Number of the stage that a step is in."""
+        return bisect.bisect_right([stage.step for stage in self.draw.stages], step) - 1
 
     def plan(self, step: int) -> Plan:
         """Plan a step; the same whenever, wherever and however often it is asked."""
-        if step < self._step:
-            self._step, self._positions = 0, np.zeros_like(self._positions)
-        while self._step < step:
-            self._positions += np.bincount(self._drawn(self._step), minlength=len(self._sizes))
-            self._step += 1
+        self._go_to(step)
         source = self._drawn(step)
-        position = self._positions[source] + _occurrence(source)
+        position = self._positions[source] + occurrence(source)
         index, length = np.empty_like(position), np.empty_like(position)
         for s in np.unique(source).tolist():
             mine = source == s
-            index[mine] = self._shuffled(s, position[mine])
-            length[mine] = self._of.sources[s].lengths(index[mine])
-        rank = balance(self._of.cost(length), self._of.ranks, self._of.method)
+            index[mine], length[mine] = self._shuffled(step, s, position[mine])
+        rank = balance(self.draw.cost(length), self.draw.ranks, self.draw.method)
         return Plan(source, index, length, rank)
+
+    def upcoming(self, step: int, sources: Sequence[int]) -> list[Sample]:
+        """The next sample of each source from a step on."""
+        self._go_to(step)
+        return [
+            (s, int(self._shuffled(step, s, self._positions[[s]])[0][0]))
+            for s in sources
+            if self._admitted(self.stage_at(step))[s].count
+        ]
+
+    def resume(self, positions: Mapping[int, Ints]) -> None:
+        """Take over positions by step, from a checkpoint of the same draw."""
+        self._kept |= positions
+
+    def kept(self, step: int) -> tuple[int, Ints]:
+        """The last step up to one whose positions are kept, and these."""
+        known = max(known for known in self._kept if known <= step)
+        return known, self._kept[known]
+
+    def _go_to(self, step: int) -> None:
+        """Count what was drawn before a step, from the nearest one before that is known."""
+        if not self._step <= step < self._step + _KEPT_STEPS:
+            self._step, self._positions = self.kept(step)
+        while self._step < step:
+            drawn = np.bincount(self._drawn(self._step), minlength=len(self._positions))
+            self._step += 1
+            new = self.draw.stages[self.stage_at(self._step)].step == self._step
+            self._positions = np.zeros_like(drawn) if new else self._positions + drawn
+            if self._step % _KEPT_STEPS == 0:
+                self._kept[self._step] = self._positions
 
     def weights_at(self, step: int) -> Floats:
         """Share of each source at a step; they sum to 1."""
-        turned = min(1.0, step / self._of.ramp) if self._of.ramp else 0.0
-        weights = (1 - turned) * self._weights + turned * self._turned
+        weights = np.array([weight_at(source.points, step) for source in self.draw.sources])
         shares: Floats = weights / weights.sum()
         return shares
 
     def _drawn(self, step: int) -> Ints:
         """The source of each sample. What a source is too short for in one step, others give."""
-        rng = np.random.default_rng((self._of.seed, step))
+        rng = np.random.default_rng((self.draw.seed, step))
         weights = self.weights_at(step)
         source = rng.choice(len(weights), size=self._count, p=weights)
-        limits = np.array([self._count if s is None else s for s in self._sizes])
-        while (over := _occurrence(source) >= limits[source]).any():
+        limits = np.array([of.count for of in self._admitted(self.stage_at(step))])
+        while (over := occurrence(source) >= limits[source]).any():
             full = np.bincount(source[~over], minlength=len(limits)) >= limits
             left = np.where(full, 0.0, weights)
+            if not left.sum():
+                left = np.where(full, 0.0, 1.0)
             source[over] = rng.choice(len(left), size=int(over.sum()), p=left / left.sum())
         return source
 
-    def _shuffled(self, source: int, position: Ints) -> Ints:
-        """Index of a source's n-th drawn sample: another order each time it is read."""
-        size = self._sizes[source]
-        if size is None:
-            return position
-        epochs = (position // size).tolist()
-        orders = [_order(self._of.seed, source, epoch, size) for epoch in epochs]
-        factors, offsets = np.array(orders, dtype=np.int64).T
-        index: Ints = (position % size * factors + offsets) % size
-        return index
+    def _shuffled(self, step: int, source: int, position: Ints) -> tuple[Ints, Ints]:
+        """Index and length of a source's n-th drawn samples of a stage."""
+        stage = self.stage_at(step)
+        of = self._admitted(stage)[source]
+        found = np.empty_like(position)
+        for epoch in np.unique(position // of.count).tolist():
+            mine = position // of.count == epoch
+            ends, starts, seeds = _order(self.draw.seed, (source, stage, epoch), of.ends.tobytes())
+            at = position[mine] % of.count
+            group = np.searchsorted(ends, at, side="right")
+            row = at - np.concatenate([[0], ends[:-1]])[group]
+            rows = np.diff(np.concatenate([[0], ends]))[group]
+            maps = np.array([_affine(seeds[g], int(n)) for g, n in zip(group, rows, strict=True)])
+            found[mine] = starts[group] + (row * maps[:, 0] + maps[:, 1]) % rows
+        found = found if of.index is None else of.index[found].astype(np.int64)
+        return found, self._lengths[source][found].astype(np.int64)
 
 
 @functools.lru_cache(maxsize=4096)
-def _order(seed: int, source: int, epoch: int, size: int) -> tuple[int, int]:
+def _order(seed: int, reading: tuple[int, ...], ends: bytes) -> tuple[Ints, Ints, list[Any]]:
+    """A reading's order of row groups: where each ends, where it starts in the source, its seed."""
+    bounds = np.frombuffer(ends, dtype=np.int64)
+    starts = np.concatenate([[0], bounds[:-1]])
+    order = np.random.default_rng((seed, *reading, 1)).permutation(len(bounds))
+    return np.cumsum((bounds - starts)[order]), starts[order], [(seed, *reading, g) for g in order]
+
+
+@functools.lru_cache(maxsize=4096)
+def _affine(seed: tuple[int, ...], size: int) -> tuple[int, int]:
     """Factor, prime to the size, and offset of an affine map, which visits each index once."""
-    rng = np.random.default_rng((seed, source, epoch, 1))
+    rng = np.random.default_rng(seed)
     factor = int(rng.integers(1, size + 1))
     while math.gcd(factor, size) != 1:
         factor += 1
     return factor, int(rng.integers(size))
 
 
-def _occurrence(values: Ints) -> Ints:
+def occurrence(values: Ints) -> Ints:
     """Count how often each value stood in the array before: [5, 7, 5] → [0, 0, 1]."""
     order = np.argsort(values, kind="stable")
     sorted_values = values[order]
@@ -239,120 +353,3 @@ def _occurrence(values: Ints) -> Ints:
     out = np.empty_like(values)
     out[order] = np.arange(len(values)) - first
     return out
-
-
-@dataclass(slots=True, kw_only=True)
-class Load:
-    """Load of serving each source, per sample; from its metadata at first, then as observed."""
-
-    share: Floats
-    """Share of all samples drawn: a moving average of the mixture."""
-    wait_s: Floats
-    cpu_s: Floats
-    """Time of one core, under Python's lock."""
-    state_bytes: int
-
-    @classmethod
-    def of(cls, sources: Sequence[SourceSpec]) -> Load:
-        """By the metadata of sources."""
-        return cls(
-            share=np.array([source.weight for source in sources]),
-            wait_s=np.array([source.latency_s for source in sources]),
-            cpu_s=np.full(len(sources), CPU_S),
-            state_bytes=sum(source.state_bytes for source in sources),
-        )
-
-    def busy(self) -> Floats:
-        """Share of a thread's time that each source takes, at a sample per second."""
-        return self.share * (self.wait_s + self.cpu_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of one loader, and of how many there may be."""
-
-    threads: int
-    memory_bytes: int
-    """State that one loader may hold."""
-    most: int
-    least: int = 1
-    """Loaders that stay, however little they have to do."""
-    target: float = 0.75
-    """Share of its threads, and of its core, that a loader should be busy at most."""
-
-
-def loaders_needed(load: Load, samples_per_s: float, limits: Limits) -> int:
-    """Count the loaders that serve ``samples_per_s``: by Little's law, by core and by memory."""
-    wanted = max(
-        samples_per_s * float(load.busy().sum()) / (limits.threads * limits.target),
-        samples_per_s * float((load.share * load.cpu_s).sum()) / limits.target,
-        load.state_bytes / limits.memory_bytes,
-    )
-    needed = max(math.ceil(wanted - 1e-9), limits.least)
-    return max(1, min(needed, limits.most, len(load.share)))
-
-
-def place(busy: Floats, loaders: int, before: Sequence[Sequence[int]] = ()) -> list[list[int]]:
-    """Sources of each loader, so that all are as busy; no loader is without one.
-
-    Of those where they were ``before``, only what makes a loader busier than the others moves, for
-    it is opened again.
-    """
-    # A little for holding the state: sources that are not drawn are spread as well.
-    busy = busy + (busy.sum() or 1.0) * 1e-6
-    fair = busy.sum() / loaders
-    placed: list[list[int]] = [sorted(p, key=lambda s: busy[s]) for p in before[:loaders]]
-    placed += [[] for _ in range(loaders - len(placed))]
-    for here in placed:
-        while len(here) > 1 and busy[here].sum() > 1.1 * fair:
-            here.pop(0)
-    # Each loader that is new gets one, and those that are left stay where there are most.
-    while sum(map(len, placed)) > len(busy) - sum(not here for here in placed):
-        max(placed, key=len).pop(0)
-    kept = {s for here in placed for s in here}
-    load = [float(busy[here].sum()) for here in placed]
-    for source in np.argsort(-busy, kind="stable").tolist():
-        if source not in kept:
-            least = min(range(loaders), key=lambda i: (bool(placed[i]), load[i]))
-            placed[least].append(source)
-            load[least] += float(busy[source])
-    return [sorted(here) for here in placed]
-
-
-@dataclass
-class Autoscaler:
-    """Follows what serving the sources took, and says when to change the number of loaders."""
-
-    load: Load
-    limits: Limits
-    memory: float = 0.8
-    patience: int = 30
-    """So many observations in a row must agree before loaders are taken away: giving one too many
-    costs memory, one too few costs throughput."""
-    samples_per_s: float = 0.0
-    _surplus: int = field(default=0, init=False)
-
-    def observe(
-        self, elapsed_s: float, counts: Ints, wait_s: Floats, cpu_s: Floats, weights: Floats
-    ) -> None:
-        """Take in a period: samples and seconds by source, and their weights in the mixture."""
-        load, new = self.load, 1 - self.memory
-        rate = float(counts.sum()) / elapsed_s
-        past = self.samples_per_s or rate
-        self.samples_per_s = self.memory * past + new * rate
-        load.share = self.memory * load.share + new * weights
-        read, each = counts > 0, np.maximum(counts, 1)
-        load.wait_s = np.where(read, self.memory * load.wait_s + new * wait_s / each, load.wait_s)
-        load.cpu_s = np.where(read, self.memory * load.cpu_s + new * cpu_s / each, load.cpu_s)
-
-    def decide(self, current: int, *, starving: bool) -> int:
-        """Count the loaders that there should be, now that there are ``current``.
-
-        More help only where it is ``starving``; else trainers are slow, however busy loaders are.
-        """
-        needed = loaders_needed(self.load, self.samples_per_s, self.limits)
-        if needed >= current:
-            self._surplus = 0
-            return needed if starving else current
-        self._surplus += 1
-        return needed if self._surplus >= self.patience else current

@@ -18,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from torch.utils.data import DataLoader, Dataset
 
 from chopper.workloads.batch import Batch, batch_of
-from chopper.workloads.mixture import Mixture, Sample, SourceError, SourceSpec, Tokens
+from chopper.workloads.mixture import Sample, SourceError, SourceSpec, Tokens
 from chopper.workloads.planning import Plan, Planner
+from chopper.workloads.shards import OpenSources
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,8 +30,11 @@ Document = tuple[Sample, Tokens]
 class Documents(Dataset[Document]):
     """The mixture as a map-style dataset, addressed by samples."""
 
-    def __init__(self, sources: Sequence[SourceSpec], workers: int) -> None:
-        self.mixture = Mixture(sources)
+    def __init__(
+        self, sources: Sequence[SourceSpec], workers: int, upcoming: Sequence[Sample]
+    ) -> None:
+        self.sources = OpenSources(sources)
+        self._upcoming = upcoming
         self._worker = 0
         # One number for each worker, which nobody else writes, in memory that its rank sees.
         self._read = multiprocessing.RawArray(ctypes.c_int64, max(1, workers))
@@ -39,10 +43,10 @@ class Documents(Dataset[Document]):
         """Open every source, as each worker does: open files and connections cross no fork."""
         _end_with_the_rank()
         self._worker = worker
-        self.mixture.open(range(len(self.mixture.specs)))
+        self.sources.open(self._upcoming)
 
     def __getitem__(self, sample: Sample) -> Document:
-        tokens, _, _ = self.mixture.read(sample)
+        tokens, _, _ = self.sources.read(sample)
         self._read[self._worker] += 1
         return sample, tokens
 
@@ -56,7 +60,7 @@ class ConcurrentDocuments(Documents):
 
     def __getitems__(self, samples: list[Sample]) -> list[Document]:
         with ThreadPoolExecutor(len(samples)) as pool:
-            read = self.mixture.read_all(samples, pool)
+            read = self.sources.read_all(samples, pool)
         self._read[self._worker] += len(read)
         return [(sample, tokens) for sample, (tokens, _, _) in zip(samples, read, strict=True)]
 

@@ -267,9 +267,29 @@ class Experiment:
         return otherwise
 
     @cached_property
+    def other_cores(self) -> dict[str, float]:
+        """Run → cores that other programs used; empty where that is unknown.
+
+        A workload that measures it (``other_programs_ratio``) knows it better: of the stretches
+        that count, and with the processes that it started and nobody waited for.
+        """
+        cores = dict(self.plan.other_cores)
+        for planned in self.plan.variants if self.plan.machine_cores is not None else ():
+            measured = [
+                value
+                for row in self.rows
+                if (row.measure, row.variant) == ("other_programs_ratio", planned.name)
+                for value in row.values
+            ]
+            if measured:
+                used = max(measured) * (self.plan.machine_cores or 0)
+                cores |= dict.fromkeys(planned.runs, used)
+        return cores
+
+    @cached_property
     def disturbances(self) -> tuple[Finding, ...]:
         """What else the machine was doing, where it spoils all that was timed."""
-        return tuple(disturbances(self.plan.other_cores, self.plan.machine_cores))
+        return tuple(disturbances(self.other_cores, self.plan.machine_cores))
 
     def value(self, measure: str, variant: str | None = None, **labels: Any) -> float | None:
         """The mean over repetitions of what `find` looks up; None when it was not measured."""

@@ -127,6 +127,21 @@ def test_a_busy_machine_withholds_what_was_timed(tmp_path, capsys):
     assert all(reason in text and "1.8×" not in text for text in shown)
 
 
+def test_a_workload_that_measures_other_programs_knows_better(tmp_path):
+    # Ray's processes, say, which nobody waits for, are no other programs.
+    name = ("other_programs_ratio",)
+    measures = {
+        "tuned": {name: lambda repeat: 0.05 * repeat / 2},
+        "balanced": {name: lambda repeat: 0.1 * repeat / 2},
+    }
+    found = load(experiment(tmp_path / "e", "dataloader", measures, other_cores=1.4))
+    assert found.other_cores["balanced-1"] == pytest.approx(0.2)
+    assert found.disturbances == ()
+    measures["tuned"] = {name: lambda _: 0.2}
+    found = load(experiment(tmp_path / "f", "dataloader", measures, other_cores=0.0))
+    assert "0.4 of 2 cores during tuned-1" in found.disturbances[0].message
+
+
 def test_what_other_programs_cannot_change_is_shown_on_a_busy_machine(tmp_path, capsys):
     measures = {"ddp": {("loss", ("step", 0)): 2.0}, "zero1": {("loss", ("step", 0)): 2.0}}
     path = experiment(tmp_path / "e", "offload", measures, other_cores=1.4)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -21,13 +22,17 @@ import psutil
 import pytest
 
 from chopper.engines import ray_cluster
-from chopper.fresh_python import own_python
+from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
+from chopper.workloads.autoscaling import Limits
+from chopper.workloads.batch import Mesh
 from chopper.workloads.loading_measures import memory_bytes
-from chopper.workloads.mixture import SourceError, bare, make_sources
-from chopper.workloads.planning import Cost, Draw, Limits, Planner
+from chopper.workloads.mixture import SourceError
+from chopper.workloads.planning import Cost, Planner
+from chopper.workloads.shards import near
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
+from tests.workloads.made_mixtures import draw, sources
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'chopper-profiler[ray]'", allow_module_level=True)
@@ -38,29 +43,21 @@ STEPS, RANKS = 24, 2
 
 
 def setup(name, *, fault="none", latency_s=2e-3, **changes):
-    sources = make_sources(
-        count=6,
-        state_bytes=200_000,
-        latency_s=latency_s,
-        documents=300,
-        tokens=20,
-        longest=64,
-        seed=1,
-        fault=fault,
-    )
+    specs = sources(fault, 6, state_bytes=40_000, latency_s=latency_s)
     options: dict[str, Any] = {
         "name": name,
-        "draw": Draw(sources=sources, batch=4, ranks=RANKS, seed=5, method="kk", cost=Cost(1, 0.1)),
+        "draw": draw(specs, seed=5, method="kk", cost=Cost(1, 0.1)),
         "width": 64,
         "loaders": 2,
         "limits": Limits(threads=16, memory_bytes=1 << 30, most=3),
         "prefetch": 4,
+        "nodes": ((d.this_node(), tuple(range(RANKS))),),
     }
     return d.Setup(**(options | changes))
 
 
 def planned(made, steps):
-    plans, contents = Planner(made.draw), bare(made.draw.sources)
+    plans, contents = Planner(made.draw), near(made.draw.sources)
     return [
         [Counter(contents.marked(plans.plan(step).of(rank))) for rank in range(RANKS)]
         for step in steps
@@ -115,10 +112,9 @@ def read(constructor, *, first=0, steps=STEPS, prefetch=4, at=None):
     return out
 
 
-def loaders(ray, planner_actor):
-    """Handles of the loaders that run."""
-    handles = planner_actor.__ray_call__.remote(lambda self: [one.handle for one in self._fleet])
-    return ray.get(handles)
+def pid(ray, actor):
+    """Process of an actor."""
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def samples(read_steps):
@@ -156,40 +152,142 @@ def test_a_restart_goes_on_where_it_was_left(started, whole):
 
 
 @pytest.mark.parametrize(
-    "role",
-    ["loader", *(pytest.param(r, marks=pytest.mark.long) for r in ("planner", "constructor"))],
+    ("role", "standby"),
+    [
+        ("loader", 0),
+        ("loader", 1),
+        *(pytest.param(r, 0, marks=pytest.mark.long) for r in ("planner", "constructor")),
+    ],
 )
-def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role, capfd):
-    made = setup(f"killed {role}")
+def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
+    ray, started, tmp_path, role, standby, capfd
+):
+    made = setup(f"killed {role} {standby}", standby=standby, checkpoint=tmp_path)
     planner_actor, constructor = started(made)
-    killed = []
+    killed: list[psutil.Process] = []
+    stood_by: list[int] = []
 
     def kill():
-        actor = {
-            "loader": lambda: loaders(ray, planner_actor)[0],
-            "planner": lambda: planner_actor,
-            "constructor": lambda: constructor,
-        }[role]()
-        killed.append(psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))))
+        loaders, waiting = ray.get(planner_actor.loaders.remote())
+        stood_by.extend(pid(ray, one) for one in waiting)
+        actor = {"loader": loaders[0], "planner": planner_actor, "constructor": constructor}[role]
+        killed.append(psutil.Process(pid(ray, actor)))
         killed[0].kill()
 
-    assert samples(read(constructor, at=kill)) == planned(made, range(STEPS))
+    # A stage of 64 steps is beyond the first line of the checkpoint.
+    assert samples(read(constructor, first=60, at=kill)) == planned(made, range(60, 60 + STEPS))
     assert "raylet" not in capfd.readouterr().out
     assert killed
     assert psutil.wait_procs(killed, timeout=PATIENCE_S)[1] == []
+    loaders, waiting = ray.get(planner_actor.loaders.remote())
+    if standby:
+        # Who stood by reads now, and another one stands by.
+        assert stood_by[0] in [pid(ray, one) for one in loaders]
+        assert stood_by[0] != pid(ray, waiting[0])
+    assert len(waiting) == standby
+    lines = next(tmp_path.iterdir()).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [64]
 
 
-@pytest.mark.long
+def opened(ray, planner_actor):
+    """Sources that each loader has open."""
+    return [
+        ray.get(loader.__ray_call__.remote(lambda self: sorted(self._sources._open)))
+        for loader in ray.get(planner_actor.loaders.remote())[0]
+    ]
+
+
 def test_a_source_is_open_in_one_loader_only(ray, started):
     made = setup("opened", limits=Limits(threads=16, memory_bytes=1 << 30, most=2, least=2))
     planner_actor, constructor = started(made)
-    read(constructor)
-    opened = [
-        ray.get(loader.__ray_call__.remote(lambda self: sorted(self._mixture._open)))
-        for loader in loaders(ray, planner_actor)
+    read(constructor, steps=8)
+    held = opened(ray, planner_actor)
+    assert len(held) == 2
+    assert sorted(s for here in held for s in here) == list(range(6))
+
+
+def test_a_source_that_needs_more_than_one_loader_is_read_by_several(ray, started):
+    one = draw(sources("none", 1, latency_s=2e-3), cost=Cost(1, 0.1), method="kk")
+    made = setup("shared", draw=one, loaders=2)
+    planner_actor, constructor = started(made)
+    assert samples(read(constructor, steps=8)) == planned(made, range(8))
+    assert opened(ray, planner_actor) == [[0], [0]]
+    _, where = ray.get(planner_actor.plan.remote(8))
+    assert sorted(len(mine) for _, mine in where) == [4, 4]
+    assert sorted(at for _, mine in where for at in mine) == list(range(8))
+
+
+def test_ranks_that_share_a_batch_get_their_slices_of_it(started, whole):
+    mesh = Mesh(tensor=2, context=2, pipeline=2)
+    ranks = tuple(range(RANKS * mesh.ranks))
+    made = setup("mesh", mesh=mesh, nodes=((d.this_node(), ranks),))
+    constructor = started(made)[1]
+    readers = made.readers(0)
+    assert readers == [r for r in ranks if r % 2 == 0]
+    streams = [d.batches(constructor, rank=rank, first=0, steps=4, prefetch=2) for rank in readers]
+    for step in range(4):
+        parts = {rank: next(stream) for rank, stream in zip(readers, streams, strict=True)}
+        for data in range(RANKS):
+            batch = whole[step][data]
+            for stage in range(2):
+                front, back = (parts[data * 8 + stage * 4 + context * 2] for context in (0, 1))
+                for name, there in (("tokens", stage == 0), ("places", True), ("targets", stage)):
+                    of = getattr(batch, name)
+                    expected = of() if callable(of) else of
+                    got = [getattr(part, name) for part in (front, back)]
+                    if not there:
+                        assert got == [None, None]
+                        continue
+                    a, b, c, e = np.split(expected, 4, axis=1)
+                    assert (got[0] == np.concatenate([a, e], axis=1)).all()
+                    assert (got[1] == np.concatenate([b, c], axis=1)).all()
+
+
+@pytest.fixture
+def second_node(ray):
+    """Another node of the cluster, on this machine: a raylet and an object store of its own."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    head = ray._private.worker._global_node
+    directory = Path(head.get_session_dir_path()).parent
+    words: dict[str, Any] = {"num_cpus": 8, "num_gpus": 0, "object_store_memory": 80 << 20}
+    words |= {"include_log_monitor": False}
+    words |= dict.fromkeys(("min_worker_port", "max_worker_port", "node_manager_port"), 0)
+    params = RayParams(
+        gcs_address=head.gcs_address,
+        redis_address=head.gcs_address,
+        node_ip_address="127.0.0.1",
+        temp_dir=str(directory),
+        **words,
+    )
+    params.dashboard_agent_listen_port = None  # any
+    with environment({"PYTHONPATH": str(directory / "without-amdsmi")}):
+        node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    named = node.node_id
+    until(lambda: {n["NodeID"] for n in ray.nodes() if n["Alive"]} >= {named}, "another node")
+    yield named
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def test_each_node_of_trainers_has_a_constructor_that_loads_for_its_ranks(
+    ray, started, second_node
+):
+    made = setup("nodes", nodes=((d.this_node(), (0,)), (second_node, (1,))))
+    _, *constructors = started(made)
+    nodes = [ray.get(one.__ray_call__.remote(lambda _: d.this_node())) for one in constructors]
+    assert nodes == [d.this_node(), second_node]
+    streams = [
+        d.batches(d.constructor(made, rank), rank=rank, first=0, steps=6, prefetch=0)
+        for rank in range(RANKS)
     ]
-    assert len(opened) == 2
-    assert sorted(s for here in opened for s in here) == list(range(6))
+    found = [[next(stream) for stream in streams] for _ in range(6)]
+    assert samples(found) == planned(made, range(6))
+    counted = [ray.get(one.__ray_call__.remote(lambda self: self._counts)) for one in constructors]
+    plans = Planner(made.draw)
+    for rank, counts in enumerate(counted):
+        drawn = Counter(source for step in range(6) for source, _ in plans.plan(step).of(rank))
+        assert Counter(dict(enumerate(counts.tolist()))) == drawn
 
 
 @pytest.mark.long
@@ -207,7 +305,8 @@ def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, starte
         assert samples(found) == planned(made, range(first, first + STEPS))
         # What a constructor would say whose trainers wait: on a busy machine these never do.
         counts = np.full(6, 100)
-        said = pair[0].observe.remote(first + STEPS, 0.1, counts, counts * 0.1, counts * 0.0, True)
+        took = (0.1, counts, counts * 0.1, counts * 0.0)
+        said = pair[0].observe.remote(0, first + STEPS, *took, True)
         ray.get(said)
         return len(fleets()) > 1
 
@@ -233,10 +332,10 @@ def test_trainers_wait_when_less_than_half_of_what_was_asked_for_is_there(
     told = []
     planner_actor = SimpleNamespace(observe=SimpleNamespace())
     planner_actor.observe.options = lambda **_: SimpleNamespace(
-        remote=lambda step, *of: told.append((step, of[-1]))
+        remote=lambda _, step, *of: told.append((step, of[-1]))
     )
     monkeypatch.setattr(ray, "get_actor", lambda _: planner_actor)
-    made = d.DataConstructor(setup("stock", prefetch=8))
+    made = d.DataConstructor(setup("stock", prefetch=8), 0)
     made._built = built - 1
     for step in range(5):
         made._steps[step] = cast("Any", SimpleNamespace(done=lambda step=step: step < done))
@@ -246,19 +345,13 @@ def test_trainers_wait_when_less_than_half_of_what_was_asked_for_is_there(
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("raises", r"source code-01, sample \d+: OSError: connection reset by storage")],
+    [("raises", r"source code-01, sample \d+: FileNotFoundError: .*images.bin")],
 )
 def test_what_a_source_fails_of_comes_in_one_line(started, fault, message):
     _, constructor = started(setup(f"fault {fault}", fault=fault))
     with pytest.raises(SourceError, match=message) as refused:
         read(constructor)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.long
-def test_an_endless_source_ends_nothing(started):
-    made = setup("endless", fault="endless")
-    assert samples(read(started(made)[1])) == planned(made, range(STEPS))
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):

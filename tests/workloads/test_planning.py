@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,22 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.workloads.mixture import SourceError, SourceSpec
-from chopper.workloads.planning import (
-    METHODS,
+from chopper.errors import InputError
+from chopper.workloads.autoscaling import (
     Autoscaler,
-    Cost,
-    Draw,
     Limits,
     Load,
-    Planner,
-    balance,
-    imbalance,
+    copies_needed,
     loaders_needed,
-    loads,
-    pack,
     place,
 )
+from chopper.workloads.checkpoint import Checkpoint
+from chopper.workloads.mixture import SourceError, Stage
+from chopper.workloads.planning import METHODS, Cost, Planner, balance, imbalance, loads, pack
+from tests.workloads.made_mixtures import draw, of_lengths
 
 costs = st.lists(st.integers(0, 10_000), min_size=1, max_size=60).map(
     lambda values: np.array(values, dtype=np.float64)
@@ -39,30 +38,16 @@ def drawn(seed: int, count: int) -> np.ndarray:
     return Cost(1.0, 0.01)(lengths)
 
 
-def made(sizes=(50, 7, None), weights=(5.0, 1.0, 2.0), **changes) -> Planner:
-    sources = tuple(
-        SourceSpec(
-            name="abc"[number],
-            number=number,
-            size=size,
-            weight=weight,
-            latency_s=0.0,
-            state_bytes=0,
-            median_tokens=10 + 10 * number,
-            longest_tokens=64,
-            seed=0,
-        )
-        for number, (size, weight) in enumerate(zip(sizes, weights, strict=True))
-    )
-    options: dict[str, Any] = {
-        "sources": sources,
-        "batch": 4,
-        "ranks": 2,
-        "seed": 0,
-        "cost": Cost(1.0, 0.1),
-        "method": "kk",
-    }
-    return Planner(Draw(**(options | changes)))
+def made(sizes=(50, 7, 90), weights=(5.0, 1.0, 2.0), **changes) -> Planner:
+    """Sources a, b and c, in row groups of 12 documents."""
+    specs = []
+    for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        lengths = 4 + np.random.default_rng(number).integers(60, size=size)
+        points = weight if isinstance(weight, tuple) else ((0, weight),)
+        spec = of_lengths("abc"[number], tuple(lengths.tolist()), 12, number)
+        specs.append(replace(spec, points=points))
+    options: dict[str, Any] = {"seed": 0, "cost": Cost(1.0, 0.1), "method": "kk"}
+    return Planner(draw(tuple(specs), **options | changes))
 
 
 def test_two_packs_of_100_tokens_cost_differently():
@@ -163,8 +148,63 @@ def test_each_reading_of_a_source_holds_each_sample_once(method):
         orders = [mine[k : k + size] for k in range(0, len(mine) - size + 1, size)]
         assert all(sorted(order) == list(range(size)) for order in orders)
         assert orders[0] != orders[1]
-    endless = [int(i) for s, i in read if s == 2]
-    assert endless == list(range(len(endless)))
+        # Row group after row group, so that a reader holds one or two.
+        groups = [[i // 12 for i in order] for order in orders]
+        assert all(len(list(itertools.groupby(order))) == -(-size // 12) for order in groups)
+
+
+def test_a_stage_draws_what_it_admits_and_each_of_it_once():
+    stages = (Stage(step=0, longest=20), Stage(step=10, longest=64))
+    planner = made(stages=stages, sizes=(300, 200, 100))
+    lengths = [planner.plan(step).length.max() for step in range(14)]
+    assert max(lengths[:10]) <= 20 < max(lengths[10:])
+    drawn = Counter(s for step in range(4) for s in planner.plan(step).of(0))
+    assert max(drawn.values()) == 1
+
+
+@pytest.mark.parametrize("step", [0, 63, 64, 700])
+def test_a_checkpoint_says_where_each_source_was(tmp_path, monkeypatch, step):
+    stages = (Stage(step=0, longest=30), Stage(step=100, longest=64))
+    first = made(stages=stages)
+    checkpoint = Checkpoint(tmp_path, first.draw)
+    for at in range(0, 701, 7):
+        first.plan(at)
+        checkpoint.write(*first.kept(at), 3)
+    lines = next(tmp_path.iterdir()).read_text().splitlines()
+    assert len(lines) == 700 // 64
+    # A whole one first and where a stage began a reading anew, differences else.
+    assert ["whole" in line for line in lines[:3]] == [True, True, False]
+    later = made(stages=stages)
+    found = Checkpoint(tmp_path, later.draw)
+    assert found.loaders == 3
+    later.resume(found.positions)
+    planned, drawn = [], later._drawn
+
+    def counted(step):
+        planned.append(step)
+        return drawn(step)
+
+    monkeypatch.setattr(later, "_drawn", counted)
+    assert later.plan(step).of(1) == first.plan(step).of(1)
+    assert min(planned) == step // 64 * 64  # not from step 0
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_dropped_and_what_is_none_is_named(tmp_path):
+    planner = made()
+    written = Checkpoint(tmp_path, planner.draw)
+    for step in (64, 128, 192):
+        planner.plan(step)
+        written.write(*planner.kept(step), 2)
+    file = next(tmp_path.iterdir())
+    file.write_bytes(file.read_bytes()[:-5])
+    again = Checkpoint(tmp_path, planner.draw)
+    assert sorted(again.positions) == [64, 128]
+    again.write(*planner.kept(192), 2)
+    assert sorted(Checkpoint(tmp_path, planner.draw).positions) == [64, 128, 192]
+    assert Checkpoint(tmp_path, made(seed=1).draw).positions == {}  # another draw
+    file.write_text("{}\n")
+    with pytest.raises(InputError, match=r"line 1: no line of a checkpoint .*; remove the file"):
+        Checkpoint(tmp_path, planner.draw)
 
 
 def test_how_samples_are_given_to_ranks_changes_nothing_of_what_a_step_takes():
@@ -184,7 +224,8 @@ def test_the_mixture_is_drawn_as_it_is_weighted():
 
 
 def test_the_mixture_may_change():
-    planner = made(weights=(5.0, 1.0, 2.0), ramp=10)
+    turning = (((0, 5.0), (10, 1.0)), ((0, 1.0), (10, 5.0)), 2.0)
+    planner = made(weights=turning)
     assert planner.weights_at(0).tolist() == [5 / 8, 1 / 8, 2 / 8]
     assert planner.weights_at(5).tolist() == [3 / 8, 3 / 8, 2 / 8]
     assert planner.weights_at(99).tolist() == [1 / 8, 5 / 8, 2 / 8]
@@ -200,7 +241,7 @@ def test_a_source_too_short_for_its_share_of_a_step_is_helped_out():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((50, 0, None), "source b is empty: leave it out of the mixture"),
+        ((50, 0, 9), "source b has no document of at most 64 tokens.*leave it out"),
         ((3, 3, 1), r"a step takes 8 samples \(2 ranks × 4\), all sources together hold 7"),
     ],
 )
@@ -228,7 +269,7 @@ LIMITS = Limits(threads=100, memory_bytes=1000, most=8, target=0.5)
         # 600/s × 0.201 s = 121 reads in flight, of which a loader keeps 50: 3; cores: 0.6 ÷ 0.5.
         (600, load(), LIMITS, 3),
         # One core each under Python's lock: 600 × 4 ms = 2.4 cores ÷ 0.5.
-        (600, load(5, wait_s=0, cpu_s=0.004), LIMITS, 6 - 1),
+        (600, load(5, wait_s=0, cpu_s=0.004), LIMITS, 6),
         (600, load(8, share=0.125, wait_s=0, cpu_s=0.004), LIMITS, 5),
         (1, load(state_bytes=700), LIMITS, 3),
         (1e9, load(20), LIMITS, 8),
@@ -239,19 +280,38 @@ def test_loaders_follow_reads_in_flight_cores_and_memory(rate, served, limits, e
     assert loaders_needed(served, rate, limits) == expected
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 8))
-def test_each_source_has_one_loader_and_no_loader_is_without(shares, first, then):
-    busy = np.array(shares) * 0.2
-    before = place(busy, min(first, len(busy)))
-    for placed in (before, place(busy, min(then, len(busy)), before)):
-        assert sorted(s for here in placed for s in here) == list(range(len(busy)))
-        assert all(placed)
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.floats(0, 5000),
+)
+def test_each_source_has_its_loaders_and_no_loader_is_without(shares, first, then, rate):
+    served = load(len(shares), cpu_s=0)
+    before: list[list[int]] = []
+    served.share = np.array(shares)
+    for loaders in (first, then):
+        copies = copies_needed(served, rate, LIMITS, loaders)
+        assert ((copies >= 1) & (copies <= loaders)).all()
+        before = place(served.busy(), copies, loaders, before)
+        assert Counter(s for here in before for s in here) == dict(enumerate(copies.tolist()))
+        assert all(before)
+        assert all(len(set(here)) == len(here) for here in before)
+
+
+def test_a_source_that_needs_more_than_one_loader_gets_several():
+    served = load(2)
+    served.share = np.array([0.9, 0.1])
+    # 600/s × 0.9 × 0.201 s = 109 reads in flight, of which a loader keeps 50: 3, of 3 for all.
+    copies = copies_needed(served, 600, LIMITS, loaders_needed(served, 600, LIMITS))
+    assert copies.tolist() == [3, 1]
+    assert place(served.busy(), copies, 3) == [[0, 1], [0], [0]]
 
 
 def test_sources_stay_where_they_are_when_loaders_are_added():
-    busy = np.full(12, 1 / 12)
-    before = place(busy, 2)
-    after = place(busy, 3, before)
+    busy, one = np.full(12, 1 / 12), np.ones(12, dtype=np.int64)
+    before = place(busy, one, 2)
+    after = place(busy, one, 3, before)
     assert [len(here) for here in after] == [4, 4, 4]
     assert set(after[0]) < set(before[0])
     assert set(after[1]) < set(before[1])

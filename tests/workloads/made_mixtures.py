@@ -1,0 +1,61 @@
+"""Small mixtures on disk, for the tests of loading; each is written once and removed at the end."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chopper.workloads.made_sources import write_sources
+from chopper.workloads.mixture import SourceSpec, Stage
+from chopper.workloads.planning import Cost, Draw
+from chopper.workloads.shards import groups_of
+
+_HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
+
+
+@functools.cache
+def sources(fault: str = "none", count: int = 5, **changes: Any) -> tuple[SourceSpec, ...]:
+    """Sources as the workload makes them."""
+    options: dict[str, Any] = {
+        "state_bytes": 50_000,
+        "latency_s": 1e-4,
+        "tokens": 20,
+        "longest": 64,
+        "seed": 2,
+    }
+    folder = Path(tempfile.mkdtemp(dir=_HOME.name))
+    return write_sources(folder, count=count, fault=fault, **options | changes)
+
+
+@functools.cache
+def of_lengths(name: str, lengths: tuple[int, ...], rows: int, number: int = 0) -> SourceSpec:
+    """A source of texts of so many tokens, in row groups of so many rows."""
+    path = Path(tempfile.mkdtemp(dir=_HOME.name)) / "0.parquet"
+    texts = ["x" * length for length in lengths]
+    table = pa.table(
+        {"length": pa.array(lengths, pa.int64()), "text": pa.array(texts, pa.string())}
+    )
+    pq.write_table(table, path, row_group_size=rows)
+    bare: dict[str, Any] = {"name": name, "number": number, "shards": (str(path),)}
+    bare["points"] = ((0, 1.0),)
+    groups, size = groups_of(SourceSpec(**bare, groups=(), state_bytes=0))
+    return SourceSpec(**bare, groups=groups, state_bytes=size)
+
+
+def draw(specs: tuple[SourceSpec, ...], **changes: Any) -> Draw:
+    """A draw from sources."""
+    options: dict[str, Any] = {
+        "sources": specs,
+        "stages": (Stage(step=0, longest=64),),
+        "batch": 4,
+        "ranks": 2,
+        "seed": 1,
+        "cost": Cost(),
+        "method": "random",
+    }
+    return Draw(**options | changes)
