@@ -431,11 +431,9 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
 def headline_table(headlines: Sequence[Headline]) -> Table:
     """Return headlines as a table; the ratio is ours over what is stated."""
     prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
+    last = Column("configuration", kind="prose", wide=True)
     return Table(
-        columns=(
-            *(*prose, "here", "95 %", "ratio", "verdict"),
-            Column("configuration", kind="prose", wide=True),
-        ),
+        columns=(*prose, "here", "95 %", "ratio", "verdict", last),
         rows=[
             (
                 *(h.system, h.claim, h.published or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),

@@ -121,8 +121,8 @@ def command(
             )
     elif kind == "parquet":
         raise UsageError("--format parquet writes a file: name it with -o")
-    from chopper.ingest import files_of
     from chopper.sql import Query
+    from chopper.storage.remote import files_of
 
     counted: deque[str] = deque([""], maxlen=1)
 
