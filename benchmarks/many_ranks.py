@@ -20,6 +20,7 @@ over the ranks and carried to 100 000 ranks.
 from __future__ import annotations
 
 import argparse
+import compileall
 import math
 import os
 import statistics
@@ -36,6 +37,7 @@ import psutil
 from benchmarks._peers import Sample, peer_python
 from benchmarks._ranks import write_ranks
 from benchmarks.report import interactive
+from chopper.fresh_python import PACKAGE_PARENT
 from chopper.limits import usable_cores
 from tests.engines.nodes import started_nodes
 
@@ -89,6 +91,10 @@ def main() -> None:
     parser.add_argument("--ray", type=int, default=0, metavar="TURNS", help="Ray beside processes")
     parser.add_argument("--report", action="store_true", help="the HTML report of each, instead")
     options = parser.parse_args()
+    # Processes of a clone may each have to compile what an installation has compiled.
+    package = Path(PACKAGE_PARENT, "chopper")
+    for folder in (package, *filter(Path.is_symlink, package.iterdir())):
+        compileall.compile_dir(folder, quiet=1)
     with tempfile.TemporaryDirectory() as made:
         folder = options.traces or Path(made)
         print(f"{options.events} device events per rank, {usable_cores()} cores, {load()}")

@@ -147,4 +147,6 @@ def _value(tree: Any, buffers: list[Any]) -> Any:
 
 def _table(data: memoryview) -> pa.Table:
     """Read a table; one that is not compressed stays where its bytes are."""
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    # In this thread: waiting for others takes longer than unpacking there saves.
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    return pa.ipc.open_stream(pa.py_buffer(data), options=options).read_all()
