@@ -191,6 +191,8 @@ class OnRay:
             returned, is_held = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             _check_nodes()  # what another chopper raises says less
+            if isinstance(error.cause, InputError):  # of a node that has left by now
+                raise error.cause from None
             raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
         except ray.exceptions.RayError as error:
             return Lost(
@@ -221,7 +223,7 @@ def _call(
 ) -> tuple[tuple[Any, bool], Any]:
     """Run a task in a worker; what is to be held is the second value."""
     if version != _version():
-        raise RuntimeError("the nodes of the cluster have several versions")  # and are asked
+        raise InputError("--ray: a node of the cluster has another chopper or Python than here")
     import numpy as np
     import pyarrow as pa
 
