@@ -84,14 +84,17 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.references: list[Any] = []
         # By type: `persistent_id` is asked for each of thousands of objects.
-        own = {InCluster: self._reduce_value, type(Path()): self._reduce_path}
-        self.dispatch_table = copyreg.dispatch_table | own
+        self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
+            **copyreg.dispatch_table,
+            InCluster: self._reduce_value,
+            type(Path()): self._reduce_path,
+        }
 
     def _reduce_value(self, value: InCluster) -> tuple[Any, ...]:
         self.references.append(value.reference)
         return _brought, (len(self.references) - 1,)
 
-    def _reduce_path(self, path: Path) -> tuple[Any, ...]:
+    def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
         copied = remote.origin(path)
         return path.__reduce__() if copied is None else (remote.restored, copied)
 
@@ -270,7 +273,7 @@ def _check_nodes() -> None:
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(): node["NodeManagerHostname"]
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     }
     _, silent = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
