@@ -172,8 +172,8 @@ def in_turns(folder: Path, options: argparse.Namespace) -> None:
             turns: dict[str, list[float]] = {how: [] for how in ways}
             for _ in range(options.ray):
                 for how, words in ways.items():
-                    # Not watched: reading the memory of processes slows those of the command,
-                    # and the workers of a cluster are none of its own.
+                    # Not watched: sampling memory would cost the processes alone, since the
+                    # workers of a cluster are none of the command's own.
                     start_s = time.perf_counter()
                     subprocess.run([*command, *words], capture_output=True, check=True)
                     turns[how].append(time.perf_counter() - start_s)
