@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import os
 import pickle
@@ -63,6 +64,14 @@ class _Fetched:
         return values.decode(memoryview(self.data))
 
 
+_of_task: list[_Fetched] = []
+"""Values that came with the task whose arguments are being read."""
+
+
+def _brought(number: int) -> _Fetched:
+    return _of_task[number]
+
+
 class _Pickler(pickle.Pickler):
     """Arguments of a task, without the values of the cluster that are somewhere in them.
 
@@ -74,32 +83,28 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.references: list[Any] = []
+        # By type: `persistent_id` is asked for each of thousands of objects.
+        self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
+            **copyreg.dispatch_table,
+            InCluster: self._reduce_value,
+            type(Path()): self._reduce_path,
+        }
 
-    def persistent_id(self, obj: Any) -> int | tuple[str, str] | None:
-        if isinstance(obj, Path):
-            return remote.origin(obj)
-        if not isinstance(obj, InCluster):
-            return None
-        self.references.append(obj.reference)
-        return len(self.references) - 1
+    def _reduce_value(self, value: InCluster) -> tuple[Any, ...]:
+        self.references.append(value.reference)
+        return _brought, (len(self.references) - 1,)
 
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, fetched: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._fetched = fetched
-
-    def persistent_load(self, pid: Any) -> _Fetched | Path:
-        if isinstance(pid, tuple):
-            return remote.restored(*pid)
-        return _Fetched(self._fetched[pid])
+    def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
+        copied = remote.origin(path)
+        return path.__reduce__() if copied is None else (remote.restored, copied)
 
 
 class OnRay:
     """The engine of a Ray cluster.
 
-    Its nodes are asked for their chopper while they work already; one without chopper, or with
-    another version, is an :class:`~chopper.errors.InputError` of the first :meth:`map`.
+    A node without chopper, or with another version, is an :class:`~chopper.errors.InputError` of
+    :meth:`map` when a task runs there. Asking every node beforehand would start a second process
+    on each: Ray has none that is ready when a command comes.
 
     Args:
         address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS`` or of this machine;
@@ -128,7 +133,6 @@ class OnRay:
             )
             import ray
 
-            self._unchecked = {} if joined is None else _asked(ray)
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
         self._copying: deque[Any] = deque(maxlen=2 * self.workers)
@@ -151,19 +155,19 @@ class OnRay:
                     pickler = _Pickler(packed := io.BytesIO())
                     pickler.dump([*arguments])
                     value, big = self._task.remote(
-                        function, str(Path.cwd()), packed.getvalue(), *pickler.references
+                        _version(),
+                        function,
+                        str(Path.cwd()),
+                        packed.getvalue(),
+                        *pickler.references,
                     )
                     running[value] = number, big
                 if not running:
                     break
                 # Waiting for a held value copies it here: it is not lost with the node that made
                 # it. A store that is full drops the copy.
-                others = [*self._unchecked, *self._copying]
-                finished, _ = ray.wait([*running, *others], num_returns=1)
+                finished, _ = ray.wait([*running, *self._copying], num_returns=1)
                 for reference in finished:
-                    if reference in self._unchecked:
-                        _check_node(reference, self._unchecked.pop(reference))
-                        continue
                     if reference not in running:
                         self._copying.remove(reference)
                         continue
@@ -177,7 +181,6 @@ class OnRay:
                 while following in results:
                     yield results.pop(following)
                     following += 1
-            self._check_nodes()
         except BaseException:
             for reference in running:
                 with contextlib.suppress(Exception):  # the cluster may be what failed
@@ -190,7 +193,9 @@ class OnRay:
         try:
             returned, is_held = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            self._check_nodes()  # what another chopper raises says less
+            _check_nodes()  # what another chopper raises says less
+            if isinstance(error.cause, InputError):  # of a node that has left by now
+                raise error.cause from None
             raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
         except ray.exceptions.RayError as error:
             return Lost(
@@ -200,26 +205,9 @@ class OnRay:
             return returned
         return Done(returned, InCluster(big) if is_held else None)
 
-    def _check_nodes(self) -> None:
-        """Refuse a cluster of which a node does not have this chopper, when all have answered."""
-        import ray
-
-        if not self._unchecked:
-            return
-        asked = [*self._unchecked]
-        _, silent = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
-        if silent:
-            raise InputError(
-                f"--ray: node {self._unchecked[silent[0]]} of the cluster did not answer in "
-                f"{_ANSWER_S:.0f} s"
-            )
-        while self._unchecked:
-            _check_node(*self._unchecked.popitem())
-
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
         self._copying.clear()
-        self._unchecked.clear()
         self._cluster.close()
 
     def __enter__(self) -> Self:
@@ -230,16 +218,24 @@ class OnRay:
 
 
 def _call(
-    function: Callable[..., Any], directory: str, packed: bytes, *fetched: Any
+    version: tuple[str, str],
+    function: Callable[..., Any],
+    directory: str,
+    packed: bytes,
+    *fetched: Any,
 ) -> tuple[tuple[Any, bool], Any]:
     """Run a task in a worker; what is to be held is the second value."""
+    if version != _version():
+        raise InputError("--ray: a node of the cluster has another chopper or Python than here")
     import numpy as np
     import pyarrow as pa
 
     leave_out_pandas()
     pa.set_cpu_count(1)
     try:
-        arguments = _Unpickler(packed, fetched).load()
+        _of_task[:] = map(_Fetched, fetched)
+        arguments = pickle.loads(packed)
+        _of_task.clear()
         with contextlib.suppress(OSError):  # paths are relative to where the user is
             os.chdir(directory)
         result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
@@ -266,26 +262,34 @@ def _running() -> str | None:
     return None
 
 
-def _asked(ray: Any) -> dict[Any, str]:
-    """Ask each node for its chopper: reference → host. Its worker starts meanwhile."""
+def _check_nodes() -> None:
+    """Ask each node for its chopper; refuse a cluster of which one does not have this one."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Without a core of its own: it does not wait for what else the cluster does.
-    task = ray.remote(num_cpus=0, max_retries=0)(_versions)
-    return {
+    task = ray.remote(num_cpus=0, max_retries=0)(_version)
+    asked = {
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(): node["NodeManagerHostname"]
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     }
+    _, silent = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
+    if silent:
+        raise InputError(
+            f"--ray: node {asked[silent[0]]} of the cluster did not answer in {_ANSWER_S:.0f} s"
+        )
+    for reference, host in asked.items():
+        _check_node(reference, host)
 
 
 def _check_node(reference: Any, host: str) -> None:
     """Refuse a cluster of which a node does not have this chopper."""
     import ray
 
-    here = (__version__, platform.python_version())
+    here = _version()
     try:
         theirs = ray.get(reference)
     except ray.exceptions.RayTaskError as exc:
@@ -302,10 +306,9 @@ def _check_node(reference: Any, host: str) -> None:
         )
 
 
-def _versions() -> tuple[str, str]:
-    from chopper import version
-
-    return version.__version__, platform.python_version()
+def _version() -> tuple[str, str]:
+    """Return the versions of chopper and Python of this process."""
+    return __version__, platform.python_version()
 
 
 def _line(error: BaseException) -> str:
