@@ -321,7 +321,7 @@ def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
 
 @dataclass(frozen=True)
 class _Unit:
-    """What a task works on: a rank, or one of several stretches of its steps.
+    """The work of one task: a rank, or one of several stretches of its steps.
 
     Attributes:
         own, others: its collectives, and those that it holds of other stretches.

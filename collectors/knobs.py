@@ -56,7 +56,7 @@ class Knob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Driver(Protocol):
-    """What a vendor's file offers."""
+    """The functions that a vendor's file offers."""
 
     def knobs(self, what: What, root: str) -> list[Knob]:
         """Return the knobs of the devices that this process sees.

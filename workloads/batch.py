@@ -1,4 +1,4 @@
-"""What a rank trains on in one step, whoever loaded it: rows of documents, or its slice of them."""
+"""The batch of a rank in one step, whoever loaded it: rows of documents, or its slice of them."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Slot:
             yield name, part.view(shape)
 
     def view(self, *, whole: bool) -> memoryview:
-        """What is transferred: weights with moments, or weights alone."""
+        """The part that is transferred: weights with moments, or weights alone."""
         piece: memoryview = self.piece.numpy().data
         return piece[: None if whole else self.weights_bytes]
 

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of one buffer, with the gap to the next place."""
+        """Size of one buffer, with the gap to the next place."""
         size_bytes = math.prod(self.shape) * self.dtype.itemsize
         return -(-size_bytes // _PLACE_BYTES) * _PLACE_BYTES
 

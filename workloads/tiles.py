@@ -449,7 +449,7 @@ class ProductScatter:
 
 
 class Dispatched(NamedTuple):
-    """What came for the experts of a rank, by the rank that it came from."""
+    """Tokens that came for the experts of a rank, by the rank that they came from."""
 
     rows: Tensor
     """[ranks, most, H]"""

@@ -1,4 +1,4 @@
-"""What a step gives and costs in both runs: time, throughput, energy and the training loss."""
+"""Time, throughput, energy and training loss of a step, in both runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Energy(NamedTuple):
 
 
 def outcomes(runs: Pair, sides: tuple[Steps, Steps], step: Total) -> tuple[Outcome, ...]:
-    """Return them in that order.
+    """Return step time, throughput, energy per step and token, and loss, in that order.
 
     Args:
         runs: restricted to the compared steps.

@@ -97,7 +97,7 @@ class Change(Total):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gives or costs in both runs.
+    """A measure of a step, such as its energy, in both runs.
 
     Attributes:
         id: its name with the unit as suffix (``loss`` has none).

@@ -46,7 +46,7 @@ class Point(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Fit(msgspec.Struct, kw_only=True, frozen=True):
-    """How an instruction depends on the clock, and how far off that is where it was not fitted."""
+    """The dependence of an instruction on the clock, and its error where it was not fitted."""
 
     stages: str
     """Stages whose rows are the same, such as ``0-6``."""

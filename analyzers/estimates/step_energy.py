@@ -156,7 +156,7 @@ def _line_of_levels(clock_ln: np.ndarray, power_ln: np.ndarray) -> Power | str:
 
 @dataclass(frozen=True)
 class Clocks:
-    """What a run shows of clock and power.
+    """The clock and power of a run, as it shows them.
 
     Attributes:
         clocked: its computing events with their clocks; None without samples.
@@ -451,7 +451,7 @@ def _frontier(
 
 
 def _measured(run: Attributed) -> _Measured | str:
-    """What the energy counters of all devices measured, or why that is not known."""
+    """Return what the energy counters of all devices measured, or why that is not known."""
     rows = [row for row in view(run, "energy").to_pylist() if row["scope"] == "run"]
     whole = [row for row in rows if row["source"] == "all devices"]
     row = next(iter(whole or [r for r in rows if str(r["source"]).startswith("device")]), None)

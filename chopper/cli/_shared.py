@@ -62,7 +62,7 @@ class NamedPath(click.Path):
 
 
 class RunPlace(NamedPath):
-    """Where a run is written: a path, or an address that it is copied to when it is whole."""
+    """A path that a run is written to, or an address that it is copied to when it is whole."""
 
     def address(
         self,

@@ -1,4 +1,4 @@
-"""Which results of an experiment cannot be, or show nothing, and are withheld with the reason.
+"""Results of an experiment that cannot be, or show nothing, and are withheld with the reason.
 
 A number is held against the bounds that its workload declares, a headline against its own bound,
 the spread of its repetitions, and what other programs did meanwhile.

@@ -1,4 +1,4 @@
-"""What other programs took of this machine's cores while something was measured on it."""
+"""Time that other programs took of this machine's cores while something was measured on it."""
 
 from __future__ import annotations
 

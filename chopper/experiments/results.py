@@ -175,7 +175,7 @@ class Headline:
 
     @property
     def verdict(self) -> str:
-        """What ours says of the stated number: within a tenth of its interval, or not.
+        """Judge the stated number by ours: within a tenth of its interval, or not.
 
         ``reproduced`` (a model: ``consistent``), ``differs``, ``not shown here`` where there is no
         number of ours, and empty where one number is not stated.
@@ -288,7 +288,7 @@ class Experiment:
 
     @cached_property
     def disturbances(self) -> tuple[Finding, ...]:
-        """What else the machine was doing, where it spoils all that was timed."""
+        """Other work of the machine, where it spoils all that was timed."""
         return tuple(disturbances(self.other_cores, self.plan.machine_cores))
 
     def value(self, measure: str, variant: str | None = None, **labels: Any) -> float | None:
@@ -384,7 +384,7 @@ class Experiment:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What checks found: of the machine, and of numbers that cannot be."""
+        """Findings of checks: of the machine, and of numbers that cannot be."""
         return (*self.disturbances, *dict.fromkeys(finding for _, finding in self.impossible))
 
     @cached_property

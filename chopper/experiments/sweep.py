@@ -22,7 +22,7 @@ SCHEMA = "chopper.sweep/1"
 
 
 class Point(msgspec.Struct, kw_only=True, frozen=True):
-    """What was measured at one setting."""
+    """The measurements at one setting."""
 
     name: str
     set_value: float

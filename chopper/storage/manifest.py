@@ -206,7 +206,7 @@ class RankManifest(msgspec.Struct, kw_only=True):
 
 
 class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the files of an imported run were read."""
+    """The engine that read the files of an imported run."""
 
     name: str
     """``serial``, ``processes`` or ``ray``."""

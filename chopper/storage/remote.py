@@ -53,7 +53,7 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True)
 class _Listing:
-    """What is at an address, and where its copies lie."""
+    """The files at an address, and the places of their copies."""
 
     fs: Any
     files: Mapping[str, Mapping[str, Any]]

@@ -43,12 +43,12 @@ class Span:
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing comes before it."""
+        """True where nothing comes before it."""
         return self.own_ns[0] == BEGINNING_NS
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing comes after it."""
+        """True where nothing comes after it."""
         return self.own_ns[1] == END_NS
 
 

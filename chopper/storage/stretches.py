@@ -22,7 +22,7 @@ STRETCH_ROWS = 1_000_000
 
 @dataclass
 class Plan:
-    """Which steps make a stretch, and which stretches need a row.
+    """The steps of each stretch, and the stretches that need a row.
 
     Times count from any moment, the same for all.
 
@@ -119,7 +119,7 @@ class Plan:
 
     @cached_property
     def _device_end_ns(self) -> np.ndarray:
-        """When the device was done with all steps up to each one."""
+        """Return, for each step, when the device was done with all steps up to it."""
         return np.maximum.accumulate(self._latest_ns)
 
     @cached_property

@@ -70,7 +70,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Missed(Exception):
-    """What was found, where it is not what must hold."""
+    """A finding that contradicts what must hold."""
 
 
 class NotPossible(Exception):

@@ -46,7 +46,7 @@ class ReadingFailed(Exception):
         super().__init__(reason)
 
 
-def _binding() -> Any:
+def binding() -> Any:
     try:
         import pynvml
     except ImportError as exc:
@@ -57,7 +57,7 @@ def _binding() -> Any:
 @contextlib.contextmanager
 def session() -> Iterator[None]:
     """NVML initialized inside, shut down after; sessions may nest."""
-    pynvml = _binding()
+    pynvml = binding()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
@@ -91,7 +91,7 @@ def devices() -> list[NvmlDevice]:
     Raises:
         CollectorUnavailable: there is none, or CUDA sees none.
     """
-    pynvml = _binding()
+    pynvml = binding()
     try:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as exc:
@@ -164,7 +164,7 @@ def _named(pynvml: Any, listed: list[NvmlDevice], entry: str) -> list[NvmlDevice
 
 def function(name: str) -> Callable[..., int]:
     """A function of the library itself; ReadingFailed where this driver does not have it."""
-    pynvml = _binding()
+    pynvml = binding()
     try:
         pointer_to: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
     except pynvml.NVMLError as exc:
@@ -174,7 +174,7 @@ def function(name: str) -> Callable[..., int]:
 
 def query(name: str, *arguments: Any) -> Any:
     """Call a function of the binding; ReadingFailed where the driver refuses."""
-    pynvml = _binding()
+    pynvml = binding()
     try:
         return getattr(pynvml, name)(*arguments)
     except pynvml.NVMLError as exc:
@@ -194,7 +194,7 @@ def call_of(device: NvmlDevice, name: str, buffer: bytes, argument: int | None =
 
 def fields_call(device: NvmlDevice, ids: Sequence[tuple[int, int]]) -> Call:
     """The call that reads these fields (id, scope) of a device at once."""
-    structures = (_binding().c_nvmlFieldValue_t * len(ids))()
+    structures = (binding().c_nvmlFieldValue_t * len(ids))()
     for value, (field_id, scope) in zip(structures, ids, strict=True):
         value.fieldId, value.scopeId = field_id, scope
     return call_of(device, "nvmlDeviceGetFieldValues", content(structures), len(ids))
@@ -264,7 +264,7 @@ def decoded(kind: int, value: Any) -> int | float | None:
 
 def gpm_request(metrics: Sequence[int]) -> tuple[Any, list[int]]:
     """The structure that asks for these GPM metrics, and the offset of each of them in it."""
-    pynvml = _binding()
+    pynvml = binding()
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(metrics)

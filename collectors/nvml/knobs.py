@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chopper.collectors.knobs import Knob, What, refused
-from chopper.collectors.nvml._library import ERRORS, _binding, devices, session
+from chopper.collectors.nvml._library import ERRORS, binding, devices, session
 from chopper.errors import CollectorUnavailable
 
 _NO_PERMISSION = 4
@@ -17,7 +17,7 @@ _LOCK_UNKNOWN = (
 
 def knobs(what: What, root: str) -> list[Knob]:  # noqa: ARG001 - as every vendor's
     """Return the SM clock or the power limit of each device."""
-    pynvml = _binding()
+    pynvml = binding()
     with session():
         try:
             return [_knob(pynvml, device, what) for device in devices()]
@@ -76,7 +76,7 @@ def undo(knob: Knob) -> None:
 
 
 def _call(knob: Knob, call: Callable[[Any, Any], None]) -> None:
-    pynvml = _binding()
+    pynvml = binding()
     with session():
         try:
             if knob.target.isdigit():

@@ -117,7 +117,7 @@ def test_the_devices_that_the_job_may_use_are_read(
     environment = {"LOCAL_WORLD_SIZE": str(ranks)}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    code = "nvml._binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
+    code = "nvml.binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
     assert play(TWO + "mig 1 MIG-dddd0000-0000\n", code, **environment) == expected
 
 
@@ -157,7 +157,7 @@ def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> 
     mixed = TWO.replace(
         "bbbb0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3", "bbbb NVIDIA L4"
     )
-    code = "nvml._binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
+    code = "nvml.binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
     assert play(mixed, code, CUDA_VISIBLE_DEVICES="1") == [0, 1]
     by_address = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert play(mixed, code, **by_address) == [1]
@@ -182,7 +182,7 @@ def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
 
 
 def test_a_partitioned_device_says_whose_clock_it_is(play: Player) -> None:
-    code = "nvml._binding().nvmlInit(); print(json.dumps(nvml.devices()[0].note))"
+    code = "nvml.binding().nvmlInit(); print(json.dumps(nvml.devices()[0].note))"
     assert "those of the whole device" in play(ONE + "set 0 mig 1\n", code)
 
 
@@ -251,7 +251,7 @@ def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> 
         from chopper.collectors import nvml as collector
         from chopper.collectors.base import CollectorContext
         never = threading.Event()
-        nvml._binding().nvmlInit = lambda: never.wait()
+        nvml.binding().nvmlInit = lambda: never.wait()
         collector.NvmlCollector.timeout_s = 0.2
         context = CollectorContext(directory=Path("."), run_path=Path("."), pid=1)
         answer = collector.NvmlCollector().probe(context)

@@ -138,7 +138,7 @@ def scan_pieces(
 
 
 class _Text:
-    """What the sections of a text hold; rows are handed on once it turns out to be large."""
+    """The content of a text's sections; rows are handed on once it turns out to be large."""
 
     def __init__(self, taker: RowTaker | None) -> None:
         self._taker = taker
