@@ -46,7 +46,8 @@ _IN_TRITON = (
 """Functions of the device's library, which the interpreter lacks, that are Triton's own, too."""
 _MEASURE_S = 1.0
 _LEAST_ROUNDS = 5
-_KERNEL = re.compile(r"Original ATen: \[([^\]]*)\](?:.*\n)+?(\w+) = async_compile\.triton")
+_FUSED = re.compile(r"Original ATen: \[([^\[\]]*)\]")
+_KERNEL = re.compile(r"^(\w+) = async_compile\.triton\(")
 _CPP_KERNEL = re.compile(r"^\w+ = async_compile\.cpp", re.MULTILINE)
 
 
@@ -264,9 +265,14 @@ def _inductor(
 
 
 def _fused(codes: list[str]) -> dict[str, str]:
-    """Return kernel → the operators that it computes, as Inductor's code says."""
-    matches = (match.groups() for code in codes for match in _KERNEL.finditer(code))
-    return {name: operators.replace("aten.", "") for operators, name in matches}
+    """Return kernel → the operators that it computes, which Inductor's code names above it."""
+    operators, fused = "", {}
+    for line in (line for code in codes for line in code.splitlines()):
+        if (said := _FUSED.search(line)) is not None:
+            operators = said[1].replace("aten.", "")
+        elif (kernel := _KERNEL.match(line)) is not None:
+            fused[kernel[1]] = operators
+    return fused
 
 
 def _kernels(request: dict[str, Any]) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def _command(machine: Machine, name: str, target: Path) -> list[str]:
     words = [str(target) if word == _OUT else word for word in filled.split()]
     programs = {"PRODUCTS": _PRODUCTS, "LOAD": _LOAD}
     if words[-1] in programs:
-        words[-1:] = [sys.executable, "-c", programs[words[-1]]]
+        words[-1:] = [sys.executable, "-P", "-c", programs[words[-1]]]
     return own_python(*words) if words[0] == "chopper" else words
 
 

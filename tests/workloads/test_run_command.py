@@ -79,11 +79,11 @@ def test_what_is_left_is_told_from_the_runs_that_ended():
 
 
 def test_how_long_it_takes_is_said_of_the_default_size_alone():
-    launch = prepare("overlap", options=["--device", "cpu"])
-    assert launch.expected_s == find("overlap").seconds
-    half = prepare("overlap", variants="sequential,chunked", options=["--device", "cpu"])
-    assert half.expected_s == find("overlap").seconds / 2
-    assert prepare("overlap", options=["--device", "cpu", "--m", "2048"]).expected_s is None
+    launch = prepare("gemm", options=["--device", "cpu"])
+    assert launch.expected_s == find("gemm").seconds
+    half = prepare("gemm", variants="random", options=["--device", "cpu"])
+    assert half.expected_s == find("gemm").seconds / 2
+    assert prepare("gemm", options=["--device", "cpu", "--seconds", "2"]).expected_s is None
 
 
 @pytest.mark.parametrize(
