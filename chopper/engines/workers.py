@@ -43,8 +43,9 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     # Arrow's own pool keeps what is freed, and reserves more than it uses.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # Arrays of a rank come and go: what is freed is not returned to the system each time.
-    "MALLOC_MMAP_THRESHOLD_": "67108864",
+    # Arrays of a rank come and go: what is freed is not returned to the system each time. Older
+    # versions of glibc refuse a threshold above 32 MiB, and would then map each array anew.
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TRIM_THRESHOLD_": "67108864",
     # Nothing is imported from where the server stands.
     "PYTHONSAFEPATH": "1",
