@@ -25,7 +25,7 @@ from chopper.version import __version__
 
 _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
-_ANSWER_S = 300.0
+_ANSWER_S = 30.0
 """Patience with the nodes of a cluster, which start a process to answer."""
 
 
@@ -276,13 +276,10 @@ def _check_nodes() -> None:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     }
-    _, silent = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
-    if silent:
-        raise InputError(
-            f"--ray: node {asked[silent[0]]} of the cluster did not answer in {_ANSWER_S:.0f} s"
-        )
-    for reference, host in asked.items():
-        _check_node(reference, host)
+    # A node that is silent may be busy: the task's own error is shown then.
+    answered, _ = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
+    for reference in answered:
+        _check_node(reference, asked[reference])
 
 
 def _check_node(reference: Any, host: str) -> None:

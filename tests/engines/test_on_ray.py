@@ -19,7 +19,7 @@ import pytest
 
 import chopper
 from benchmarks._ranks import write_ranks
-from chopper.engines import Done, Engine, Lost
+from chopper.engines import Done, Engine, Lost, on_ray
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
 from chopper.engines.serial import Serial
@@ -141,6 +141,11 @@ def test_a_node_without_this_chopper_is_named(
         assert "\n" not in str(refused.value)
     finally:
         nodes.kill(other)
+
+
+def test_a_task_of_another_chopper_is_refused_before_it_is_read() -> None:
+    with pytest.raises(InputError, match="another chopper or Python than here"):
+        on_ray._call(("0.0.1", "3.11"), tasks.doubled, ".", b"no pickle")
 
 
 def test_a_node_fetches_what_lies_at_an_address_itself(
