@@ -36,6 +36,9 @@ from chopper.storage.run import Run
 from chopper.storage.store import HeldTables, Store, Stretch
 from chopper.version import __version__
 
+_MOST_THREADS = 8
+"""Of one recording: each holds 16 MB of text and its rows, and one thread unpacks for all."""
+
 
 def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     """Read a run directory with its traces, or traces as a run.
@@ -243,7 +246,8 @@ def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
 
 def _threads_of(engine: Engine, recordings_count: int) -> int:
     """Return how many threads may read a recording, so that all cores are used and no more."""
-    return max(1, limits.usable_cores() // max(1, min(engine.workers, recordings_count)))
+    together = max(1, min(engine.workers, recordings_count))
+    return max(1, min(_MOST_THREADS, limits.usable_cores() // together))
 
 
 def _numbered(
