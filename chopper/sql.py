@@ -309,7 +309,7 @@ class Query:
         if not large or directory is None:
             return _in_memory(source, self.names)
         attributed = [name for name in self.names if name not in _RECORDED]
-        return {**_in_memory(source, attributed), **self._scanned(directory)}
+        return {**self._scanned(directory), **_in_memory(source, attributed)}
 
     def _scanned(self, directory: Path) -> dict[str, pa.Table | ds.Dataset]:
         """Return tables of a run directory, which are read as DuckDB scans them."""
@@ -437,7 +437,8 @@ def _check_rows(large: Sequence[int], names: Sequence[str], sql: str) -> None:
     Raises:
         InputError: it names one, and there are ``large`` ranks.
     """
-    of_stretch = sorted({"event_link", "piece", "gap", "communication"}.intersection(names))
+    counted = {"event_link", "piece", "gap", "communication", "critical_path_timeline"}
+    of_stretch = sorted(counted.intersection(names))
     of_whole = sorted(_RECORDED.intersection(names))
     if large and of_stretch and of_whole and _ROWS_NAMED.search(sql):
         raise InputError(

@@ -68,6 +68,7 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LARGE_TRACE_BYTES", 4)
         patch.setattr(_sections, "_ALONE_BYTES", 300_000)
+        patch.setattr(_sections, "_TEXT_BYTES", 300_000)  # on more than one core
         patch.setattr(stretches, "STRETCH_ROWS", rows)
         yield
 
@@ -168,6 +169,8 @@ def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> N
     assert chopper.query(run, "SELECT count(*) AS n FROM event_link")["n"][0].as_py() > 0
     with pytest.raises(InputError, match="too large to be held: rows are counted in the stretch"):
         chopper.query(run, "FROM event_link JOIN device_event USING (rank, row)")
+    with pytest.raises(InputError, match="in critical_path_timeline, and in the whole trace in"):
+        chopper.query(run, "FROM critical_path_timeline c JOIN device_event d ON event_row = d.row")
     by_time = (
         "FROM host_span h LEFT JOIN gap g ON h.rank = g.rank AND h.start_ns < g.end_ns LIMIT 9"
     )
