@@ -2,7 +2,7 @@
 
     python -m benchmarks.many_ranks [--ranks 8 16 32 64 256 1024] [--events 10000] [--traces DIR]
     CHOPPER_PEERS=PYTHON python -m benchmarks.many_ranks --ranks 8 16 32 --peers
-    python -m benchmarks.many_ranks --ranks 64 --ray 3
+    python -m benchmarks.many_ranks --ranks 64 --ray 4
     python -m benchmarks.many_ranks --ranks 1024 --report
 
 Each row is `chopper analyze` of so many traces (benchmarks/_ranks.py: about three host spans per
