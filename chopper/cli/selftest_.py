@@ -19,6 +19,12 @@ from chopper.errors import UsageError
 
 _DEFAULT = Path("selftest.json")
 _PACKAGES = ("torch", "triton", "nvidia-ml-py", "amdsmi")
+_OURS = frozenset(("path", "title", "expected", "status", "schema"))
+"""Values that nobody else wrote: a user may be called as a check is."""
+_FOLDERS = re.compile(
+    r"(?<![\w/.~>:])/(?!(?:proc|sys|dev|etc|usr|lib|lib64|opt/rocm)\b)(?:[^\s/:'\",;()]+/)+"
+)
+"""Directories of absolute paths, other than the system's."""
 
 
 @click.command("selftest")
@@ -162,7 +168,8 @@ def anonymous(document: Any, folder: str) -> Any:
         sys.prefix: "<python>",
         str(Path.home()): "~",
     }
-    words = {socket.gethostname(): "<host>"}
+    host = socket.gethostname()
+    words = dict.fromkeys((host, host.partition(".")[0]), "<host>")
     for user in (os.environ.get("USER"), _user()):
         if user and user != "root":
             words[user] = "<user>"
@@ -178,12 +185,15 @@ def _user() -> str | None:
 
 def _replaced(value: Any, names: dict[str, str], words: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _replaced(one, names, words) for key, one in value.items()}
+        return {
+            key: one if key in _OURS else _replaced(one, names, words) for key, one in value.items()
+        }
     if isinstance(value, list):
         return [_replaced(one, names, words) for one in value]
     if isinstance(value, str):
         for name, stands in names.items():
             value = value.replace(name, stands)
+        value = _FOLDERS.sub("<folder>/", value)
         for word, stands in words.items():
             value = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", stands, value)
     return value

@@ -106,10 +106,10 @@ def run(job: Job, *, timeout_s: float) -> None:
         try:
             failed = first_failure(started, timeout_s)
         except TimeoutError as exc:
-            raise CaptureError(f"{exc}: {_last_line(log)}") from exc
+            raise CaptureError(f"{exc}: {last_line(log)}") from exc
         if failed is not None:
             how = f"rank {failed.rank} ended with exit code {failed.code}"
-            raise CaptureError(f"{how}: {_last_line(log)}")
+            raise CaptureError(f"{how}: {last_line(log)}")
 
 
 def _environment() -> dict[str, str]:
@@ -128,6 +128,10 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it wrote nothing"
+def last_line(*logs: Path) -> str:
+    """Return the last line that a command wrote; of the first of these files that has one."""
+    for log in logs:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1].strip()[:300]
+    return "it wrote nothing"

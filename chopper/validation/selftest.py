@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.errors import ChopperError
 from chopper.fresh_python import own_python
+from chopper.validation.recordings import last_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +85,8 @@ _RECORDINGS = {
     "products": f"chopper run gemm --ranks 1 {_EXPERIMENT} -- --seconds 6 {{product}}",
     "ceilings": "chopper calibrate --quick --json -o {out}",
     "causes": "chopper validate --real --quick --causes slow_dataset --magnitudes large --json",
-    "symmetric": f"chopper run overlap --ranks 2 --variants sequential,symmetric {_EXPERIMENT}",
+    "symmetric": "chopper run overlap --ranks 2 --variants sequential,symmetric,triton "
+    f"{_EXPERIMENT}",
     "flags": f"chopper run overlap --ranks 1 --variants sequential,triton {_EXPERIMENT}",
     "unified": f"chopper run offload --ranks 1 --variants ddp,unified {_EXPERIMENT}",
     "clocks": f"chopper sweep clock --points 2 --apply {_EXPERIMENT} -- LOAD",
@@ -147,18 +149,22 @@ class Machine:
 
     def lacks(self, needs: Sequence[Needs]) -> str | None:
         """Return why something that a path needs is not here, or None."""
-        reasons: dict[Needs, str | None] = {}
-        vendors: tuple[tuple[Needs, str], ...] = (("nvidia", "nvml"), ("amd", "amdsmi"))
-        for vendor, name in vendors:
-            found = self.collectors.get(name, {"available": False, "reason": "not installed"})
-            reasons[vendor] = None if found["available"] else f"{name}: {found['reason']}"
-        both = [why for why in reasons.values() if why]
-        reasons["telemetry"] = "; ".join(both) if len(both) == len(vendors) else None
-        none = "torch sees no accelerator"
-        reasons["gpu"] = None if self.devices else none
-        few = "torch sees one accelerator, two are needed" if self.devices else none
-        reasons["gpus"] = None if len(self.devices) > 1 else few
+        nvidia, amd = (self.without(name) for name in ("nvml", "amdsmi"))
+        none = None if self.devices else "torch sees no accelerator"
+        few = None if len(self.devices) > 1 else "torch sees one accelerator, two are needed"
+        reasons: dict[Needs, str | None] = {
+            "nvidia": nvidia,
+            "amd": amd,
+            "telemetry": nvidia and amd and f"{nvidia}; {amd}",
+            "gpu": none,
+            "gpus": none or few,
+        }
         return next((why for need in needs if (why := reasons[need])), None)
+
+    def without(self, collector: str) -> str | None:
+        """Return why a collector is not available, or None."""
+        found = self.collectors.get(collector, {"available": False, "reason": "not installed"})
+        return None if found["available"] else f"{collector}: {found['reason']}"
 
     def recording(self, name: str) -> Path:
         """Return the path of a recording, which is made at the first call."""
@@ -279,15 +285,6 @@ def _brings_back(process: Any) -> bool:
     return False
 
 
-def last_line(*logs: Path) -> str:
-    """Return the last line that a command wrote; of the first of these files that has one."""
-    for log in logs:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        if lines:
-            return lines[-1].strip()[:300]
-    return "it wrote nothing"
-
-
 def run_checks(machine: Machine, paths: Sequence[str]) -> Iterator[Result]:
     """Check each path, whatever became of the others."""
     for name in paths:
@@ -308,6 +305,13 @@ def run_checks(machine: Machine, paths: Sequence[str]) -> Iterator[Result]:
             found = f"the check itself failed: {type(exc).__name__}: {exc}"
         took_s = round(time.monotonic() - started_s, 1)
         yield Result(name, path.title, status, path.expects, found, reason, took_s)
+
+
+def judged(found: str, holds: bool) -> str:
+    """Return what was found where it holds; raise it as Missed where it does not."""
+    if not holds:
+        raise Missed(found)
+    return found
 
 
 def imported(path: Path) -> Attributed:
@@ -337,35 +341,32 @@ def host(machine: Machine) -> str:
     report = _report(run, "host")
     rows = run.rows_count(run.ranks[0], "host")
     found = f"{rows} rows, {_rate(report)}"
-    if not rows:
-        raise Missed(found)
-    return found
+    return judged(found, rows > 0)
 
 
 def _rate(report: CollectorReport) -> str:
-    return (
-        f"{report.achieved_hz or 0:.4g} of {report.requested_hz or 0:.4g} Hz, "
-        f"{report.dropped_count or 0} of {report.samples_count or 0} samples dropped"
+    achieved, requested = (
+        fmt.UNKNOWN if hz is None else f"{hz:.4g}"
+        for hz in (report.achieved_hz, report.requested_hz)
     )
+    dropped, samples = (
+        fmt.UNKNOWN if n is None else n for n in (report.dropped_count, report.samples_count)
+    )
+    return f"{achieved} of {requested} Hz, {dropped} of {samples} samples dropped"
 
 
 def closure(found: Attributed) -> str:
     """Check that the causes of each window of each rank sum to it exactly; say how many."""
-    pieces = found.pieces.group_by(["rank", "step_index"]).aggregate([("time_ns", "sum")])
-    keys = ("rank", "step_index")
-    sums = {
-        (rank, step): time_ns
-        for rank, step, time_ns in zip(
-            *(pieces[c].to_pylist() for c in (*keys, "time_ns_sum")), strict=True
-        )
-    }
-    windows = found.windows
+    keys, windows = ["rank", "step_index"], found.windows
+    pieces = (
+        found.pieces.group_by(keys).aggregate([("time_ns", "sum")]).select([*keys, "time_ns_sum"])
+    )
+    sums = {(rank, step): ns for rank, step, ns in zip(*pieces.to_pydict().values(), strict=True)}
+    bounds = windows.select([*keys, "start_ns", "end_ns"]).to_pydict().values()
     off = [
-        f"step {step} of rank {rank} by {sums.get((rank, step), 0) - (end - start)} ns"
-        for rank, step, start, end in zip(
-            *(windows[c].to_pylist() for c in (*keys, "start_ns", "end_ns")), strict=True
-        )
-        if sums.get((rank, step), 0) != end - start
+        f"step {step} of rank {rank} by {apart} ns"
+        for rank, step, start, end in zip(*bounds, strict=True)
+        if (apart := sums.get((rank, step), 0) - (end - start))
     ]
     if off or not windows.num_rows:
         raise Missed(f"off: {', '.join(off[:3])}" if off else "no step was attributed")
@@ -384,9 +385,7 @@ def attribution(machine: Machine) -> str:
     collectives = view(run, "collectives")
     matched = sum(count == len(run.ranks) for count in collectives["rank_count"].to_pylist())
     found += f"; {matched} of {fmt.plural(collectives.num_rows, 'collective')} matched"
-    if not matched or matched < collectives.num_rows:
-        raise Missed(found)
-    return found
+    return judged(found, 0 < matched == collectives.num_rows)
 
 
 def known_causes(machine: Machine) -> str:
@@ -410,12 +409,9 @@ def ceilings(machine: Machine) -> str:
     peak = machine.devices[0]["bf16_flop_per_s"] if machine.devices and kind == "bf16" else None
     found = f"{kind} {fmt.flops(rate)}"
     if peak is None:
-        found += ", no peak known"
-    else:
-        found += f", {fmt.ratio(rate / peak)} of {fmt.flops(peak)}"
-    if not (0.3 <= rate / peak <= 1.05 if peak else rate > 0):
-        raise Missed(found)
-    return found
+        return judged(f"{found}, no peak known", rate > 0)
+    ratio = rate / peak
+    return judged(f"{found}, {fmt.ratio(ratio)} of {fmt.flops(peak)}", 0.3 <= ratio <= 1.05)
 
 
 # ------------------------------------------------------------------ telemetry
@@ -426,7 +422,6 @@ def limits(machine: Machine, collector: str) -> str:
     run = machine.run("products")
     _report(run, collector)
     rows = run.table(run.ranks[0], "device_limit").to_pylist()
-    known = {device["name"] for device in machine.devices}
     told, wrong = [], []
     for row in rows:
         values = {
@@ -443,11 +438,14 @@ def limits(machine: Machine, collector: str) -> str:
         wrong += [
             what for what, (v, low, high, *_) in values.items() if not low <= (v or 0) <= high
         ]
-        if known and row["name"] is not None and row["name"] not in known:
-            wrong.append(f"name of {of}, which torch does not see")
-    if not rows or wrong:
-        raise Missed("; ".join([*told, f"implausible: {', '.join(wrong)}" if wrong else "no rows"]))
-    return "; ".join(told)
+    # A part of a device is named after it. Marketing names of AMD differ from torch's.
+    names = {row["name"] for row in rows if row["name"]}
+    seen = [device["name"] for device in machine.devices]
+    if collector == "nvml" and names and seen and not any(s.startswith((*names,)) for s in seen):
+        wrong.append(f"names, of which torch sees {', '.join(seen)}")
+    if wrong or not rows:
+        told.append(f"implausible: {', '.join(wrong)}" if wrong else "no rows")
+    return judged("; ".join(told), rows != [] and not wrong)
 
 
 def sampling(machine: Machine, collector: str) -> str:
@@ -478,8 +476,8 @@ def sampling(machine: Machine, collector: str) -> str:
                     f"{what} of device {device}, which allows {(most or 0) / per:.4g} {unit}"
                 )
     if wrong or not clocks.num_rows:
-        raise Missed("; ".join([*told, f"wrong: {', '.join(wrong)}" if wrong else "no sample"]))
-    return "; ".join(told)
+        told.append(f"wrong: {', '.join(wrong)}" if wrong else "no sample")
+    return judged("; ".join(told), clocks.num_rows > 0 and not wrong)
 
 
 def numbers(table: pa.Table, column: str) -> np.ndarray:
@@ -502,9 +500,8 @@ def gpm(machine: Machine) -> str:
     found = f"{rows.num_rows} rows, tensor cores busy up to {fmt.ratio(busiest)}"
     if machine.lacks(["gpu"]):
         busiest = 1.0  # the products ran on the host
-    if outside or busiest < 0.2:
-        raise Missed("; ".join([found, *(f"{c} outside of 0 to 1" for c in outside)]))
-    return found
+    found = "; ".join([found, *(f"{c} outside of 0 to 1" for c in outside)])
+    return judged(found, not outside and busiest >= 0.2)
 
 
 def mig(machine: Machine) -> str:
@@ -547,9 +544,7 @@ def energy(machine: Machine) -> str:
         wrong |= not 0.9 <= ratio <= 1.1
     if not told:
         raise NotPossible("no device told both an energy counter and its power for 5 s")
-    if wrong:
-        raise Missed("; ".join(told))
-    return "; ".join(told)
+    return judged("; ".join(told), not wrong)
 
 
 def _series(table: pa.Table, device: int, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -568,9 +563,7 @@ def data_dependence(machine: Machine) -> str:
         f"{clock_of_zeros / 1e6:.4g} MHz"
     )
     # One step of the clock, 15 MHz on recent devices, is the sensor's resolution.
-    if not (of_zeros < power and clock_of_zeros >= clock - 15e6):
-        raise Missed(found)
-    return found
+    return judged(found, of_zeros < power and clock_of_zeros >= clock - 15e6)
 
 
 def under_load(run: Run) -> tuple[float, float]:
@@ -657,9 +650,9 @@ def device_memory(machine: Machine) -> str:
 
 def fabric(machine: Machine) -> str:
     """Check that counters of the network's ports were read and never fell."""
-    found = machine.collectors.get("fabric", {"available": False, "reason": "not installed"})
-    if not found["available"]:
-        raise NotPossible(str(found["reason"]))
+    why = machine.without("fabric")
+    if why is not None:
+        raise NotPossible(why)
     run = machine.run("training")
     _report(run, "fabric")
     rows = run.table(run.ranks[0], "fabric_port").to_pylist()
@@ -687,21 +680,20 @@ def clock_setting(machine: Machine) -> str:
         f"set {s / 1e6:.4g}, held {fmt.UNKNOWN if h is None else f'{h / 1e6:.4g}'} MHz"
         for s, h in held
     )
-    if len(held) < 2 or any(h is None or h > 1.02 * s for s, h in held):
-        raise Missed(found)
-    return found
+    return judged(found, len(held) > 1 and all(h is not None and h <= 1.02 * s for s, h in held))
 
 
 # ------------------------------------------------------------------ workloads and tools
 
 
-def variant(machine: Machine, recording: str, name: str) -> str:
-    """Check that a variant of a workload ran to its end, which checks its values where it can."""
+def variants(machine: Machine, recording: str, *names: str) -> str:
+    """Check that variants of a workload, which checks its values, ran to their end."""
     found = machine.document(recording)
-    runs = {v["name"]: v["runs"] for v in found["variants"]}
-    if not runs.get(name):
-        raise NotPossible("; ".join(found["notes"]) or f"the variant {name} was left out")
-    return f"{name} ran to its end, beside {', '.join(n for n in runs if n != name)}"
+    ran = [v["name"] for v in found["variants"] if v["runs"]]
+    missing = [name for name in names if name not in ran]
+    if missing:
+        raise NotPossible("; ".join(found["notes"]) or f"left out: {', '.join(missing)}")
+    return f"ran to their end: {', '.join(ran)}"
 
 
 def tool(machine: Machine, recording: str, pattern: str) -> str:
@@ -720,9 +712,7 @@ def tool(machine: Machine, recording: str, pattern: str) -> str:
     ).to_pylist()
     most = max(names, key=lambda one: one["counts"], default={"counts": 0, "values": "none"})
     found = f"{most['counts']} of {_COUNT} products ({most['values']}); {closure(run)}"
-    if most["counts"] != _COUNT:
-        raise Missed(found)
-    return found
+    return judged(found, most["counts"] == _COUNT)
 
 
 def counters(machine: Machine) -> str:
@@ -755,9 +745,9 @@ CHECKS: dict[str, Callable[[Machine], str]] = {
     "device_memory": device_memory,
     "fabric": fabric,
     "clock_setting": clock_setting,
-    "symmetric_memory": lambda m: variant(m, "symmetric", "symmetric"),
-    "triton_kernels": lambda m: variant(m, "flags", "triton"),
-    "unified_memory": lambda m: variant(m, "unified", "unified"),
+    "symmetric_memory": lambda m: variants(m, "symmetric", "symmetric", "triton"),
+    "triton_kernels": lambda m: variants(m, "flags", "triton"),
+    "unified_memory": lambda m: variants(m, "unified", "unified"),
     "nsys": lambda m: tool(m, "nsys", "*.sqlite"),
     "rocprofv3": lambda m: tool(m, "rocprofv3", "*.db"),
     "counters": counters,

@@ -304,8 +304,16 @@ PEAK = {"bf16_flop_per_s": 989.4e12}
         ("ceilings", {"gemm": {}}, "failed"),
         (
             "symmetric_memory",
+            {
+                "variants": [{"name": n, "runs": ["a"]} for n in ("symmetric", "triton")],
+                "notes": [],
+            },
+            "passed: ran to their end: symmetric, triton",
+        ),
+        (
+            "symmetric_memory",
             {"variants": [{"name": "symmetric", "runs": ["a"]}], "notes": []},
-            "pas",
+            "not possible: left out: triton",
         ),
         ("symmetric_memory", {"variants": [], "notes": ["no peers"]}, "not possible: no peers"),
     ],
@@ -494,6 +502,19 @@ def test_names_are_replaced_wherever_they_stand() -> None:
         {"a": [f"{home}/x on {host}: {host}name", 3, None], "b": {"c": "/run/1/out"}}, "/run/1"
     )
     assert found == {"a": [f"~/x on <host>: {host}name", 3, None], "b": {"c": "<folder>/out"}}
+
+
+def test_other_folders_are_left_out_and_what_the_system_has_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("USER", "nsys")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7.corp")
+    found = "File '/data/secret/run.py' of nsys on node7: /proc/1/maps, 3 MB/s, https://x.org/a/b"
+    assert anonymous({"path": "nsys", "found": found}, "/run/1") == {
+        "path": "nsys",
+        "found": "File '<folder>/run.py' of <user> on <host>: /proc/1/maps, 3 MB/s, "
+        "https://x.org/a/b",
+    }
 
 
 def test_the_page_puts_failures_first() -> None:
