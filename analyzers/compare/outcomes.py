@@ -126,15 +126,17 @@ def _energy(run: Attributed, side: Steps) -> _Energy:
     meter = "devices" if devices else "the hosts' processors"
     why = next((row["reason"] for row in rows if row["reason"]), _NO_ENERGY)
     per_step = [row["energy_per_step_j"] for row in rows]
-    # Processors of a host work on the same tokens.
-    tokens = {row["host"]: row["tokens_count"] for row in rows}
+    # Processors of a host work on the same tokens; others may know the energy of fewer steps.
+    tokens = {
+        row["ranks"]: row["tokens_count"] and row["tokens_count"] / row["step_count"]
+        for row in rows
+    }
     values: dict[str, _Known] = {}
     if None not in per_step:
         energy_j = sum(per_step)
         values["energy_per_step_j"] = energy_j, ""
         if None not in tokens.values():
-            per_step_tokens = sum(tokens.values()) / rows[0]["step_count"]
-            values["energy_per_token_j"] = energy_j / per_step_tokens, ""
+            values["energy_per_token_j"] = energy_j / sum(tokens.values()), ""
     parts = table.filter(
         pc.and_(
             pc.equal(table["scope"], "steps"),

@@ -171,6 +171,19 @@ def test_processors_are_compared_with_processors_alone() -> None:
         )
 
 
+def test_each_host_counts_the_tokens_of_the_steps_whose_energy_it_knows() -> None:
+    """The second host's readings end after 12 of 18 steps."""
+    one = trained([S] * 18, tokens=1000, power_w=300.0, of="host")
+    names = ("host_span", "device_event", "step", "step_work", "host_energy")
+    tables = {(rank, name): one.table(0, name) for rank in (0, 1) for name in names}
+    tables[1, "host_energy"] = tables[1, "host_energy"].slice(0, 130)
+    parts = [m.RankManifest(rank=r, status="complete", hostname=f"n{r}") for r in (0, 1)]
+    two = Run(m.RunManifest(kind="recorded", name="made", ranks=parts), None, tables, "made")
+    found = outcomes(two, two)
+    assert found["energy_per_step_j"].a == pytest.approx(600.0, rel=1e-6)
+    assert found["energy_per_token_j"].a == pytest.approx(0.3, rel=1e-6)
+
+
 def test_energy_over_too_short_a_time_is_withheld_with_the_views_reason() -> None:
     found = outcomes(*(trained([S // 10] * 4, power_w=300.0) for _ in range(2)))
     assert found["energy_per_step_j"].a is None
