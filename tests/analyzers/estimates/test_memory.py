@@ -227,20 +227,6 @@ def test_zero_states() -> None:
     assert [round(v, 1) for v in found] == [120.0, 31.4, 16.6, 1.9]
 
 
-def test_deepspeed_estimators() -> None:
-    psi, largest = 3_000_000_000, 30_000_000
-    assert formulas.deepspeed_zero2_bytes(psi, 8, offload=False) == (2 * psi + 18 * psi / 8, 0)
-    assert formulas.deepspeed_zero2_bytes(psi, 8, offload=True) == (2 * psi, psi * 32 * 1.5)
-    assert formulas.deepspeed_zero2_bytes(psi, 1, offload=True)[1] == psi * 16 * 1.5
-    zero3 = formulas.deepspeed_zero3_bytes
-    assert zero3(psi, largest, 8) == (4 * largest + 18 * psi / 8, 0)
-    assert zero3(psi, largest, 8, offload="optimizer") == (
-        4 * largest + 2 * psi / 8,
-        16 * psi * 1.5,
-    )
-    assert zero3(psi, largest, 8, offload="parameters") == (4 * largest, 18 * psi * 1.5)
-
-
 @pytest.mark.parametrize(
     ("options", "per_parameter"),
     [
