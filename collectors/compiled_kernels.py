@@ -79,6 +79,7 @@ def compiled_kernels(
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "TRITON_CACHE_DIR": f"{folder}/triton",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TRITON_INTERPRET": "0",
         }
         made = fake_tensors.in_child(
             __name__, variables, task="kernels", sequence=sequence, targets=targets, **request
@@ -103,6 +104,8 @@ class _Step:
         torch.manual_seed(0)
         module, self._inputs, function = fake_tensors.built_module(request)
         self.trained = [p for p in module.parameters() if p.requires_grad]
+        if not self.trained:
+            raise ValueError("the module has no parameter that requires a gradient")
         autocast = request["precision"] == "autocast"
 
         def loss_of(*inputs: Any) -> Any:
@@ -110,7 +113,8 @@ class _Step:
                 return fake_tensors.loss_of(module(*inputs), function)
 
         self._eager: Callable[..., Any] = loss_of
-        self._compiled: Callable[..., Any] = torch.compile(loss_of)
+        # Where the graph breaks, operators run between graphs that nothing here would count.
+        self._compiled: Callable[..., Any] = torch.compile(loss_of, fullgraph=True)
 
     def run(self, *, compiled: bool) -> Any:
         """Run both passes, and return the loss."""
@@ -233,11 +237,16 @@ def _inductor(
 
     kernels: dict[str, _Kernel] = {}
     codes: list[str] = []
+    by_source: dict[tuple[str, str], _Kernel] = {}
 
     def load(_self: Any, name: str, source: str, device_str: str = "") -> _Kernel:
         del device_str
-        tuner = codecache._load_triton_kernel_from_source(name, source)
-        return kernels.setdefault(name, _Kernel(name, tuner, calls))
+        if (name, source) not in by_source:  # each graph numbers its kernels anew
+            tuner = codecache._load_triton_kernel_from_source(name, source)
+            alike = sum(name == other for other, _ in by_source)
+            own = f"{name}.{alike + 1}" if alike else name
+            by_source[name, source] = kernels[own] = _Kernel(own, tuner, calls)
+        return by_source[name, source]
 
     run = output_code.CompiledFxGraph.__call__
 
@@ -300,14 +309,14 @@ def _kernels(request: dict[str, Any]) -> dict[str, Any]:
         "kernels": [
             {
                 "name": name,
-                "operators": fused.get(name),
+                "operators": fused.get(name.partition(".")[0]),
                 "call_count": counts[name],
                 "targets": {target: kernel.compiled(target) for target in request["targets"]},
             }
             for name, kernel in kernels.items()
         ],
         "cpu": _on_cpu(request),
-        "element_bytes": step.trained[0].element_size() if step.trained else 4,
+        "element_bytes": step.trained[0].element_size(),
         "versions": {"torch": str(torch.__version__), "triton": str(triton.__version__)},
     }
 
@@ -352,14 +361,32 @@ def _reference(request: dict[str, Any]) -> dict[str, Any]:
     expected = step.gradients()
     with _inductor(Counter(), Counter(), triton=True):
         compiled_loss = float(step.run(compiled=True))
-    apart = [
-        float((one - other).norm() / other.norm())
-        for one, other in zip(step.gradients(), expected, strict=True)
-        if other is not None and float(other.norm())
-    ]
     return {
         "tokens_count": request["batch"] * request["sequence"],
-        "loss_difference_ratio": abs(compiled_loss - loss) / abs(loss) if loss else math.nan,
+        **differences((loss, expected), (compiled_loss, step.gradients())),
+    }
+
+
+def differences(
+    expected: tuple[float, list[Any]], found: tuple[float, list[Any]]
+) -> dict[str, Any]:
+    """Return how far a loss and gradients are from those expected, which are not all zero.
+
+    Raises:
+        ArithmeticError: one of them is not a finite number.
+    """
+    loss = expected[0]
+    apart = [
+        float((one - other).norm() / other.norm())
+        for one, other in zip(found[1], expected[1], strict=True)
+        if other is not None and float(other.norm())
+    ]
+    # The largest of several would hide one that is not a number.
+    for what, value in (("eager", loss), ("their", found[0]), *(("their", of) for of in apart)):
+        if not math.isfinite(value):
+            raise ArithmeticError(f"{what} loss or gradient is not a finite number")
+    return {
+        "loss_difference_ratio": abs(found[0] - loss) / abs(loss) if loss else None,
         "gradient_difference_ratio": max(apart, default=None),
     }
 

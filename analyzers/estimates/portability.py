@@ -79,6 +79,7 @@ class Reference(msgspec.Struct, kw_only=True, frozen=True):
 
     tokens_count: int | None = None
     loss_difference_ratio: float | None = None
+    """Null where eager PyTorch's loss is zero."""
     gradient_difference_ratio: float | None = None
     """Norm of the difference over that of the gradient, of the parameter that differs most."""
     reason: str | None = None
@@ -93,6 +94,7 @@ class Portability(Estimate, kw_only=True, frozen=True):
     devices: tuple[OnDevice, ...]
     eager_portability_ratio: float
     compiled_portability_ratio: float | None = None
+    """Null for a run, and where kernels were not compiled for one of the devices."""
     captured_count: int | None = None
     """Operators in the captured graphs, forward and backward."""
     eager_call_count: int | None = None
@@ -184,7 +186,9 @@ def of_module(
         run=module,
         devices=tuple(devices),
         eager_portability_ratio=portability_ratio(d.eager_efficiency_ratio for d in devices),
-        compiled_portability_ratio=portability_ratio(d.compiled_efficiency_ratio for d in devices),
+        compiled_portability_ratio=None
+        if any(d.architecture is None for d in devices)
+        else portability_ratio(d.compiled_efficiency_ratio for d in devices),
         captured_count=captured["captured_count"],
         eager_call_count=sum(op["call_count"] for op in captured["eager"]),
         library_call_count=sum(

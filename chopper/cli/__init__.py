@@ -121,7 +121,7 @@ def main() -> None:
     if word in _WITHOUT_PANDAS:
         leave_out_pandas()
     output = sys.stdout
-    reads = word in _READING or word == "export"
+    reads = word in _READING or word in ("export", "estimate")
     try:
         with ended_by_signals() if reads else contextlib.nullcontext():
             code = cli.main(standalone_mode=False)

@@ -85,7 +85,10 @@ def page(result: Portability) -> Page:
     compiled = result.compiled_portability_ratio
     shown = result.eager_portability_ratio if compiled is None else compiled
     worst = min(result.devices, key=lambda d: _efficiency(d) or 0.0)
-    of = "" if compiled is None else f"compiled; eager {fmt.ratio(result.eager_portability_ratio)}"
+    captured = result.captured_count is not None
+    of = "eager" if captured else ""
+    if compiled is not None:
+        of = f"compiled; eager {fmt.ratio(result.eager_portability_ratio)}"
     return estimate_page(
         result,
         title="Performance and portability",
@@ -93,10 +96,10 @@ def page(result: Portability) -> Page:
         f"{fmt.plural(len(result.devices), 'device')}{of and f' ({of})'}.",
         limit=f"{worst.device}, {_percent(_efficiency(worst))} of its roofline",
         assumes="each operator at the rate that well-shaped work reaches; nothing is calibrated"
-        if result.kernels
+        if captured
         else "what the recorded run lost beyond the roofline is lost on each device",
         remedy="a recorded run instead of --module, which calibrates the estimate"
-        if result.kernels
+        if captured
         else "chopper estimate project RUN --device NAME --check RUN, for the error",
         facts=_facts(result),
         figures=(_figure(result),),
@@ -114,6 +117,10 @@ def _percent(ratio: float | None) -> str:
     return fmt.UNKNOWN if ratio is None else fmt.ratio(ratio)
 
 
+def _scientific(ratio: float | None) -> str:
+    return fmt.UNKNOWN if ratio is None else f"{ratio:.1e}"
+
+
 def _facts(result: Portability) -> Iterator[str]:
     if result.captured_count is not None:
         yield (
@@ -129,27 +136,31 @@ def _facts(result: Portability) -> Iterator[str]:
             f"C++ kernels (medians of {result.cpu.rounds_count} rounds)"
         )
     if (of := result.reference) is not None and of.reason is not None:
-        yield f"the Triton kernels were not checked: {of.reason}"
+        yield f"the Triton kernels could not be held against eager PyTorch: {of.reason}"
     elif of is not None:
         yield (
             "the Triton kernels in Triton's interpreter, on "
             f"{fmt.plural(of.tokens_count or 0, 'token')}: loss differs from eager by "
-            f"{of.loss_difference_ratio:.1e} of it, gradients by at most "
-            f"{of.gradient_difference_ratio or 0:.1e}"
+            f"{_scientific(of.loss_difference_ratio)} of it, gradients by at most "
+            f"{_scientific(of.gradient_difference_ratio)}"
         )
+    without = [d.device for d in result.devices if d.architecture is None]
+    if result.captured_count is not None and without:
+        yield f"Triton has no target here for {', '.join(without)}: the compiled time is not known"
     failed = [(k.name, t) for k in result.kernels for t in k.targets if t.reason]
     for name, target in failed[:3]:
         yield f"{name} does not compile for {target.architecture}: {target.reason}"
 
 
 def _devices(result: Portability) -> Section:
+    captured = result.captured_count is not None
     columns: dict[str | Column, str | Callable[[OnDevice], str]] = {
         "device": "device",
         "roofline": "roofline_ns",
-        "eager" if result.kernels else "projected": "eager_ns",
+        "eager" if captured else "projected": "eager_ns",
         "of it": "eager_efficiency_ratio",
     }
-    if result.kernels:
+    if captured:
         columns |= {
             "target": lambda d: d.architecture or fmt.UNKNOWN,
             "compiled": "compiled_ns",
@@ -189,7 +200,7 @@ def _figure(result: Portability) -> Figure:
     bars = {}
     for d in result.devices:
         bars[f"{d.device}, roofline"] = {"time": d.roofline_ns / 1e6}
-        bars[f"{d.device}, {'eager' if result.kernels else 'projected'}"] = {
+        bars[f"{d.device}, {'projected' if result.captured_count is None else 'eager'}"] = {
             "time": d.eager_ns / 1e6
         }
         if d.compiled_ns is not None:

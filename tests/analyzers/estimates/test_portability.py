@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from chopper.analyzers.estimates.portability import of_module, portability_ratio
 from chopper.analyzers.estimates.project import Side
 from chopper.cli.estimates.portability import page
-from chopper.collectors.compiled_kernels import TARGETS, compiled_kernels
+from chopper.collectors.compiled_kernels import TARGETS, compiled_kernels, differences
 from chopper.hardware.devices import Reach, named
 from chopper.reports import formatted
 from tests.command import run
+from tests.waiting import PATIENCE_S, until
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -100,7 +105,13 @@ def test_efficiency_is_the_rooflines_share_and_portability_their_harmonic_mean(
     assert first.compiled_ns == pytest.approx(kernels * 4500 + first.roofline_ns, rel=0.01)
     assert first.compiled_ns < first.eager_ns
     assert third.compiled_ns is None  # nothing was compiled for it
-    assert result.compiled_portability_ratio == 0
+    assert result.compiled_portability_ratio is None
+    text = formatted(lambda: page(result), result.to_dict, "txt")
+    assert "Triton has no target here for NVIDIA L4" in " ".join(text.split())
+    alike = of_module(captured, module="gated:make", sides=sides[:2], architectures=TARGETS)
+    assert alike.compiled_portability_ratio == pytest.approx(
+        portability_ratio(d.compiled_efficiency_ratio for d in alike.devices)
+    )
     efficiencies = [device.roofline_ns / device.eager_ns for device in result.devices]
     assert result.eager_portability_ratio == pytest.approx(3 / sum(1 / e for e in efficiencies))
     assert json.dumps(result.to_dict())
@@ -115,7 +126,124 @@ def test_a_kernel_that_does_not_compile_leaves_the_device_without_a_time(
     result = of_module(broken, module="gated:make", sides=sides, architectures=TARGETS)
     assert result.devices[0].compiled_ns is not None
     assert result.devices[1].compiled_ns is None
+    assert result.compiled_portability_ratio == 0  # it does not run on one of them
     assert result.kernels[0].targets[1].reason == "out of resources"
+
+
+def test_a_module_without_kernels_of_its_own_is_no_recorded_run(captured: dict[str, Any]) -> None:
+    bare = captured | {"kernels": []}
+    bare["reference"] = {"tokens_count": 16, "loss_difference_ratio": None}
+    sides = [Side(named("h100-sxm"), FULL)]
+    result = of_module(bare, module="gated:make", sides=sides, architectures=TARGETS)
+    text = " ".join(formatted(lambda: page(result), result.to_dict, "txt").split())
+    assert "nothing is calibrated" in text
+    assert "loss differs from eager by – of it, gradients by at most –" in text
+
+
+def test_a_gradient_that_is_no_number_is_not_hidden_by_others() -> None:
+    import torch
+
+    ones, none = torch.ones(2), torch.full((2,), torch.nan)
+    assert differences((2.0, [ones, None]), (1.0, [2 * ones, None])) == {
+        "loss_difference_ratio": 0.5,
+        "gradient_difference_ratio": 1.0,
+    }
+    assert differences((0.0, []), (1.0, []))["loss_difference_ratio"] is None
+    for wrong in ([2 * ones, none], [none, ones]):
+        with pytest.raises(ArithmeticError, match=r"their loss or gradient is not a finite"):
+            differences((2.0, [ones, ones]), (2.0, wrong))
+
+
+BREAKS = """
+import torch
+
+
+class Breaks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.one(x)
+        torch._dynamo.graph_break()
+        return y.relu().square()
+
+
+def make():
+    return Breaks(), torch.randn(4, 8)
+
+
+def fixed():
+    module = torch.nn.Linear(8, 8)
+    return module.requires_grad_(False), torch.randn(4, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"), [("make", "graph"), ("fixed", "no parameter that requires a gradient")]
+)
+def test_what_cannot_be_counted_whole_is_refused_in_one_line(
+    factory: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    outcome = run("estimate", "portability", "--module", f"breaks:{factory}", cwd=tmp_path)
+    assert outcome.code == 1
+    assert said in outcome.line
+
+
+SAME_NAMES = """
+import torch
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(4, 8))
+        self.v = torch.nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return ((x * self.w) @ self.v).square()
+
+
+def make():
+    torch.manual_seed(1)
+    return Twice(), torch.randn(1, 8)
+"""
+
+
+def test_kernels_of_the_same_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward each have a first kernel that multiplies, of different operands."""
+    (tmp_path / "twice.py").write_text(SAME_NAMES)
+    monkeypatch.chdir(tmp_path)
+    found = compiled_kernels("twice:make", batch=1, sequence=8, precision="fp32", targets=["sm_90"])
+    print([k["name"] for k in found["kernels"]], found["reference"])
+    assert found["reference"]["gradient_difference_ratio"] < 1e-5
+
+
+def test_what_is_compiled_is_removed_when_the_command_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('pid.new').write_text(str(os.getpid()))\n"
+        "os.rename('pid.new', 'pid')\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-m", "chopper", "estimate", "portability", "--module", "slow:make"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until((tmp_path / "pid").exists, "the module is loaded")
+        assert [*(tmp_path / "temporary").glob("chopper-kernels-*")]
+        process.terminate()
+        assert "ended by SIGTERM" in process.communicate(timeout=PATIENCE_S)[1]
+    assert not [*(tmp_path / "temporary").iterdir()]
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_portability_by_hand() -> None:
