@@ -303,16 +303,22 @@ def present(
     output: Path | None = None,
     brief: Callable[[Page], Page] | None = None,
 ) -> None:
-    """Print a result, or what `brief` leaves of it, or its JSON form; and write it to a file."""
+    """Write a result to a file; and print it, or what `brief` leaves of it, or its JSON form.
+
+    Whoever reads what is printed may leave before its end, and the file is there; a file that
+    cannot be written leaves the print.
+    """
     from chopper.reports import format_of, formatted
 
-    if as_json:
-        print_json(document())
-    else:
-        print_page(brief(page()) if brief else page())
-    if output is not None:
-        write_report(output, formatted(page, document, format_of(output)))
-        click.echo(f"written: {output}", err=True)
+    try:
+        if output is not None:
+            write_report(output, formatted(page, document, format_of(output)))
+            click.echo(f"written: {output}", err=True)
+    finally:
+        if as_json:
+            print_json(document())
+        else:
+            print_page(brief(page()) if brief else page())
 
 
 def say(message: str, *more: str) -> None:

@@ -496,6 +496,16 @@ def test_the_file_names_results_and_no_person_or_machine(
         run("--only", "fabric")
 
 
+def test_the_file_is_there_when_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    file = tmp_path / "selftest.json"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "chopper", "selftest", "--only", "nsys", "-o", str(file)]
+    subprocess.run(command, stdout=writer, check=False)
+    os.close(writer)
+    assert json.loads(file.read_text())["results"][0]["path"] == "nsys"
+
+
 def test_names_are_replaced_wherever_they_stand() -> None:
     host, home = socket.gethostname(), Path.home()
     found = anonymous(
