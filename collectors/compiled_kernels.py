@@ -24,6 +24,7 @@ from typing import Any
 
 from chopper.collectors import fake_tensors
 from chopper.errors import CaptureError
+from chopper.storage.destination import scratch
 
 TARGETS = {
     "nvidia-a100-sxm4-80gb": "sm_80",
@@ -73,7 +74,7 @@ def compiled_kernels(
         UsageError, CaptureError: as ``capture_operators``.
     """
     request: dict[str, Any] = {"module": module, "batch": batch, "precision": precision}
-    with tempfile.TemporaryDirectory(prefix="chopper-kernels-") as folder:
+    with scratch("kernels") as folder:
         # Of this capture alone: what others compiled for the same code is not taken.
         variables = {
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",

@@ -199,26 +199,30 @@ class Twice(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.w = torch.nn.Parameter(torch.randn(4, 8))
-        self.v = torch.nn.Parameter(torch.randn(8, 8))
+        self.u, self.v = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
 
     def forward(self, x):
-        return ((x * self.w) @ self.v).square()
+        return (((x.exp() @ self.u) * self.w) @ self.v).square()
 
 
 def make():
     torch.manual_seed(1)
-    return Twice(), torch.randn(1, 8)
+    return Twice(), torch.randn(4, 8)
 """
 
 
 def test_kernels_of_the_same_name_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forward and backward each have a first kernel that multiplies, of different operands."""
+    """The second kernel of forward is a product, and that of backward is two."""
     (tmp_path / "twice.py").write_text(SAME_NAMES)
     monkeypatch.chdir(tmp_path)
     found = compiled_kernels("twice:make", batch=1, sequence=8, precision="fp32", targets=["sm_90"])
-    print([k["name"] for k in found["kernels"]], found["reference"])
+    names = [kernel["name"] for kernel in found["kernels"]]
+    assert {"triton_poi_fused_mul_1", "triton_poi_fused_mul_1.2"} <= {*names}
+    assert all(
+        kernel["operators"] == "mul" for kernel in found["kernels"] if "mul_1" in kernel["name"]
+    )
     assert found["reference"]["gradient_difference_ratio"] < 1e-5
 
 
