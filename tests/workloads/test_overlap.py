@@ -91,6 +91,15 @@ def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypa
         assert all(absent[kernel].endswith("pip install triton") for kernel in KERNELS)
 
 
+def test_one_wrong_result_of_several_ends_the_workload():
+    from chopper.workloads.exchange import require_exact
+
+    assert require_exact("a", [1e-7, 3e-7, 2e-7], "float32") == 3e-7
+    for wrong in (float("nan"), 1e-4):
+        with pytest.raises(SystemExit, match=r"a is wrong: relative error (nan|1\.0e-04) "):
+            require_exact("a", [1e-7, wrong, 2e-7], "float32")
+
+
 class Posted:
     """What one rank begins, in order, as NCCL is given it: groups of (kind, other rank)."""
 
