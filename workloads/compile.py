@@ -100,7 +100,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     worst = worst_loss_ratio(experiment, ["compiled"])
     if worst is not None:
         apart = worst[1] if math.isfinite(worst[1]) else None
-        kept = "kept" if worst[1] <= LOSS_TOLERANCES["float32"] else "exceeded"
+        tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype", "float32"))]
+        kept = "kept" if worst[1] <= tolerance else "exceeded"
         yield Headline(
             system="Compilation",
             claim="largest relative difference of a step's loss, compiled from eager",
@@ -108,7 +109,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             timed=False,
             ours=apart,
             why=NO_LOSS.format("compiled") if apart is None else "",
-            configuration=f"{where}; tolerance {LOSS_TOLERANCES['float32']:g}: {kept}",
+            configuration=f"{where}; tolerance {tolerance:g}: {kept}",
         )
 
 

@@ -226,6 +226,16 @@ def test_losses_agree_only_where_each_step_has_one():
 
 
 @pytest.mark.parametrize(
+    ("dtype", "said"),
+    [("float32", "tolerance 0.001: exceeded"), ("bfloat16", "tolerance 0.05: kept")],
+)
+def test_losses_of_compiled_models_are_held_against_the_tolerance_of_their_type(dtype, said):
+    losses = [("loss", "eager", 2.0, {"step": 0}), ("loss", "compiled", 2.02, {"step": 0})]
+    *_, loss = measured("compile", losses, ranks=1, dtype=dtype, size="debug").headlines
+    assert loss.configuration.endswith(said)
+
+
+@pytest.mark.parametrize(
     ("ranks", "linked", "said"),
     [
         (2, True, "2 ranks on cpu, each end of their link sends at most 125 MB/s"),
