@@ -35,7 +35,10 @@ def render(page: Page) -> str:
 
 
 def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
-    """Return those blocks that are for Markdown as paragraphs; titles are headings of a level."""
+    """Return those blocks that are for Markdown as paragraphs; titles are headings of a level.
+
+    At level 0 they are bold: parts of a page that has headings of its own.
+    """
     parts: list[str] = []
     for block in shown:
         if "md" not in block.formats:
@@ -46,7 +49,8 @@ def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
             continue
         title = getattr(block, "title", "")
         if title:
-            parts.append(f"{'#' * level} {escape(title)}")
+            text = escape(title)
+            parts.append(f"{'#' * level} {text}" if level else f"**{text}**")
         if isinstance(block, model.Table):
             parts += table(block)
         elif isinstance(block, model.Items):

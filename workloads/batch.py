@@ -70,12 +70,6 @@ class Slice:
     step: int
     step_tokens: int
 
-    @property
-    def nbytes(self) -> int:
-        """Size of its arrays."""
-        arrays = (self.tokens, self.places, self.targets)
-        return sum(array.nbytes for array in arrays if array is not None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:

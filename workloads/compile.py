@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ WORKLOAD = Workload(
     baseline="eager",
     ranks=1,
     repeats=3,
-    seconds=110,
+    seconds=240,
     position=4,
 )
 
@@ -48,8 +50,11 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
 
 def main() -> None:
-    """Train."""
-    training.run(WORKLOAD, _model)
+    """Train; what is compiled is this run's alone, else only the first would pay for it."""
+    with tempfile.TemporaryDirectory(prefix="chopper-compiled-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+        os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
+        training.run(WORKLOAD, _model)
 
 
 def _model(
@@ -100,7 +105,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     worst = worst_loss_ratio(experiment, ["compiled"])
     if worst is not None:
         apart = worst[1] if math.isfinite(worst[1]) else None
-        kept = "kept" if worst[1] <= LOSS_TOLERANCES["float32"] else "exceeded"
+        tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype", "float32"))]
+        kept = "kept" if worst[1] <= tolerance else "exceeded"
         yield Headline(
             system="Compilation",
             claim="largest relative difference of a step's loss, compiled from eager",
@@ -108,7 +114,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             timed=False,
             ours=apart,
             why=NO_LOSS.format("compiled") if apart is None else "",
-            configuration=f"{where}; tolerance {LOSS_TOLERANCES['float32']:g}: {kept}",
+            configuration=f"{where}; tolerance {tolerance:g}: {kept}",
         )
 
 

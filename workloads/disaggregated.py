@@ -117,7 +117,9 @@ class PlannerActor:
         if setup.checkpoint is not None:
             self._checkpoint = Checkpoint(setup.checkpoint, setup.draw)
             self._planner.resume(self._checkpoint.positions)
-            loaders = self._checkpoint.loaders or loaders
+            limits = setup.limits  # of this run: the checkpoint may be another one's
+            known = self._checkpoint.loaders or loaders
+            loaders = max(limits.least, min(known, limits.most))
         self._plans: dict[int, Plan] = {}
         self._scaler = Autoscaler(Load.of(setup.draw.sources), setup.limits)
         self._latest = 0
@@ -251,6 +253,7 @@ class PlannerActor:
             gone = [s for s in now.sources if s not in then.sources]
             self._leaving.append((self._latest, now.handle, gone))
         # A loader that nobody has a handle of any more ends, once it answered what it was asked.
+        self._replaced.clear()
         self._fleet, self._next = self._next, None
         self._fleets.append((self._latest + 1, len(self._fleet)))
 

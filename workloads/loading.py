@@ -18,6 +18,7 @@ import pyarrow as pa
 from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
+from chopper.wording import plural
 from chopper.workloads.autoscaling import Limits
 from chopper.workloads.batch import Mesh
 from chopper.workloads.declared_mixtures import read_mixture
@@ -68,11 +69,12 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             "--fault killed-loader: applies to loader actors only: use --variants balanced"
         )
     state, longest = args.sources * args.state * 1_000_000, args.longest
-    of = f"{args.sources} sources of {args.state} MB"
+    of, notes = f"{args.sources} sources of {args.state} MB", []
     try:
         if args.mixture is not None:
             sources = read_mixture(args.mixture)
-            Planner(draw_of(args, sources, ranks))
+            if left_out := Planner(draw_of(args, sources, ranks)).left_out():
+                notes.append(f"{args.mixture}: {plural(left_out, 'document')} left out, too long")
             state = sum(source.state_bytes for source in sources.specs)
             longest = sources.packing.width
             of = f"the {len(sources.specs)} sources of {args.mixture}"
@@ -102,7 +104,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             f"{longest} tokens"
         )
         remedy = "choose smaller ones"
-    return Needs(memory_bytes=loading + trained + _RANK_BYTES, what=what, remedy=remedy)
+    needed = loading + trained + _RANK_BYTES
+    return Needs(memory_bytes=needed, what=what, remedy=remedy, notes=tuple(notes))
 
 
 def training_bytes(width: int, longest: int, rows: int) -> int:

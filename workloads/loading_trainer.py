@@ -271,7 +271,7 @@ def kill_a_loader() -> None:
         return
     for child in psutil.Process().children(recursive=True):
         if role_of(child) == "SourceLoader":
-            print(f"dataloader: killing loader actor {child.pid}; Ray restarts it", flush=True)
+            print(f"dataloader: killing loader actor {child.pid}", flush=True)
             child.send_signal(signal.SIGKILL)
             return
 

@@ -148,8 +148,7 @@ def measure_one(args: argparse.Namespace, device: torch.device, shards: int) -> 
     """Check the variant against float64, then time it, its product and its copies alone."""
     problem = Pull(args, device, shards)
     run = problem.operation(args.variant)
-    error = problem.error(run)
-    require_exact(args.variant, error, args.dtype)
+    error = require_exact(args.variant, [problem.error(run)], args.dtype)
     whole_s = _median_s(run, args.steps, problem)
     # On what is multiplied elsewhere: a device may clock higher on a matrix of one value.
     compute_s = _median_s(problem.compute, args.steps, problem, pulled=True)

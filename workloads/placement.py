@@ -51,7 +51,7 @@ class Placement:
     managed: bool = False
     """All of it in pages that host and device share."""
     on_disk: bool = False
-    """Layers and their optimizer on disk, one in memory at a time."""
+    """Layers and their optimizer on disk, two in memory at a time."""
     overlapped: bool = False
     """On a side stream of a GPU."""
     default: bool = False
@@ -106,7 +106,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "streamed": Placement(
         "ddp",
-        "layers on disk, one in memory at a time, each run again in backward",
+        "layers on disk, two in memory at a time, each run again in backward",
         checkpoint=True,
         on_disk=True,
     ),

@@ -56,13 +56,6 @@ class Place(NamedTuple):
         return -(-size_bytes // _PLACE_BYTES) * _PLACE_BYTES
 
 
-def unavailable() -> str | None:
-    """Return why processes on CPUs cannot share memory here, or None."""
-    if sys.platform != "linux":
-        return f"ranks on CPUs share memory by Linux's memfd, this is {sys.platform}"
-    return None
-
-
 def wrapped(step: int) -> int:
     """Return a step's number as the int32 that a signal holds."""
     return (step + 2**31) % 2**32 - 2**31

@@ -30,7 +30,7 @@ from chopper.workloads.declared_mixtures import read_mixture  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
 from chopper.workloads.mixture import SourceError  # noqa: E402
 from chopper.workloads.planning import Cost, Planner  # noqa: E402
-from chopper.workloads.shards import OpenSources, near  # noqa: E402
+from chopper.workloads.shards import OpenSources, lengths_of, near  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
@@ -226,6 +226,19 @@ def test_memory_is_told_before_it_is_taken():
     large = loading.needs(arguments("--width", "65536", variants=("loader",)), 2, "cpu")
     assert large.what.startswith("training a model of --width 65536")
     assert large.memory_bytes > 4 * 5 * 12 * 65536**2
+
+
+def test_documents_that_no_stage_admits_are_told_before_a_run(tmp_path):
+    def notes(text):
+        words = ("--mixture", str(write_two(tmp_path, text)), "--batch", "2")
+        return loading.needs(arguments(*words, variants=("loader",)), 2, "cpu").notes
+
+    assert notes(TWO) == ()
+    lengths = [lengths_of(spec) for spec in read_mixture(tmp_path / "mixture.toml").specs]
+    expected = sum(int((of > 32).sum()) for of in lengths)
+    assert expected > 1
+    (note,) = notes(TWO.replace("longest = 64", "longest = 32"))
+    assert note.endswith(f"mixture.toml: {expected} documents left out, too long")
 
 
 @pytest.mark.parametrize(

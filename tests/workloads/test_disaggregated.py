@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import Counter
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +28,7 @@ from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads.autoscaling import Limits
 from chopper.workloads.batch import Mesh
+from chopper.workloads.checkpoint import Checkpoint
 from chopper.workloads.loading_measures import memory_bytes
 from chopper.workloads.mixture import SourceError
 from chopper.workloads.planning import Cost, Planner
@@ -187,6 +190,44 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
     assert len(waiting) == standby
     lines = next(tmp_path.iterdir()).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [64]
+
+
+class Idle:
+    """Stands where the handle of a loader does."""
+
+    numbers = itertools.count()
+
+    def __init__(self):
+        name = f"loader {next(self.numbers)}"
+        self._actor_id = SimpleNamespace(hex=lambda: name)
+        self.open = self.close = SimpleNamespace(remote=lambda _: None)
+
+
+def test_a_loader_that_took_anothers_place_is_held_by_nobody_when_it_is_taken_away(ray):
+    planner: Any = d.PlannerActor(setup("taken away"))
+    planner._start = Idle
+    planner._ray = SimpleNamespace(wait=lambda refs, **_: (refs, []))
+    planner.plan(0)
+    lost = planner._fleet[1].handle
+    took_over = weakref.ref(planner.lost(d.id_of(lost)))
+    assert planner._fleet[1].handle is took_over()
+    planner._next = planner._place(1, planner._fleet, 1)
+    planner.plan(1)
+    gc.collect()
+    assert took_over() is None
+    assert planner.lost(d.id_of(lost)) is None  # whoever asks gets another plan
+
+
+@pytest.mark.parametrize(("known", "expected"), [(1, 2), (3, 3), (9, 4)])
+def test_a_checkpoint_of_another_run_does_not_raise_the_limits_of_this_one(
+    ray, tmp_path, known, expected
+):
+    limits = Limits(threads=16, memory_bytes=1 << 30, most=4, least=2)
+    made = setup("limited", limits=limits, checkpoint=tmp_path)
+    planner = Planner(made.draw)
+    planner.plan(64)
+    Checkpoint(tmp_path, made.draw).write(*planner.kept(64), known)
+    assert d.PlannerActor(made)._wanted == expected
 
 
 def opened(ray, planner_actor):

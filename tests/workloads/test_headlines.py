@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import re
 import sys
 from pathlib import Path
@@ -223,6 +224,31 @@ def test_losses_agree_only_where_each_step_has_one():
     assert found(complete).ours == 0.25
     assert found(losses).ours is None
     assert found(losses).why.startswith("fsdp2 has no loss at some steps")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [("float32", "tolerance 0.001: exceeded"), ("bfloat16", "tolerance 0.05: kept")],
+)
+def test_losses_of_compiled_models_are_held_against_the_tolerance_of_their_type(dtype, said):
+    losses = [("loss", "eager", 2.0, {"step": 0}), ("loss", "compiled", 2.02, {"step": 0})]
+    *_, loss = measured("compile", losses, ranks=1, dtype=dtype, size="debug").headlines
+    assert loss.configuration.endswith(said)
+
+
+def test_each_run_compiles_anew(monkeypatch):
+    from chopper.workloads import compile as compiling
+
+    names, used = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), []
+    for name in names:
+        monkeypatch.setenv(name, "kept")
+    monkeypatch.setattr(
+        compiling.training, "run", lambda *_: used.extend(os.environ[name] for name in names)
+    )
+    compiling.main()
+    compiling.main()
+    assert len({*used, "kept"}) == 5
+    assert not any(Path(folder).parent.exists() for folder in used)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
     args = overlap.WORKLOAD.parse([])
     absent = overlap.needs(args, ranks, "cuda").absent
     assert [v.name for v in find("overlap").variants if v.name not in absent] == left
+    assert ranks > 1 or absent["triton-mesh"].startswith("needs other ranks: ")
     assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
 
 
@@ -89,6 +90,15 @@ def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypa
     for ranks, device in ((1, "cuda"), (2, "cpu")):
         absent = overlap.needs(args, ranks, device).absent
         assert all(absent[kernel].endswith("pip install triton") for kernel in KERNELS)
+
+
+def test_one_wrong_result_of_several_ends_the_workload():
+    from chopper.workloads.exchange import require_exact
+
+    assert require_exact("a", [1e-7, 3e-7, 2e-7], "float32") == 3e-7
+    for wrong in (float("nan"), 1e-4):
+        with pytest.raises(SystemExit, match=r"a is wrong: relative error (nan|1\.0e-04) "):
+            require_exact("a", [1e-7, wrong, 2e-7], "float32")
 
 
 class Posted:
@@ -290,6 +300,10 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     assert [h["ours"] for h in of_kernel] == [None, None]
     assert all("Triton's interpreter" in h["why"] for h in of_kernel)
     (orders,) = document["exhibits"]
-    assert [row[0] for row in orders["rows"]] == ["rows", "ring", "mesh"]
+    assert [row[:2] for row in orders["rows"]] == [
+        ["rows", "triton-unswizzled"],
+        ["ring", "triton"],
+        ["mesh", "triton-mesh"],
+    ]
     assert orders["rows"][2][2:] == ["1.00×"] * 4
     assert "sequential" in report.render(found, "html")

@@ -39,7 +39,7 @@ def test_tokens_reach_their_experts_and_return(ranks, of, crowded):
 def test_the_workload_runs_them_as_variants(ranks):
     for errors in ranks.run(CASES, "as_variants", 2):
         assert len(errors) == 9
-        assert max(errors) < 1e-6
+        assert all(error < 1e-6 for error in errors)  # NaN is not; max could hide it
 
 
 @pytest.mark.parametrize("order", ["ring", "mesh"])
