@@ -238,13 +238,13 @@ def test_losses_of_compiled_models_are_held_against_the_tolerance_of_their_type(
 
 def test_each_run_compiles_anew(monkeypatch):
     from chopper.workloads import compile as compiling
+    from chopper.workloads import training
 
-    names, used = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), []
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    used: list[str] = []
     for name in names:
         monkeypatch.setenv(name, "kept")
-    monkeypatch.setattr(
-        compiling.training, "run", lambda *_: used.extend(os.environ[name] for name in names)
-    )
+    monkeypatch.setattr(training, "run", lambda *_: used.extend(os.environ[name] for name in names))
     compiling.main()
     compiling.main()
     assert len({*used, "kept"}) == 5
