@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from chopper.statistics import Estimate
+
 WORKLOAD = Workload(
     name="compile",
     summary="Llama training, eager and with torch.compile, on one device: what fused kernels and "
@@ -86,20 +88,22 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     if not {"eager", "compiled"} <= set(experiment.variants):
         return
     where = f"{experiment.plan.options.get('size')} model on {experiment.plan.device}"
+    faster = experiment.ratio("median_step_ns", "eager", "compiled")
     yield Headline.of(
-        experiment.ratio("median_step_ns", "eager", "compiled"),
+        faster,
         system="Compilation",
         claim="untraced step, eager over compiled",
         configuration=where,
         why="no step was measured",
     )
-    steps = _steps_to_pay(experiment)
+    steps = _steps_to_pay(experiment, faster)
     yield Headline(
         system="Compilation",
         claim="steps after which compiling has paid for itself",
         unit="",
-        ours=steps,
-        why="" if steps else "compiled steps are not faster here",
+        ours=steps and steps[0],
+        ci95=steps and (steps[1], steps[2]),
+        why="" if steps else "compiled steps cannot be told from as fast, or slower, here",
         configuration=where,
     )
     worst = worst_loss_ratio(experiment, ["compiled"])
@@ -118,14 +122,24 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         )
 
 
-def _steps_to_pay(experiment: Experiment) -> float | None:
-    """Return by how many steps of the difference the first compiled step is longer."""
-    (eager, compiled), (first, first_compiled) = (
-        [experiment.value(measure, variant) or 0.0 for variant in ("eager", "compiled")]
-        for measure in ("median_step_ns", "first_step_ns")
+def _steps_to_pay(
+    experiment: Experiment, faster: Estimate | None
+) -> tuple[float, float, float] | None:
+    """Return by how many steps of the difference the first compiled step is longer.
+
+    With the ends of its interval, which is that of the difference; None unless all of it is a gain.
+    """
+    first, first_compiled = (
+        experiment.value("first_step_ns", variant) for variant in ("eager", "compiled")
     )
-    saved_ns = eager - compiled
-    return (first_compiled - first) / saved_ns if saved_ns > 0 and first else None
+    eager = experiment.value("median_step_ns", "eager")
+    if not (faster and faster.ci95 and eager and first and first_compiled):
+        return None
+    ratios = (faster.value, faster.ci95[1], faster.ci95[0])
+    if min(ratios) <= 1:
+        return None
+    now, most, least = ((first_compiled - first) / (eager * (1 - 1 / ratio)) for ratio in ratios)
+    return now, most, least
 
 
 if __name__ == "__main__":
