@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import pyarrow as pa
+
 from chopper.engines import Done, Kept, Lost, lost, ray_cluster
 from chopper.engines.processes import portable
+from chopper.engines.workers import work_alone
 from chopper.errors import ChopperError, InputError
-from chopper.fresh_python import leave_out_pandas
 from chopper.limits import usable_cores
 from chopper.storage import remote, values
 from chopper.version import __version__
 
+_Packed = tuple[bytes, int]
+"""A compressed pickle, and its length."""
 _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
 _ANSWER_S = 30.0
@@ -31,9 +36,14 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True)
 class InCluster:
-    """A value in the cluster's object store."""
+    """A value in the cluster's object store.
+
+    Attributes:
+        node: where it was made.
+    """
 
     reference: Any
+    node: str
 
     def get(self) -> Any:
         """Fetch the value.
@@ -56,7 +66,7 @@ class InCluster:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """A value of the store that Ray brought to the worker before its task began."""
+    """A value of the store that a task has fetched."""
 
     data: Any
 
@@ -65,24 +75,22 @@ class _Fetched:
 
 
 _of_task: list[_Fetched] = []
-"""Values that came with the task whose arguments are being read."""
+"""Values of the task whose arguments are being read."""
 
 
-def _brought(number: int) -> _Fetched:
+def _fetched(number: int) -> _Fetched:
     return _of_task[number]
 
 
 class _Pickler(pickle.Pickler):
     """Arguments of a task, without the values of the cluster that are somewhere in them.
 
-    Ray runs a task where its values are, and starts it when they are there; a task that fetched
-    them itself would wait, and another process be started for the core that it does not use.
     A copy of what lies at an address goes as the address: a node that lacks it fetches it itself.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.references: list[Any] = []
+        self.values: list[InCluster] = []
         # By type: `persistent_id` is asked for each of thousands of objects.
         self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
             **copyreg.dispatch_table,
@@ -91,8 +99,8 @@ class _Pickler(pickle.Pickler):
         }
 
     def _reduce_value(self, value: InCluster) -> tuple[Any, ...]:
-        self.references.append(value.reference)
-        return _brought, (len(self.references) - 1,)
+        self.values.append(value)
+        return _fetched, (len(self.values) - 1,)
 
     def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
         copied = remote.origin(path)
@@ -147,19 +155,18 @@ class OnRay:
         results: dict[int, Done | Lost] = {}
         running: dict[Any, tuple[int, Any]] = {}
         waiting = enumerate(calls)
-        following = count = 0
+        following, count, directory = 0, 0, str(Path.cwd())
         try:
             while True:
                 while len(running) < 2 * self.workers and (call := next(waiting, None)):
                     number, arguments = call
                     pickler = _Pickler(packed := io.BytesIO())
-                    pickler.dump([*arguments])
-                    value, big = self._task.remote(
+                    pickler.dump((function, arguments))
+                    value, big = self._near(pickler.values).remote(
                         _version(),
-                        function,
-                        str(Path.cwd()),
+                        directory,
                         packed.getvalue(),
-                        *pickler.references,
+                        [held.reference for held in pickler.values],
                     )
                     running[value] = number, big
                 if not running:
@@ -187,11 +194,24 @@ class OnRay:
                     ray.cancel(reference, force=True)
             raise
 
+    def _near(self, held: Sequence[InCluster]) -> Any:
+        """Return the task, to be run on the node that holds its values, as long as there is one.
+
+        Values are not its arguments: Ray would ask a node for a process for each task that has some
+        (ray 2.60), which takes longer than most of them. Tasks of one node share theirs.
+        """
+        if not held:
+            return self._task
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        near = NodeAffinitySchedulingStrategy(held[-1].node, soft=True)
+        return self._task.options(scheduling_strategy=near)
+
     def _done(self, reference: Any, big: Any) -> Done | Lost:
         import ray
 
         try:
-            returned, is_held = ray.get(reference)
+            packed, node = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             _check_nodes()  # what another chopper raises says less
             if isinstance(error.cause, InputError):  # of a node that has left by now
@@ -201,9 +221,10 @@ class OnRay:
             return Lost(
                 f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None
             )
+        returned = _unpacked(packed)
         if isinstance(returned, Lost):
             return returned
-        return Done(returned, InCluster(big) if is_held else None)
+        return Done(returned, None if node is None else InCluster(big, node))
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
@@ -218,36 +239,45 @@ class OnRay:
 
 
 def _call(
-    version: tuple[str, str],
-    function: Callable[..., Any],
-    directory: str,
-    packed: bytes,
-    *fetched: Any,
-) -> tuple[tuple[Any, bool], Any]:
-    """Run a task in a worker; what is to be held is the second value."""
+    version: tuple[str, str], directory: str, packed: bytes, references: list[Any]
+) -> tuple[tuple[_Packed, str | None], Any]:
+    """Run a task in a worker.
+
+    Returns:
+        What travels back, with the node that holds the rest; and what is held.
+    """
     if version != _version():
         raise InputError("--ray: a node of the cluster has another chopper or Python than here")
-    import numpy as np
-    import pyarrow as pa
+    import ray
 
-    leave_out_pandas()
-    pa.set_cpu_count(1)
+    work_alone()
     try:
-        _of_task[:] = map(_Fetched, fetched)
-        arguments = pickle.loads(packed)
+        _of_task[:] = map(_Fetched, ray.get(references))
+        function, arguments = pickle.loads(packed)
         _of_task.clear()
         with contextlib.suppress(OSError):  # paths are relative to where the user is
             os.chdir(directory)
         result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
         if not isinstance(result, Kept):
-            return (result, False), None
+            return (_packed(result), None), None
         if result.big is None:
-            return (result.value, False), None
+            return (_packed(result.value), None), None
         # Workers map the bytes of an array, and copy those of bytes.
-        encoded = values.encode(result.big, compressed=True)
-        return (result.value, True), np.frombuffer(encoded, np.uint8)
+        held = np.frombuffer(values.encode(result.big, compressed=True), np.uint8)
+        return (_packed(result.value), ray.get_runtime_context().get_node_id()), held
     except (ChopperError, MemoryError) as error:
-        return (lost(portable(error)), False), None
+        return (_packed(lost(portable(error))), None), None
+
+
+def _packed(value: Any) -> _Packed:
+    """Pack what travels back: what is below 100 kB goes with Ray's own message."""
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return pa.compress(data, "lz4", asbytes=True), len(data)
+
+
+def _unpacked(packed: _Packed) -> Any:
+    data, size = packed
+    return pickle.loads(pa.decompress(data, size, "lz4", asbytes=True))
 
 
 def _running() -> str | None:

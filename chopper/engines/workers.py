@@ -41,15 +41,10 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Arrow's own pool keeps what is freed, and reserves more than it uses.
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # Arrays of a rank come and go: what is freed is not returned to the system each time. Older
-    # versions of glibc refuse a threshold above 32 MiB, and would then map each array anew.
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-    "MALLOC_TRIM_THRESHOLD_": "67108864",
     # Nothing is imported from where the server stands.
     "PYTHONSAFEPATH": "1",
 }
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LONGEST_FOLDER_BYTES = 60
 _LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Workers end when their parent does, and remove its files: these signals reach a whole group."""
@@ -217,10 +212,7 @@ class Workers(context.ForkServerContext):
 
 def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
     """Make this process a worker: it ends with its parent, whose files it removes then."""
-    import pyarrow as pa
-
-    leave_out_pandas()
-    pa.set_cpu_count(1)
+    work_alone()
     parent = parent_process()
     assert parent is not None
     threading.Thread(
@@ -229,6 +221,24 @@ def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
     if memory_bytes is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+
+
+def work_alone() -> None:
+    """Prepare a process for the tasks of ranks, one after the other, on one core. Idempotent."""
+    import ctypes
+
+    import pyarrow as pa
+
+    leave_out_pandas()
+    pa.set_cpu_count(1)
+    # Arrow's own pool keeps what is freed, and reserves more than it uses.
+    pa.set_memory_pool(pa.system_memory_pool())
+    # Arrays of a rank come and go: what is freed is not returned to the system each time. Older
+    # versions of glibc refuse a threshold above 32 MiB, and would then map each array anew.
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _end_with(sentinel: int, folder: Path, socket: Path) -> None:
