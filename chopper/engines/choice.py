@@ -77,15 +77,19 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
 
 
 def _on_ray(options: EngineOptions) -> Engine:
-    for value, name in ((options.workers, "--workers"), (options.memory_bytes, "--memory")):
-        if value is not None:
-            raise UsageError(
-                f"--ray and {name} contradict each other: a cluster schedules its own workers"
-            )
+    if options.workers is not None:
+        raise UsageError(
+            "--ray and --workers contradict each other: a cluster schedules its own workers"
+        )
     from chopper.engines.on_ray import OnRay
 
     assert options.ray is not None
-    return OnRay(options.ray, f"--ray {options.ray}", progress=options.progress)
+    return OnRay(
+        options.ray,
+        f"--ray {options.ray}",
+        memory_bytes=options.memory_bytes,
+        progress=options.progress,
+    )
 
 
 def trace_bytes(files: Iterable[Path]) -> list[int]:

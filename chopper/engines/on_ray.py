@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.engines import Done, Kept, Lost, lost, ray_cluster
-from chopper.engines.processes import portable
-from chopper.engines.workers import work_alone
+from chopper.engines.processes import check_memory, portable
+from chopper.engines.workers import limited, work_alone
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
 from chopper.storage import remote, values
@@ -118,9 +118,11 @@ class OnRay:
         address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS`` or of this machine;
             one is started where there is none.
         reason: why this engine was chosen.
+        memory_bytes: what a task may allocate; None for no limit.
         progress: called with a label and how many of its tasks are done.
 
     Raises:
+        UsageError: the limit of memory is too small for a task.
         LoaderError: Ray is not installed, or no cluster is at the address.
     """
 
@@ -131,9 +133,11 @@ class OnRay:
         address: str = "auto",
         reason: str = "",
         *,
+        memory_bytes: int | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> None:
-        self.reason, self._progress = reason, progress
+        check_memory(memory_bytes)
+        self.reason, self._progress, self._memory_bytes = reason, progress, memory_bytes
         joined = _running() if address == "auto" else address
         with contextlib.ExitStack() as cluster:
             cluster.enter_context(
@@ -165,6 +169,7 @@ class OnRay:
                     value, big = self._near(pickler.values).remote(
                         _version(),
                         directory,
+                        self._memory_bytes,
                         packed.getvalue(),
                         [held.reference for held in pickler.values],
                     )
@@ -239,7 +244,11 @@ class OnRay:
 
 
 def _call(
-    version: tuple[str, str], directory: str, packed: bytes, references: list[Any]
+    version: tuple[str, str],
+    directory: str,
+    memory_bytes: int | None,
+    packed: bytes,
+    references: list[Any],
 ) -> tuple[tuple[_Packed, str | None], Any]:
     """Run a task in a worker.
 
@@ -251,13 +260,14 @@ def _call(
     import ray
 
     work_alone()
+    with contextlib.suppress(OSError):  # paths are relative to where the user is
+        os.chdir(directory)
     try:
         _of_task[:] = map(_Fetched, ray.get(references))
         function, arguments = pickle.loads(packed)
         _of_task.clear()
-        with contextlib.suppress(OSError):  # paths are relative to where the user is
-            os.chdir(directory)
-        result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
+        with limited(memory_bytes):
+            result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
         if not isinstance(result, Kept):
             return (_packed(result), None), None
         if result.big is None:
@@ -266,7 +276,7 @@ def _call(
         held = np.frombuffer(values.encode(result.big, compressed=True), np.uint8)
         return (_packed(result.value), ray.get_runtime_context().get_node_id()), held
     except (ChopperError, MemoryError) as error:
-        return (_packed(lost(portable(error))), None), None
+        return (_packed(lost(portable(error), memory_bytes)), None), None
 
 
 def _packed(value: Any) -> _Packed:

@@ -53,11 +53,7 @@ class Processes:
         folder: Path | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> None:
-        if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
-            raise UsageError(
-                f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; "
-                "give at least 256MB"
-            )
+        check_memory(memory_bytes)
         self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress
         self._parent_folder = folder
@@ -209,6 +205,14 @@ def _call(
         return lost(portable(error), memory_bytes)
     except Exception as error:
         raise portable(error) from error
+
+
+def check_memory(memory_bytes: int | None) -> None:
+    """Refuse a limit of memory that is too small for a worker."""
+    if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
+        raise UsageError(
+            f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; give at least 256MB"
+        )
 
 
 def portable(error: Exception) -> Exception:

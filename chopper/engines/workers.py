@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from multiprocessing import (
     connection,
@@ -219,8 +219,29 @@ def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
         target=_end_with, args=(parent.sentinel, folder, Path(socket)), daemon=True
     ).start()
     if memory_bytes is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+        _limit(memory_bytes)
+
+
+def _limit(memory_bytes: int) -> int:
+    """Limit what this process may allocate; return the limit before."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+    return before
+
+
+@contextlib.contextmanager
+def limited(memory_bytes: int | None) -> Iterator[None]:
+    """Limit what is allocated in the block, beside what this process has; None for no limit."""
+    if memory_bytes is None:
+        yield
+        return
+    import psutil
+
+    before = _limit(psutil.Process().memory_info().data + memory_bytes)
+    try:
+        yield
+    finally:
+        _limit(before)
 
 
 def work_alone() -> None:

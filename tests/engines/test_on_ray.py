@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
         last.held.get()
 
 
+@pytest.mark.parametrize("function", [tasks.filled, tasks.arrow_filled])
+def test_a_task_that_takes_more_than_the_memory_is_lost_alone(
+    nodes: Nodes, function: Callable[..., Any]
+) -> None:
+    with OnRay(nodes.address, memory_bytes=512 << 20) as engine:
+        results = [*engine.map(function, [(1 << 20,), (1 << 30,), (2 << 20,)], label="")]
+    assert done(results) in ([1, 1], [1 << 20, 2 << 20])
+    assert isinstance(results[1], Lost)
+    assert results[1].reason == "it takes more than --memory 537 MB: raise it"
+
+
 @pytest.mark.long
 def test_a_node_that_leaves_costs_an_analysis_a_rank_at_most(nodes: Nodes, tmp_path: Path) -> None:
     write_ranks(tmp_path / "traces", 8, 500)
@@ -145,7 +157,7 @@ def test_a_node_without_this_chopper_is_named(
 
 def test_a_task_of_another_chopper_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="another chopper or Python than here"):
-        on_ray._call(("0.0.1", "3.11"), tasks.doubled, ".", b"no pickle")
+        on_ray._call(("0.0.1", "3.11"), ".", None, b"no pickle", [])
 
 
 def test_a_node_fetches_what_lies_at_an_address_itself(
