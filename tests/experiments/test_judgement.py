@@ -183,6 +183,27 @@ def test_repetitions_that_disagree_make_no_headline(tmp_path, capsys):
     assert "more than 25.0 %" in step["why"]
 
 
+@pytest.mark.parametrize(("compiled_ns", "pays"), [(50e6, True), (98e6, False)])
+def test_compiling_pays_only_where_its_steps_are_faster_for_certain(
+    tmp_path, capsys, compiled_ns, pays
+):
+    measures = {
+        "eager": {("median_step_ns",): 100e6, ("first_step_ns",): 2e8},
+        "compiled": {
+            ("median_step_ns",): lambda repeat: compiled_ns + 4e6 * (repeat - 1),
+            ("first_step_ns",): 10.2e9,
+        },
+    }
+    document, _ = everywhere(experiment(tmp_path / "e", "compile", measures), capsys)
+    paid = next(h for h in document["headlines"] if "paid for itself" in h["claim"])
+    if pays:  # 10 s more at first, 50 ms less in each later step
+        assert paid["ours"] == pytest.approx(200, rel=0.02)
+        assert paid["ci95"][0] < paid["ours"] < paid["ci95"][1]
+    else:
+        assert paid["ours"] is None
+        assert "cannot be told from as fast" in paid["why"]
+
+
 def test_one_repetition_is_judged_by_its_bounds(tmp_path, capsys):
     """fsdp's 0.01×: a single traced repetition that stood still; untraced steps were alike."""
     measures = {
