@@ -103,7 +103,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         unit="",
         ours=steps and steps[0],
         ci95=steps and (steps[1], steps[2]),
-        why="" if steps else "compiled steps cannot be told from as fast, or slower, here",
+        why="" if steps else "compiled steps are not faster beyond noise here",
         configuration=where,
     )
     worst = worst_loss_ratio(experiment, ["compiled"])
