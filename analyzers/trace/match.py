@@ -443,15 +443,13 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
     first = np.flatnonzero(run_starts(group[rows]))
     bounds = first[run_starts(first // _EVENTS_AT_A_TIME)]
     found, left = [part.found], [waiting[~settled[group]]]
-    ranks = np.array(sorted(part.clocks))
-    clock_of = np.array([part.clocks[rank] for rank in ranks.tolist()], dtype=np.int32)
+    clock_of = np.zeros(max(part.clocks, default=0) + 1, dtype=np.int32)
+    clock_of[[*part.clocks]] = [*part.clocks.values()]
     for batch in np.split(rows, bounds[1:]):
-        events = waiting[batch]
-        clock = clock_of[np.searchsorted(ranks, events.rank)]
-        columns = [getattr(events, field.name) for field in fields(events)]
-        collectives, doubtful = _match_groups(_Clocked(*[*columns, clock]), kinds, clocks)
+        collectives, doubtful = _match_groups(_clocked(waiting, batch, clock_of), kinds, clocks)
         found.append(collectives)
-        left.append(replace(events[doubtful], sequence=np.full(len(doubtful), -1)))
+        again = waiting[batch[doubtful]]
+        left.append(replace(again, sequence=np.full(len(doubtful), -1)))
     waiting = Events.stacked(left)
     waits = row_set(waiting.kind, len(part.kinds))
     waits |= ~settled[kinds.group]
@@ -462,6 +460,12 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
         waiting=replace(waiting, kind=codes[waiting.kind]),
         found=Found.stacked(found),
     )
+
+
+def _clocked(events: Events, rows: np.ndarray, clock_of: np.ndarray) -> _Clocked:
+    """Return some events, and the clock of each: nobody else holds these rows."""
+    columns = [getattr(events, field.name)[rows] for field in fields(events)]
+    return _Clocked(*columns, clock_of[columns[0]])
 
 
 class _Kinds:
