@@ -180,6 +180,14 @@ def excess_half_width(
     return float(t_975(np.array(len(values) - 1))) * math.hypot(of_base, of_values)
 
 
+def median_error(values: np.ndarray) -> float | None:
+    """Standard error of the median of steps, from their median deviation; None below 3 steps."""
+    if len(values) < MIN_STEPS:
+        return None
+    spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(values - np.median(values))))
+    return spread * math.sqrt(inflation(values) / len(values))
+
+
 def inflation(step_ns: np.ndarray) -> float:
     """Variance of the mean of steps over that of as many independent ones; at least 1."""
     if len(step_ns) < _MIN_STEPS_FOR_AUTOCORRELATION:

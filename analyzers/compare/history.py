@@ -33,11 +33,11 @@ from chopper.analyzers.views.cpu_use import sampled
 from chopper.causes import CAUSES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
-from chopper.statistics import Prediction, mean_intervals, predict_run
+from chopper.statistics import Prediction, median_error, predict_run
 
 SCHEMA = "chopper.history/1"
 JUDGEMENT_SCHEMA = "chopper.judgement/1"
-ERROR_RATE = 0.001
+ERROR_RATE = 0.0007
 """How often a run without a change would be a regression, if noise were normal."""
 MIN_RUNS = 5
 """Fewest earlier runs for a verdict."""
@@ -48,6 +48,8 @@ _CONFIRMED = 3
 _LEAST_SPREAD = 0.001
 """Spread between runs to assume at least, as a ratio: identical times are luck or one trace."""
 _POWER = 0.9
+_LESS_CERTAIN = 2.0
+"""A standard error over steps that is larger than the usual one by this factor counts."""
 _CLOCK_SHARE = 0.5
 """A device's clock that fell by this share of the slow-down makes the machine noisy."""
 _NAMED = 3
@@ -75,7 +77,7 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     uneven: bool
     """Steps come in flights, so that the mean is the step time, not the median."""
     error_ratio: float | None
-    """Standard error of the step time over steps; None with fewer than three."""
+    """Standard error of the median over steps; None with fewer than three."""
     causes_ns: dict[str, int]
     """Leaf cause → time per traced step and rank."""
     work: Work
@@ -102,7 +104,7 @@ def past_run(run: Attributed) -> PastRun:
         raise InputError(
             f"{run.source}: has no steps with a duration; a history compares step times"
         )
-    interval = mean_intervals(np.array(lengths, dtype=np.float64)[:, None])
+    error_ns = median_error(np.array(lengths, dtype=np.float64))
     mean_ns = statistics.fmean(lengths)
     windows = max(sum(rank.steps for rank in run.ranks), 1)
     starts = ints(run.windows, "start_ns")
@@ -116,7 +118,7 @@ def past_run(run: Attributed) -> PastRun:
         median_ns=round(statistics.median(lengths)),
         mean_ns=round(mean_ns),
         uneven=time.untraced is not None and time.untraced.statistic == "mean",
-        error_ratio=None if interval is None else float(np.ptp(interval) / 3.92 / mean_ns),
+        error_ratio=None if error_ns is None else error_ns / statistics.median(lengths),
         causes_ns={row.id: row.time_ns // windows for row in run.leaves()},
         work=same_work.work_of(run.detailed, cut(run.detailed)),
         cores=max((int(count) for count in cores if count.isdecimal()), default=None),
@@ -346,8 +348,9 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
     spread = error / math.sqrt(1 + 1 / len(levels[-1]))
     typical = [h.error_ratio for h in levels[-1] if h.error_ratio is not None]
     if run.error_ratio is not None and typical:
-        # A run of fewer steps than the earlier ones is less certain than these.
-        error = math.sqrt(error**2 + max(run.error_ratio**2 - statistics.median(typical) ** 2, 0.0))
+        usual = statistics.median(typical)
+        if run.error_ratio > _LESS_CERTAIN * usual:  # a run of fewer steps, say
+            error = math.sqrt(error**2 + run.error_ratio**2 - usual**2)
     found = replace(found, error=np.array(error))
     limit = float(found.limit(ERROR_RATE))
     judged = replace(

@@ -88,17 +88,18 @@ def judged(
     new_level = accept and (judgement.failed or not adds(judgement))
     if accept or (add_run and adds(judgement)):
         add(folder, msgspec.structs.replace(run, accepted=new_level))
-        outcome = f"added to {folder}" + (", accepted as a new level" if new_level else "")
+        outcome = "added to the history" + (" as a new level" if new_level else "")
     elif add_run or judgement.failed:
-        outcome = f"not added to {folder}; --accept adds it, as a new level"
+        outcome = "not added to the history; --accept adds it, as a new level"
     else:
-        outcome = f"not added to {folder}; --add does"
+        outcome = "not added to the history; --add does"
     if junit is not None:
         text = report.junit(run.name, report.cases(judgement), run.time_ns)
         shared.write_report(junit, text)
     if output is not None and kind is not None:
         shared.write_report(output, report.render(judgement, kind, outcome=outcome))
-        click.echo(output)
+        if not as_json:
+            click.echo(output)
     if as_json:
         print_json(judgement.to_dict())
     elif output is None:
