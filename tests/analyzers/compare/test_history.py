@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from chopper.analyzers.compare import history
-from chopper.analyzers.compare.history import ERROR_RATE, Judgement, PastRun, adds, judge, past_run
+from chopper.analyzers.compare.history import (
+    ERROR_RATE,
+    MIN_RUNS,
+    Judgement,
+    PastRun,
+    adds,
+    judge,
+    past_run,
+)
 from chopper.analyzers.compare.same_work import Work
 from chopper.errors import InputError
 from chopper.statistics import predict_run
@@ -130,19 +138,20 @@ def test_whole_jobs_are_judged_as_rarely_wrong_and_as_often_right() -> None:
     """Runs one after another, each judged and added as the command does: levels included."""
     rng = np.random.default_rng(18)
     judged = regressions = slower = found = 0
-    for _ in range(24):
+    for _ in range(200):
         earlier: list[PastRun] = []
-        for at in range(24):
+        for at in range(20):
             noise = float(np.exp(0.0025 * rng.standard_t(4) / 2**0.5))
             now = judge(of(noise, at), earlier, find_ratio=0.02)
-            if len(earlier) >= 10:
-                judged, regressions = judged + 1, regressions + (now.verdict == "regression")
+            judged += len(earlier) >= MIN_RUNS
+            regressions += now.verdict == "regression"
+            if len(earlier) == 10:
                 slower += 1
                 slow = of(1.02 * noise, at + 10**6)
                 found += judge(slow, earlier, find_ratio=0.02).verdict == "regression"
             if adds(now):
                 earlier.append(now.run)
-    assert judged > 300
+    assert judged > 2_900
     assert regressions <= 0.01 * judged
     assert found >= 0.9 * slower
 
