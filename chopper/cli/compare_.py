@@ -132,7 +132,7 @@ def command(
       chopper compare runs/before runs/after
       chopper compare before.json.gz after.json.gz -o difference.html
       chopper compare "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
-      chopper compare runs/mine --history history --add --junit junit.xml -o verdict.md
+      chopper compare runs/mine --history history --add -o verdict.md
       chopper compare runs/grid-cpu runs/grid-mi300x -o machines.html
     """
     sources = [run for run in (run_a, run_b) if run is not None]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import msgspec
+import msgspec.yaml
 import pytest
-import yaml
 
 import chopper
 from chopper.analyzers.compare.history import PastRun, past_run
@@ -178,9 +177,9 @@ def junit(file: Path) -> list[tuple[str, str, str]]:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.attrib["timestamp"])
     found = []
     for case in suite:
-        [outcome] = [child for child in case if child.tag != "system-out"] or [None]
-        kind = "passed" if outcome is None else outcome.tag
-        message = "" if outcome is None else outcome.attrib["message"]
+        [kind, message] = next(
+            ((c.tag, c.attrib["message"]) for c in case if c.tag != "system-out"), ("passed", "")
+        )
         found.append((case.attrib["name"], kind, message))
     for counted, kind in (("failures", "failure"), ("skipped", "skipped")):
         assert int(suite.attrib[counted]) == sum(k == kind for _, k, _ in found)
@@ -252,7 +251,7 @@ class Workflow:
 
     def __init__(self, place: Path) -> None:
         self.place, self.hub = place, place / "hub"
-        self.steps = yaml.safe_load(ACTION.read_text())
+        self.steps = msgspec.yaml.decode(ACTION.read_bytes())
         programs = place / "programs"
         programs.mkdir()
         (programs / "gh").write_text(textwrap.dedent(GH).format(python=sys.executable).lstrip())
@@ -424,7 +423,7 @@ def test_the_action_records_a_command_and_survives_a_fork_and_an_empty_history(
 
 def test_the_action_passes_nothing_into_the_text_of_a_script() -> None:
     # `${{ }}` in a script would run what a pull request's title or branch says.
-    action = yaml.safe_load(ACTION.read_text())
+    action = msgspec.yaml.decode(ACTION.read_bytes())
     scripts = [step["run"] for step in action["runs"]["steps"] if "run" in step]
     assert len(scripts) == 5
     assert not any("${{" in script for script in scripts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,7 +98,7 @@ def test_the_limit_is_that_of_students_t() -> None:
     assert predict_run([values]).limit(0.001) == pytest.approx(7.1732 * 1.2**0.5, rel=1e-4)
     # Two levels: squares 4 and 2 over 4 and 1 degrees of freedom; two runs of the current level.
     both = predict_run([values, np.array([9.0, 11.0])])
-    assert (both.level, both.freedom) == (10.0, 5.0)
+    assert (float(both.level), float(both.freedom)) == (10.0, 5.0)
     assert both.error == pytest.approx((6 / 5 * 1.5) ** 0.5)
     assert predict_run([np.array([1.0])]).limit(0.001) == np.inf
 
@@ -189,7 +190,7 @@ def test_a_regression_names_the_causes_that_grew_beyond_their_own_noise() -> Non
     ],
 )
 def test_a_slow_run_on_a_disturbed_machine_is_no_regression(
-    machine: dict[str, float], said: str
+    machine: dict[str, Any], said: str
 ) -> None:
     earlier = job(0.002)
     found = judge(of(1.03, **machine), earlier, find_ratio=0.02)
