@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from chopper.analyzers.compare.steps import cut
 from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views.cpu_use import sampled
-from chopper.causes import CAUSES
+from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
 from chopper.statistics import Prediction, median_error, predict_run
@@ -59,6 +59,9 @@ Verdict = Literal[
 ]
 
 
+_Duration = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
+
+
 class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     """What a history keeps of a run: one JSON file, schema ``chopper.history/1``."""
 
@@ -72,8 +75,8 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     """Steps that its step time is of."""
     untraced: bool
     """They ran without a trace."""
-    median_ns: int
-    mean_ns: int
+    median_ns: _Duration
+    mean_ns: _Duration
     uneven: bool
     """Steps come in flights, so that the mean is the step time, not the median."""
     error_ratio: float | None
@@ -85,7 +88,7 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     """Cores of the host."""
     other_cores: float | None
     """Cores that other programs, and the hypervisor, used during the run: of the busiest host."""
-    clock_hz: int | None
+    clock_hz: Annotated[int, msgspec.Meta(gt=0)] | None
     """Median clock of the devices during the run."""
     accepted: bool = False
     """A user said that this is a level of its own."""
@@ -97,7 +100,7 @@ def past_run(run: Attributed) -> PastRun:
     Raises:
         InputError: no step of it is known.
     """
-    run = run.of_kind()
+    detailed, run = run.detailed.of_kind(), run.of_kind()
     time = run.step_time()
     lengths = run.step_time_ns() if time.untraced is None else [*time.untraced.lengths_ns]
     if not lengths or min(lengths) <= 0:
@@ -120,7 +123,7 @@ def past_run(run: Attributed) -> PastRun:
         uneven=time.untraced is not None and time.untraced.statistic == "mean",
         error_ratio=None if error_ns is None else error_ns / statistics.median(lengths),
         causes_ns={row.id: row.time_ns // windows for row in run.leaves()},
-        work=same_work.work_of(run.detailed, cut(run.detailed)),
+        work=same_work.work_of(detailed, cut(detailed)),
         cores=max((int(count) for count in cores if count.isdecimal()), default=None),
         other_cores=_other_cores(run),
         clock_hz=_clock_hz(run),
@@ -143,20 +146,16 @@ def _other_cores(run: Attributed) -> float | None:
         if not bounds:
             return None
         start, end = np.array([min(b[0] for b in bounds)]), np.array([max(b[1] for b in bounds)])
-        by_rank = [sampled(run, rank) for rank in ranks]
-        used = [
-            of[name].mean(start, end) if name in of else None
-            for of, name in [
-                (by_rank[0], "minimum_cores"),
-                (by_rank[0], "stolen_cores"),
-                *((of, "rank_cores") for of in by_rank),
-            ]
-        ]
-        busy, stolen, *own = used
-        known = [cores for cores in own if cores is not None]
-        if busy is None or len(known) < len(own):
-            return None
-        found.append(max(busy + (stolen or 0.0) - sum(known), 0.0))
+        other = 0.0
+        for at, rank in enumerate(ranks):
+            of_rank = {name: of.mean(start, end) for name, of in sampled(run, rank).items()}
+            busy, own = of_rank.get("minimum_cores"), of_rank.get("rank_cores")
+            if own is None or (at == 0 and busy is None):
+                return None  # without asking all ranks of a large run
+            if at == 0:
+                other = (busy or 0.0) + (of_rank.get("stolen_cores") or 0.0)
+            other -= own
+        found.append(max(other, 0.0))
     return max(found, default=None)
 
 
@@ -363,12 +362,12 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
         detectable_ratio=math.expm1(found.detectable(ERROR_RATE, _POWER)),
         causes=_growths(run, levels),
     )
-    change = math.log(judged.step_ns) - float(found.level)
-    return _told(judged, 1 if change > limit else -1 if change < -limit else 0)
+    return _told(judged)
 
 
-def _told(judged: Judgement, side: int) -> Judgement:
+def _told(judged: Judgement) -> Judgement:
     """Name the verdict of a run that lies above, below or within the interval."""
+    side = _side(judged)
     assert judged.reference_ns is not None
     assert judged.detectable_ratio is not None
     assert judged.limit_ratio is not None
@@ -456,7 +455,8 @@ def _predicted(levels: list[list[PastRun]], statistic: str) -> Prediction | None
 def _growths(run: PastRun, levels: list[list[PastRun]]) -> tuple[Growth, ...]:
     """Return each leaf cause beside its noise, the largest growth first."""
     reference = levels[-1]
-    ids = sorted({*run.causes_ns, *(id for h in reference for id in h.causes_ns)})
+    known = {*run.causes_ns, *(id for h in reference for id in h.causes_ns)}
+    ids = sorted(known & CODES.keys())  # another version may have others
     if not ids:
         return ()
     values = [
@@ -473,5 +473,17 @@ def _growths(run: PastRun, levels: list[list[PastRun]]) -> tuple[Growth, ...]:
 
 def adds(judgement: Judgement) -> bool:
     """Tell whether a run may join the history unasked: its time belongs to the job's noise."""
+    return not judgement.failed and _side(judgement) <= 0
+
+
+def is_new_level(judgement: Judgement) -> bool:
+    """Tell whether a run that is accepted begins a level."""
+    return judgement.verdict == "changed work" or _side(judgement) != 0
+
+
+def _side(judgement: Judgement) -> int:
+    """Return 1 above the interval, −1 below it, 0 within it and where there is none."""
     limit, change = judgement.limit_ratio, judgement.change_ratio
-    return not judgement.failed and (limit is None or change is None or change <= limit)
+    if limit is None or change is None or abs(math.log1p(change)) <= math.log1p(limit):
+        return 0
+    return 1 if change > 0 else -1

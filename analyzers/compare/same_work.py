@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,13 +25,13 @@ class Work(msgspec.Struct, kw_only=True, frozen=True):
     """What a run did in a step, and on what; None where it is unknown."""
 
     world_size: int | None
-    flop: int | None
+    flop: Annotated[int, msgspec.Meta(gt=0)] | None
     """Model math per step and rank, without recomputation."""
     flop_unknown: str = ""
     """Why ``flop`` is None."""
     tokens: int | None
     """Indices looked up in the largest embedding, per step and rank."""
-    operators: dict[str, float]
+    operators: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
     """Calls per traced step of one rank; empty where they are unknown."""
     device: str | None
     dtype: str | None

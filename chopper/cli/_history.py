@@ -77,7 +77,7 @@ def judged(
     """Judge a run, add it where that is asked for, and say so; return the exit code."""
     folder, find_percent, add_run, accept, strict, junit = options
     history = read(folder)  # before minutes are spent on the run
-    from chopper.analyzers.compare.history import adds, judge, past_run
+    from chopper.analyzers.compare.history import adds, is_new_level, judge, past_run
     from chopper.cli import _shared as shared
     from chopper.cli.output import print_json, print_page
     from chopper.reports import history as report
@@ -85,7 +85,7 @@ def judged(
 
     run = past_run(shared.attributed([source]))
     judgement = judge(run, history, find_ratio=find_percent / 100)
-    new_level = accept and (judgement.failed or not adds(judgement))
+    new_level = accept and is_new_level(judgement)
     if accept or (add_run and adds(judgement)):
         add(folder, msgspec.structs.replace(run, accepted=new_level))
         outcome = "added to the history" + (" as a new level" if new_level else "")

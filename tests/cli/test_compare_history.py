@@ -68,6 +68,7 @@ def compare(*options: str | Path) -> Outcome:
         ({"slower_ns": 2_000}, ("--add",), 1, "regression", 10),
         ({"slower_ns": 2_000}, ("--accept",), 0, "regression", 11),
         ({"slower_ns": -2_000}, ("--add",), 0, "improvement", 11),
+        ({"slower_ns": -2_000}, ("--accept",), 0, "improvement", 11),
         ({"width": 640}, ("--add",), 1, "changed work", 10),
         ({"width": 640}, ("--accept",), 0, "changed work", 11),
         ({}, ("--find", "0.1"), 0, "noisy machine", 10),
@@ -131,10 +132,12 @@ def test_bad_input_is_one_line(job: Path) -> None:
         assert (shown.code, words in shown.line) == (2, True), shown.err
     assert "is not a run of a history" in run("compare", "new.json", "--history", ".").line
     damaged = job / "history/0-damaged.json"
+    kept = next(job.glob("history/*.json")).read_bytes()
     for text, words in (
         ('{"schema": "chopper.history/9"}', "has schema 'chopper.history/9', expected"),
         ('{"schema": "chopper.history/1", "id": 3}', "Expected `str`, got `int`"),
         ("{", "is not a run of a history"),
+        (kept.replace(b'"median_ns":', b'"median_ns":-').decode(), "Expected `int` >= 1"),
     ):
         damaged.write_text(text)
         shown = compare("--add")

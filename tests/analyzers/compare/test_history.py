@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+import chopper
 from chopper.analyzers.compare import history
 from chopper.analyzers.compare.history import (
     ERROR_RATE,
@@ -26,6 +28,7 @@ from tests.comparing import attribution
 
 Noise = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 TRIALS = 20_000
+OWN = Path(__file__).resolve().parents[2] / "golden/own"
 WORK = Work(
     world_size=1,
     flop=10**9,
@@ -178,6 +181,8 @@ def test_a_regression_names_the_causes_that_grew_beyond_their_own_noise() -> Non
     assert "user Python by 29.0 µs longer in traced steps" in found.sentence
     assert found.failed
     assert not adds(found)
+    older = [msgspec.structs.replace(h, causes_ns=h.causes_ns | {"renamed": 9}) for h in earlier]
+    assert judge(of(1.03, causes_ns=causes), older, find_ratio=0.02).causes == found.causes
     none = judge(of(1.03, causes_ns=earlier[0].causes_ns), earlier, find_ratio=0.02)
     assert "no cause grew beyond its own noise" in none.sentence
 
@@ -293,6 +298,15 @@ def test_what_is_kept_of_a_run() -> None:
     assert msgspec.json.decode(msgspec.json.encode(kept), type=PastRun) == kept
     assert past_run(attribution(times, ranks=2, name="copy")).id == kept.id
     assert kept.schema == history.SCHEMA
+
+
+def test_the_machine_during_a_recorded_run_is_kept() -> None:
+    kept = past_run(chopper.attribute(OWN / "fsdp2"))
+    assert kept.work.world_size == 2
+    assert kept.cores is not None
+    # Cores that the host's sampler saw busy, less those of both ranks.
+    assert kept.other_cores is not None
+    assert 0 <= kept.other_cores <= kept.cores
 
 
 def test_a_run_without_steps_is_refused() -> None:
