@@ -39,6 +39,8 @@ _NORMAL_975 = 1.959964
 _LOG_T_975 = (0.67292575, 1.21044246, 0.70510451, 0.17569371, -0.32711781, 0.10505175)
 _MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
 """Median absolute deviation to the standard error of a median, times √n, for normal noise."""
+_RUNS_PER_OUTLIER = 10
+_OUTLIER_RATE = 0.001
 _TRIMMED = 5
 """A trimmed mean leaves out one in so many values at each end."""
 
@@ -176,6 +178,14 @@ def excess_half_width(
     of_base = spread / math.sqrt(len(base))
     of_values = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(t_975(np.array(len(values) - 1))) * math.hypot(of_base, of_values)
+
+
+def median_error(values: np.ndarray) -> float | None:
+    """Standard error of the median of steps, from their median deviation; None below 3 steps."""
+    if len(values) < MIN_STEPS:
+        return None
+    spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(values - np.median(values))))
+    return spread * math.sqrt(inflation(values) / len(values))
 
 
 def inflation(step_ns: np.ndarray) -> float:
@@ -349,6 +359,83 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> Estimate | None:
     if ci95 is not None:
         cv_ratio = math.hypot(*(float(np.std(np.log(v), ddof=1)) for v in (of, to)))
     return Estimate(math.exp(logarithm.value), ci95, cv_ratio, logarithm.repeats_count)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where one further run is expected, from earlier ones; arrays hold one value per history.
+
+    Attributes:
+        level: mean of the runs of the last level.
+        error: standard deviation of a further run less ``level``.
+        freedom: degrees of freedom of ``error``; 0 where it is unknown (nan).
+    """
+
+    level: np.ndarray
+    error: np.ndarray
+    freedom: np.ndarray
+
+    def limit(self, error_rate: float) -> np.ndarray:
+        """Distance above ``level`` that noise alone exceeds so often; inf where unknown."""
+        from scipy.special import stdtrit
+
+        half = self.error * stdtrit(np.maximum(self.freedom, 1), 1 - error_rate)
+        return np.where(self.freedom > 0, half, np.inf)
+
+    def detectable(self, error_rate: float, power: float) -> np.ndarray:
+        """Distance above ``level`` at which so large a share of runs is above the limit.
+
+        If the spread between runs is as estimated: noncentral t.
+        """
+        from scipy.special import nctdtrinc, stdtrit
+
+        freedom = np.maximum(self.freedom, 1)
+        shift = nctdtrinc(freedom, 1 - power, stdtrit(freedom, 1 - error_rate))
+        return np.where(self.freedom > 0, self.error * shift, np.inf)
+
+
+def predict_run(levels: Sequence[np.ndarray], least_spread: float = 0.0) -> Prediction:
+    """Predict one further run: a prediction interval of Student's t.
+
+    The spread between runs is pooled over levels, each about a mean of its own. Of ten runs of a
+    level at most one is left out, two of twenty …: the one farthest from the others, if a run like
+    them lies so far off with a probability below 0.1 % (Grubbs 1950).
+
+    Args:
+        levels: (..., runs) logarithms of the runs' times, an array per level; the last is current.
+        least_spread: standard deviation between runs to assume at least.
+    """
+    squares = freedom = np.zeros(levels[-1].shape[:-1])
+    for values in levels:
+        used = _without_outliers(values)
+        count = used.sum(axis=-1)
+        level = np.where(used, values, 0.0).sum(axis=-1) / count
+        squares = squares + np.where(used, (values - level[..., None]) ** 2, 0.0).sum(axis=-1)
+        freedom = freedom + count - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.maximum(np.sqrt(squares / freedom), least_spread)
+    return Prediction(level, spread * np.sqrt(1 + 1 / count), freedom)
+
+
+def _without_outliers(values: np.ndarray) -> np.ndarray:
+    """(..., runs) mask of the runs that are no outliers."""
+    from scipy.special import stdtrit
+
+    used = np.ones(values.shape, dtype=bool)
+    for _ in range(values.shape[-1] // _RUNS_PER_OUTLIER):
+        count = used.sum(axis=-1, keepdims=True)
+        mean = np.where(used, values, 0.0).sum(axis=-1, keepdims=True) / count
+        farthest = np.where(used, np.abs(values - mean), -1.0).argmax(axis=-1, keepdims=True)
+        others = used & (np.arange(values.shape[-1]) != farthest)
+        of = count - 1
+        mean = np.where(others, values, 0.0).sum(axis=-1, keepdims=True) / of
+        squares = np.where(others, (values - mean) ** 2, 0.0).sum(axis=-1, keepdims=True)
+        limit = stdtrit(of - 1, 1 - _OUTLIER_RATE / 2 / count) * np.sqrt(
+            squares / (of - 1) * (1 + 1 / of)
+        )
+        off = np.abs(np.take_along_axis(values, farthest, -1) - mean)
+        used = np.where(off > limit, others, used)
+    return used
 
 
 def line(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from chopper import wording as fmt
@@ -17,6 +19,24 @@ from chopper.analyzers.trace.columns import strings
 Pair = tuple[Attributed, Attributed]
 Sides = tuple[Steps, Steps]
 Value = float | int | str | None
+
+
+class Work(msgspec.Struct, kw_only=True, frozen=True):
+    """What a run did in a step, and on what; None where it is unknown."""
+
+    world_size: int | None
+    flop: Annotated[int, msgspec.Meta(gt=0)] | None
+    """Model math per step and rank, without recomputation."""
+    flop_unknown: str = ""
+    """Why ``flop`` is None."""
+    tokens: int | None
+    """Indices looked up in the largest embedding, per step and rank."""
+    operators: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+    """Calls per traced step of one rank; empty where they are unknown."""
+    device: str | None
+    dtype: str | None
+    torch: str | None
+
 
 _FLOP_PASS_RATIO = 0.02
 """FLOP per step that differ by less count as the same."""
@@ -46,29 +66,58 @@ _WITHHOLD = ("world_size", "tokens")
 """Checks without a verdict where they differ."""
 
 
+def work_of(run: Attributed, side: Steps) -> Work:
+    """Return what a run did in the steps of ``side``."""
+    flop, why = _flop_per_step(side)
+    return Work(
+        world_size=_world_size(run),
+        flop=flop,
+        flop_unknown=why,
+        tokens=_tokens_per_step(run),
+        operators=_operator_counts(run),
+        device=_all(device_of(run, r.rank) for r in run.ranks),
+        dtype=_dtypes(run),
+        torch=_all(p.environment.get("torch") for p in run.recording.manifest.ranks),
+    )
+
+
 def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     """All checks, what withholds the verdict first, then what differs, then the rest."""
-    parts = [run.recording.manifest.ranks for run in runs]
     peaks = ["yes" if all(r.peak_source for r in run.ranks) else "no" for run in runs]
+    a, b = (work_of(run, side) for run, side in zip(runs, sides, strict=True))
+    work = check_work(a, b)
     values: dict[str, list[Value]] = {
-        "world_size": [_world_size(run) for run in runs],
-        "device": [_all(device_of(run, r.rank) for r in run.ranks) for run in runs],
-        "dtype": [_dtypes(run) for run in runs],
         "peak": [peak if run.ranks else None for run, peak in zip(runs, peaks, strict=True)],
-        "torch": [_all(p.environment.get("torch") for p in part) for part in parts],
         "recording": [_recorded(run) for run in runs],
         "ranks": [len(run.ranks) for run in runs],
         "steps": [len(side.numbers) for side in sides],
     }
-    plain = {
-        id: _check(id, label, *values[id], note=note, unit=unit)
-        for id, (label, note, unit) in _PLAIN.items()
-    }
-    flop = _flop(sides)
-    work = [plain.pop("world_size"), flop, _tokens(runs), _operators(runs, flop), _speed(sides)]
+    return in_order(
+        [*work[:4], _speed(sides), *work[4:], *(_plain(i, *v) for i, v in values.items())]
+    )
+
+
+def check_work(a: Work, b: Work) -> tuple[Check, ...]:
+    """Return the checks that need no more of a run than its work."""
+    flop = _flop(a, b)
+    return (
+        _plain("world_size", a.world_size, b.world_size),
+        flop,
+        _tokens(a.tokens, b.tokens),
+        _operators(a.operators, b.operators, flop),
+        *(_plain(id, getattr(a, id), getattr(b, id)) for id in ("device", "dtype", "torch")),
+    )
+
+
+def in_order(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Sort: what withholds the verdict first, then what differs, then the rest."""
     order = {"differs": 0, "unknown": 1, "pass": 2}
-    checks = [*work, *plain.values()]
     return tuple(sorted(checks, key=lambda c: (not c.withholds, order[c.status])))
+
+
+def _plain(id: str, a: Value, b: Value) -> Check:
+    label, note, unit = _PLAIN[id]
+    return _check(id, label, a, b, note=note, unit=unit)
 
 
 def _check(
@@ -142,12 +191,14 @@ def _recorded(run: Attributed) -> str | None:
     return ", ".join(words) or None
 
 
-def _flop(sides: Sides) -> Check:
-    (a, why_a), (b, why_b) = (_flop_per_step(side) for side in sides)
+def _flop(work_a: Work, work_b: Work) -> Check:
+    a, b = work_a.flop, work_b.flop
     note = "model math per step and rank, without recomputation"
     ratio = 0.0
     if a is None or b is None:
-        note += "".join(f"; {n}: {why}" for n, why in (("A", why_a), ("B", why_b)) if why)
+        note += "".join(
+            f"; {n}: {why}" for n, w in (("A", work_a), ("B", work_b)) if (why := w.flop_unknown)
+        )
     else:
         ratio = b / a - 1
         note += f"; B does {b / a:.3g} times A's" if abs(ratio) > _FLOP_PASS_RATIO else ""
@@ -173,8 +224,7 @@ def _flop_per_step(side: Steps) -> tuple[int | None, str]:
     return round(float(flop[known].sum()) / side.window_count) or None, ""
 
 
-def _tokens(runs: Pair) -> Check:
-    a, b = (_tokens_per_step(run) for run in runs)
+def _tokens(a: int | None, b: int | None) -> Check:
     return _check(
         "tokens",
         "Tokens per step",
@@ -197,8 +247,7 @@ def _tokens_per_step(run: Attributed) -> int | None:
     return round(counts[max(counts)] / max(steps, 1)) if counts else None
 
 
-def _operators(runs: Pair, flop: Check) -> Check:
-    a, b = (_operator_counts(run) for run in runs)
+def _operators(a: dict[str, float], b: dict[str, float], flop: Check) -> Check:
     note = "operators by name and calls per step: calls in common over all calls"
     similarity = 1.0
     if a and b:

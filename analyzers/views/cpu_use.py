@@ -20,7 +20,7 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.samples import table_beside
+from chopper.analyzers.trace.samples import ranks_beside, table_beside
 from chopper.analyzers.views import View, column, optional
 
 Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
@@ -62,7 +62,7 @@ VIEW = View(
 
 
 @dataclass(frozen=True)
-class _Sampled:
+class Sampled:
     """A quantity that holds from each sample back to the one before, integrated over time."""
 
     integral: Counter
@@ -77,7 +77,7 @@ class _Sampled:
         return float(self.integral.growth(start_ns, end_ns).sum()) / known
 
 
-def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
+def _sampled(time_ns: np.ndarray, value: np.ndarray) -> Sampled | None:
     """Samples in order of time, NaN for unknown; None with fewer than two."""
     known = np.isfinite(value[1:])
     if not known.any():
@@ -88,15 +88,14 @@ def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
         total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0) * span)])
         return Counter(time_ns, total, ~known)
 
-    return _Sampled(integrated(value[1:]), integrated(known), float(np.median(span)))
+    return Sampled(integrated(value[1:]), integrated(known), float(np.median(span)))
 
 
 def cpu_use(run: Attributed) -> pa.Table:
     """CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE: by rank the run, its phases, its steps."""
     rows: list[dict[str, object]] = []
     for rank in run.recording.ranks:
-        sampled = {**_cores(run, rank), **_process(run, rank)}
-        known = {name: s for name, s in sampled.items() if s is not None}
+        known = sampled(run, rank)
         if not known:
             continue
         period = max(s.period_ns for s in known.values())
@@ -116,7 +115,13 @@ def cpu_use(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
+def sampled(run: Attributed, rank: int) -> dict[str, Sampled]:
+    """Return the view's quantities that were sampled on a rank's host, by column."""
+    both = {**_cores(run, rank), **_process(run, rank)}
+    return {name: s for name, s in both.items() if s is not None}
+
+
+def _cores(run: Attributed, rank: int) -> dict[str, Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
     table = table_beside(run.recording, rank, "cpu_core")
     active = pc.greater(table["busy_ratio"], 0).cast(pa.float64())
@@ -128,9 +133,9 @@ def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     return {name: _sampled(time_ns, share) for name, share in shares.items()}
 
 
-def _process(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
+def _process(run: Attributed, rank: int) -> dict[str, Sampled | None]:
     """Samples of the rank's own processes, taken by whichever rank watched them."""
-    for other in (rank, *run.recording.ranks):
+    for other in (*ranks_beside(run.recording, rank), *run.recording.ranks):
         table = run.recording.table(other, "process")
         mine = table.filter(pa.array(ints(table, "rank") == rank))
         if mine.num_rows:

@@ -159,6 +159,17 @@ _steps = click.option(
 )
 
 
+def others_given(*used: str) -> str:
+    """Return the options of this command that were given, but for these parameters, in words."""
+    context = click.get_current_context()
+    return ", ".join(
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in used
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    )
+
+
 def check_of_experiments(*used: str) -> None:
     """Refuse options that an experiment would leave unused.
 
@@ -168,17 +179,8 @@ def check_of_experiments(*used: str) -> None:
     Raises:
         UsageError: others were given.
     """
-    context = click.get_current_context()
-    given = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name not in used
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)}: of runs alone, and found an experiment; name one of its runs"
-        )
+    if given := others_given(*used):
+        raise UsageError(f"{given}: of runs alone, and found an experiment; name one of its runs")
 
 
 def engines(command: _Command) -> _Command:
@@ -263,27 +265,38 @@ def check_report(output: Path, sources: Sequence[str] = (), *, force: bool) -> s
     from chopper.reports import format_of
 
     format = format_of(output)
-    if output.is_dir():
-        raise OutputError(
-            f"{output}: is a directory; give a file, for example {output}/report.html"
-        )
-    if not output.parent.is_dir():
-        raise OutputError(
-            f"{output}: the directory {output.parent} does not exist; create it or choose another "
-            "-o"
-        )
-    if output.exists() and not force:
-        raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
-    if sources:
-        from chopper.ingest import check_page
-
-        check_page(output, sources)
+    check_file(output, sources, force=force, option="-o", example="report.html")
     if format == "html":
         from chopper.reports import plotly_script
 
         # Compressing Plotly takes as long as reading a trace and needs nothing of it.
         plotly_script.prefetch()
     return format
+
+
+def check_file(
+    output: Path, sources: Sequence[str], *, force: bool, option: str, example: str
+) -> None:
+    """Check that a file can be written, and is not read by the command.
+
+    Raises:
+        OutputError: it cannot, or is.
+    """
+    if output.is_dir():
+        raise OutputError(f"{output}: is a directory; give a file, for example {output}/{example}")
+    if not output.parent.is_dir():
+        raise OutputError(
+            f"{output}: the directory {output.parent} does not exist; create it or choose another "
+            f"{option}"
+        )
+    if output.exists() and not force:
+        raise OutputError(
+            f"{output}: exists; pass --force to replace it, or choose another {option}"
+        )
+    if sources:
+        from chopper.ingest import check_page
+
+        check_page(output, sources)
 
 
 def write_report(output: Path, text: str) -> int:
