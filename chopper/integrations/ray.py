@@ -14,7 +14,8 @@ import ray
 
 from chopper.hardware.launchers import RankInfo
 from chopper.integrations.recording import TrainerRecording
-from chopper.recording import claim
+from chopper.recording import claim, session
+from chopper.recording.hook import arming
 from chopper.recording.messages import exception_text, say
 
 try:
@@ -34,20 +35,29 @@ _NAME = "chopper.integrations.ray"
 _in_worker: TrainerRecording | None = None
 
 
-def _begin(output: str, options: dict[str, Any]) -> None:
+def _arm(output: str, options: dict[str, Any]) -> None:
+    """Begin to record where the worker's thread of training begins to train."""
     global _in_worker
-    _in_worker = TrainerRecording("ray", _LEAST_VERSION, output, **options)
-    _in_worker.begin()
+    if os.environ.get(arming.HOOK_VARIABLE) is None:  # else the worker is recorded anyhow
+        _in_worker = TrainerRecording("ray", _LEAST_VERSION, output, **options)
+        _in_worker.safely(arming.arm, _start)
+
+
+def _start(*, infers: bool = False) -> session.Session | None:
+    if _in_worker is not None:
+        _in_worker.begin()
+    return session.active()
 
 
 def _end(errors: dict[int, str]) -> None:
+    arming.disarm()
     if _in_worker is not None:
         text = errors.get(ray.train.get_context().get_world_rank())
         _in_worker.end(None if text is None else RuntimeError(text))
 
 
 class ChopperCallback(WorkerGroupCallback):  # type: ignore[misc,valid-type]
-    """Records each worker from the setup of its process group to its end.
+    """Records each worker from the first sign of training to its end.
 
     A step ends where the optimizer updated the weights. Workers that Ray starts anew after a
     failure record to ``<output>-2`` and so on. On several nodes, the directory is to be one that
@@ -72,11 +82,11 @@ class ChopperCallback(WorkerGroupCallback):  # type: ignore[misc,valid-type]
                 f"goes on; use ray {_LEAST_VERSION} or later without RAY_TRAIN_V2_ENABLED=0")
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Begin to record in the workers, whose process group is set up."""
+        """Have the workers record, whose process group is set up."""
         self._groups += 1
         self._errors = {}
         output = self._output if self._groups == 1 else f"{self._output}-{self._groups}"
-        self._execute(worker_group, _begin, output, self._options)
+        self._execute(worker_group, _arm, output, self._options)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         """Note which workers failed."""
