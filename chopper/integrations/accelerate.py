@@ -1,7 +1,7 @@
-"""Accelerate: a tracker, which records from ``init_trackers`` to ``end_training``.
+"""Accelerate: a tracker, which records each process from its first sign of training on.
 
-    from chopper.integrations.accelerate import ChopperTracker
-    accelerator = Accelerator(..., log_with=ChopperTracker("runs/mine"))
+from chopper.integrations.accelerate import ChopperTracker
+accelerator = Accelerator(..., log_with=ChopperTracker("runs/mine"))
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from chopper.integrations.recording import TrainerRecording
 
 
 class ChopperTracker(GeneralTracker):
-    """Records each rank; a step ends where the optimizer updated the weights.
+    """Records until ``end_training()`` or the end of the process; the optimizer's steps are steps.
 
-    What is logged is left to other trackers.
+    Accelerate tells trackers of events in the main process only (1.15): the others begin by
+    themselves, and so does this one without ``init_trackers``. What is logged is left to other
+    trackers.
 
     Args:
         output: the run directory, ``runs/<time>`` by default.
@@ -34,28 +36,19 @@ class ChopperTracker(GeneralTracker):
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         super().__init__()
         self._recording = TrainerRecording("accelerate", "1.0", output, **options)
-        self._over = False
+        self._recording.begin_with_training()
 
     @property
     def tracker(self) -> TrainerRecording:
         """The recording."""
         return self._recording
 
-    def start(self) -> None:
-        """Begin the recording."""
-        self._over = False
-        self._recording.begin()
-
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Begin the recording, in versions that do not call ``start``."""
-        self._recording.begin()
+        """Leave the configuration to other trackers."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Begin the recording, in versions that called nothing before."""
-        if not self._over:
-            self._recording.begin()
+        """Leave what is logged to other trackers."""
 
     def finish(self) -> None:
         """End the recording."""
-        self._over = True
         self._recording.end()

@@ -1,7 +1,7 @@
 """DeepSpeed: a hook of an engine, which records from here on.
 
-    from chopper.integrations.deepspeed import ChopperHook
-    hook = ChopperHook(engine, "runs/mine")
+from chopper.integrations.deepspeed import ChopperHook
+hook = ChopperHook(engine, "runs/mine")
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ChopperCallback(Callback):
         self._recording = TrainerRecording(_LIBRARY, _LEAST_VERSION, output, **options)
         self._steps = 0
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the recording."""
         self._steps = trainer.global_step
         self._recording.begin()
@@ -81,7 +81,7 @@ class ChopperProfiler(Profiler):
         self._stepped = False
 
     @contextmanager
-    def profile(self, action_name: str) -> Iterator[str]:  # type: ignore[override]
+    def profile(self, action_name: str) -> Iterator[str]:
         """Run an action; end the recording of a training that fails in it."""
         try:
             with super().profile(action_name):

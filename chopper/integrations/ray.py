@@ -1,7 +1,7 @@
 """Ray Train: a callback that records in each worker.
 
-    from chopper.integrations.ray import ChopperCallback
-    trainer = TorchTrainer(..., run_config=RunConfig(callbacks=[ChopperCallback("runs/mine")]))
+from chopper.integrations.ray import ChopperCallback
+trainer = TorchTrainer(..., run_config=RunConfig(callbacks=[ChopperCallback("runs/mine")]))
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import ray
 
 from chopper.hardware.launchers import RankInfo
 from chopper.integrations.recording import TrainerRecording
-from chopper.recording import claim, session
-from chopper.recording.hook import arming
+from chopper.recording import claim
 from chopper.recording.messages import exception_text, say
 
 try:
@@ -26,7 +25,7 @@ try:
 except ImportError:
     _SUPPORTED = False
 if not _SUPPORTED:
-    from ray.tune import Callback as WorkerGroupCallback  # what the first Ray Train expects
+    from ray.tune import Callback as WorkerGroupCallback  # type: ignore[assignment]  # what the first Ray Train expects
 
 _LEAST_VERSION = "2.60"
 _WAIT_S = 60.0
@@ -38,25 +37,17 @@ _in_worker: TrainerRecording | None = None
 def _arm(output: str, options: dict[str, Any]) -> None:
     """Begin to record where the worker's thread of training begins to train."""
     global _in_worker
-    if os.environ.get(arming.HOOK_VARIABLE) is None:  # else the worker is recorded anyhow
-        _in_worker = TrainerRecording("ray", _LEAST_VERSION, output, **options)
-        _in_worker.safely(arming.arm, _start)
-
-
-def _start(*, infers: bool = False) -> session.Session | None:
-    if _in_worker is not None:
-        _in_worker.begin()
-    return session.active()
+    _in_worker = TrainerRecording("ray", _LEAST_VERSION, output, **options)
+    _in_worker.begin_with_training()
 
 
 def _end(errors: dict[int, str]) -> None:
-    arming.disarm()
     if _in_worker is not None:
         text = errors.get(ray.train.get_context().get_world_rank())
         _in_worker.end(None if text is None else RuntimeError(text))
 
 
-class ChopperCallback(WorkerGroupCallback):  # type: ignore[misc,valid-type]
+class ChopperCallback(WorkerGroupCallback):
     """Records each worker from the first sign of training to its end.
 
     A step ends where the optimizer updated the weights. Workers that Ray starts anew after a
@@ -78,8 +69,10 @@ class ChopperCallback(WorkerGroupCallback):  # type: ignore[misc,valid-type]
         self._groups = 0
         self._errors: dict[int, str] = {}
         if not _SUPPORTED:
-            say(f"{_NAME}: Ray Train's first version is not supported: not recorded, the training "
-                f"goes on; use ray {_LEAST_VERSION} or later without RAY_TRAIN_V2_ENABLED=0")
+            say(
+                f"{_NAME}: Ray Train's first version is not supported: not recorded, the training "
+                f"goes on; use ray {_LEAST_VERSION} or later without RAY_TRAIN_V2_ENABLED=0"
+            )
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Have the workers record, whose process group is set up."""

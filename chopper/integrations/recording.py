@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import ChopperError, UsageError
+from chopper.recording.hook import arming
 from chopper.recording.messages import exception_text, say
 from chopper.recording.profile import Profile, profile
+from chopper.recording.session import Session, active
 
 _driver: TrainerRecording | None = None
-"""The one whose events this process records."""
+"""The one whose events this process records, or waits for."""
 
 
 class TrainerRecording:
@@ -50,41 +52,65 @@ class TrainerRecording:
         self._profile: Profile | None = None
         self._begun = 0
         self._refused = False
+        self.recording = False
+        """True from a successful beginning to the end."""
 
     @property
     def output(self) -> Path | None:
         """The run directory; None before the recording starts."""
         return None if self._profile is None else self._profile.output
 
-    @property
-    def recording(self) -> bool:
-        """True from a successful beginning to the end."""
-        return _driver is self
-
     def begin(self) -> None:
         """Begin to record; once, however often the trainer says that it begins."""
         if not self.recording and not self._refused:
             self._refused = not self.safely(self._begin)
 
-    def _begin(self) -> None:
+    def begin_with_training(self) -> None:
+        """Begin at the first sign of training in this process, as ``chopper record`` does."""
+        if os.environ.get(arming.HOOK_VARIABLE) is None:  # else it is recorded anyhow
+            self._refused = not self.safely(self._arm)
+
+    def _arm(self) -> None:
+        self._claim()
+        arming.arm(self._start)
+
+    def _start(self, **_: bool) -> Session | None:
+        self.begin()
+        return active()
+
+    def _claim(self) -> None:
         global _driver
-        if _driver is not None:
+        if _driver not in (None, self):
             raise UsageError(
                 f"the integration of {_driver._library} is recording already; use one of the two"
             )
         check_version(self._library, self._least_version)
+        _driver = self
+
+    def _begin(self) -> None:
+        global _driver
+        self._claim()
         self._begun += 1
         self._profile = self._first.again(self._begun)
-        self._profile.__enter__()
-        _driver = self
+        try:
+            self._profile.__enter__()
+        except BaseException:
+            _driver = None
+            raise
+        self.recording = True
         atexit.register(self._end_at_exit)  # before the recording's own, which says nothing
 
     def end(self, error: BaseException | None = None) -> None:
         """End the recording, with the error that ended the training, if one did. Idempotent."""
         global _driver
         self._refused = False
-        if self.recording and self._profile is not None:
-            _driver = None
+        if _driver is not self:
+            return
+        _driver = None
+        was_recording, self.recording = self.recording, False
+        if not was_recording:
+            self.safely(arming.disarm)
+        elif self._profile is not None:
             atexit.unregister(self._end_at_exit)
             self.safely(self._profile.__exit__, type(error) if error else None, error, None)
 

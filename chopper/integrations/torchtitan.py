@@ -1,7 +1,7 @@
 """torchtitan: a component in the place of its profiler, which records as well.
 
-    from chopper.integrations.torchtitan import ChopperProfiler
-    config.profiler = ChopperProfiler.Config(output="runs/mine")   # in a function of configurations
+from chopper.integrations.torchtitan import ChopperProfiler
+config.profiler = ChopperProfiler.Config(output="runs/mine")   # in a function of configurations
 """
 
 from __future__ import annotations

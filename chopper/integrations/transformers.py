@@ -1,7 +1,7 @@
 """transformers' ``Trainer``, and what is built on it: TRL's trainers, PEFT's models.
 
-    from chopper.integrations.transformers import ChopperCallback
-    trainer = Trainer(..., callbacks=[ChopperCallback("runs/mine")])
+from chopper.integrations.transformers import ChopperCallback
+trainer = Trainer(..., callbacks=[ChopperCallback("runs/mine")])
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Session:
             self._safely(keep_measure, self._part, name, value, labels)
 
     def _flush_idle(self) -> None:
-        """Write the last steps of a program that does other things, and may be killed meanwhile.
+        """Write the last steps and phases of a program that does other things, and may be killed meanwhile.
 
         Workers of Ray and of pools are ended so, without a word, long after they trained.
         """
@@ -247,11 +247,12 @@ class Session:
                 if not self.recording:
                     return
                 log = self._steps.log
-                if log.due(time.time_ns()):
-                    try:
+                try:
+                    self._steps.phases.flush()
+                    if log.due(time.time_ns()):
                         log.flush()
-                    except Exception:  # noqa: BLE001 - the next step says so, in its own thread
-                        return
+                except Exception:  # noqa: BLE001 - the next step says so, in its own thread
+                    return
 
     # -- phases -------------------------------------------------------------------------------
 

@@ -108,7 +108,9 @@ class StepLog:
 
     def correct(self, steps: range, traced: bool) -> None:
         """Say of ``steps`` whether the trace that is kept covers them."""
-        self._rows = [(*row[:4], traced, *row[5:]) if row[0] in steps else row for row in self._rows]
+        self._rows = [
+            (*row[:4], traced, *row[5:]) if row[0] in steps else row for row in self._rows
+        ]
         if steps.start < min(steps.stop, self._written):
             self._rewrite(steps, traced)
 

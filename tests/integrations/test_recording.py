@@ -113,6 +113,24 @@ def test_a_program_that_fails_within_the_training_leaves_its_run(tmp_path):
     assert (part.status, part.error) == ("failed", "ValueError: of the program")
 
 
+def test_it_may_begin_with_the_training(capsys):
+    task, driver, second = Task(), recording(), recording("second")
+    driver.begin_with_training()
+    second.begin_with_training()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the integration of torch is recording already" in line
+    assert not driver.recording
+    task.step()
+    assert driver.recording
+    task.step()
+    driver.end()
+    assert [row["source"] for row in steps_of("run")] == ["optimizer"] * 2
+    driver.begin_with_training()
+    driver.end()
+    task.step()
+    assert session.active() is None
+
+
 def test_micro_steps_are_those_that_began_before_the_step_ended():
     """Accumulated over 3, 1 and 2 passes; the first step's end is certain only with the second."""
     from accelerate import Accelerator
