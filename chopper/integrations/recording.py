@@ -67,7 +67,9 @@ class TrainerRecording:
 
     def begin_with_training(self) -> None:
         """Begin at the first sign of training in this process, as ``chopper record`` does."""
-        if os.environ.get(arming.HOOK_VARIABLE) is None:  # else it is recorded anyhow
+        if active() is not None:  # chopper record's, or one that is to be the only one
+            self.begin()
+        elif os.environ.get(arming.HOOK_VARIABLE) is None:  # else it will be recorded anyhow
             self._refused = not self.safely(self._arm)
 
     def _arm(self) -> None:

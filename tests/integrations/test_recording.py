@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from chopper.integrations.recording import TrainerRecording
 from chopper.recording import session
 from chopper.storage.run import Run
 from tests.recording.conftest import clean_environment  # noqa: F401 - a fixture
-from tests.recording.make import TRACE_ONLY, Task, steps_of
+from tests.recording.make import DESCENT, TRACE_ONLY, Task, steps_of
 
 
 def recording(output: str = "run", least_version: str = "2.0", library: str = "torch"):
@@ -73,6 +74,42 @@ def test_within_a_profile_it_stays_out_in_one_line(capsys):
     assert "this process is recording to outer already" in line
     assert line.endswith("not recorded, the training goes on")
     assert {row["source"] for row in steps_of("outer")} == {"optimizer"}
+
+
+def test_within_a_profile_the_first_sign_of_training_begins_nothing(capsys):
+    with chopper.profile("outer", collect=TRACE_ONLY, trace=False):
+        recording().begin_with_training()
+    line, *_ = capsys.readouterr().err.splitlines()
+    assert "this process is recording to outer already" in line
+
+
+def test_within_the_command_it_takes_part_in_that_recording(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        DESCENT + "from chopper.integrations.recording import TrainerRecording\n"
+        "driver = TrainerRecording('torch', '2.0', 'other')\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = Descent(model.parameters(), 0.1)\n"
+        "driver.begin()\n"
+        "for number in range(8):\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    if number % 2:\n"
+        "        driver.step()\n"
+        "driver.end()\n"
+    )
+    line = [sys.executable, "-m", "chopper", "record", "--no-trace", "-o", "run", "--"]
+    done = subprocess.run(
+        [*line, sys.executable, program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "other").exists()
+    assert "not recorded" not in done.stderr
+    assert [row["source"] for row in steps_of(tmp_path / "run")] == ["mark"] * 4
+
+
+def test_it_can_be_sent_to_processes_that_train():
+    assert pickle.loads(pickle.dumps(recording()))._first._options == recording()._first._options
 
 
 def test_an_output_that_holds_a_run_is_one_line(capsys):
