@@ -238,9 +238,9 @@ class Session:
             self._safely(keep_measure, self._part, name, value, labels)
 
     def _flush_idle(self) -> None:
-        """Write the last steps and phases of a program that does other things, and may be killed meanwhile.
+        """Write the last steps and phases of a program that does other things meanwhile.
 
-        Workers of Ray and of pools are ended so, without a word, long after they trained.
+        It may be killed: workers of Ray and of pools are ended so, without a word, long after they trained.
         """
         while not self._over.wait(_IDLE_S):
             with self._lock:
