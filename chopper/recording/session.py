@@ -240,7 +240,7 @@ class Session:
     def _flush_idle(self) -> None:
         """Write the last steps and phases of a program that does other things meanwhile.
 
-        It may be killed: workers of Ray and of pools are ended so, without a word, long after they trained.
+        It may be killed: workers of Ray and of pools are ended so, long after they trained.
         """
         while not self._over.wait(_IDLE_S):
             with self._lock:
