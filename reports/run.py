@@ -512,11 +512,17 @@ def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
 
 
 def _steps(story: Story) -> Section:
+    from chopper.analyzers.views.steps import steps
     from chopper.reports import figures
 
     figure = figures.steps(story)
     binned = figure.get("binned")
     note = f"{fmt.count(binned)} steps, averaged in bins. " if binned else ""
+    counts = [n for n in steps(story.run)["micro_steps"].to_pylist() if n is not None]
+    if counts:
+        least, most = min(counts), max(counts)
+        several = fmt.plural(most, "micro-step")
+        note += f"{several if least == most else f'{least} to {several}'} in each step. "
     label = "Causes of each step, stacked"
     return Section(
         title="Step by step" if story.unit == "step" else "The window",

@@ -39,6 +39,11 @@ VIEW = View(
         column("idle_ns", "Time in which nothing ran on the device."),
         optional("outlier", "True for an outlier; null with fewer than five steps.", "bool"),
         optional(
+            "micro_steps",
+            "Micro-steps of gradient accumulation; null where no trainer tells.",
+            "int64",
+        ),
+        optional(
             "deviation_ratio", "Difference from the rank's median step, relative to that median."
         ),
     ),
@@ -73,8 +78,18 @@ def steps(run: Attributed) -> pa.Table:
         },
         "outlier": pa.array(outlier, mask=np.isnan(deviation)),
         "deviation_ratio": pa.array(deviation, from_pandas=True),
+        "micro_steps": _micro_steps(run, rank, number),
     }
     return VIEW.of(columns).take(np.lexsort((rank, number)))
+
+
+def _micro_steps(run: Attributed, rank: np.ndarray, number: np.ndarray) -> pa.Array:
+    counts = np.full(len(rank), -1)
+    for one in np.unique(rank).tolist():
+        step, mine = run.recording.table(one, "step"), rank == one
+        at = rows_of([ints(step, "number")], [number[mine]])
+        counts[mine] = np.append(ints(step, "micro_steps"), -1)[at]
+    return nullable(counts)
 
 
 def _outliers(observed: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

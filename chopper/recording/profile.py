@@ -145,10 +145,7 @@ class Profile:
         def next_recording() -> AbstractContextManager[Any]:
             if _session.active() is not None:
                 return contextlib.nullcontext()
-            call = next(calls)
-            profile = Profile(numbered(self._options, call))
-            profile._quiet = call > 1  # only the first one speaks at its end
-            return profile
+            return self.again(next(calls))
 
         if inspect.iscoroutinefunction(function):
 
@@ -165,6 +162,12 @@ class Profile:
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
+
+    def again(self, call: int) -> Profile:
+        """Return the recording for the n-th call, from 1: the second one is ``<output>-2``."""
+        profile = Profile(numbered(self._options, call))
+        profile._quiet = call > 1  # only the first one speaks at its end
+        return profile
 
     def step(self, *, tokens: int | None = None) -> None:
         """Mark the end of a training step. After the first call, steps are no longer inferred.

@@ -82,7 +82,7 @@ class Session:
             self._backward_ended,
             self._cycle.dropped,
         )
-        self._trainers = TrainerPhases(functools.partial(Phase, self))
+        self._trainers = TrainerPhases(functools.partial(Phase, self), self._micro_step)
         self._evaluations = Evaluations(self._evaluated, self._in_phase)
         self._steps: StepRecorder
         """Set from the claim of the rank's folder on, before ``recording`` is."""
@@ -222,6 +222,10 @@ class Session:
         if self.recording and self._steps.watches_backward:
             self._safely(self._steps.backward_ended, makes_graph, time.perf_counter_ns())
 
+    def _micro_step(self) -> None:
+        if self.recording:
+            self._safely(self._steps.log.micro_step)
+
     def mark(self, tokens: int | None = None) -> None:
         """End a step where the program says so, with the tokens that it worked through."""
         began_ns = time.perf_counter_ns()
@@ -234,20 +238,21 @@ class Session:
             self._safely(keep_measure, self._part, name, value, labels)
 
     def _flush_idle(self) -> None:
-        """Write the last steps of a program that does other things, and may be killed meanwhile.
+        """Write the last steps and phases of a program that does other things meanwhile.
 
-        Workers of Ray and of pools are ended so, without a word, long after they trained.
+        It may be killed: workers of Ray and of pools are ended so, long after they trained.
         """
         while not self._over.wait(_IDLE_S):
             with self._lock:
                 if not self.recording:
                     return
                 log = self._steps.log
-                if log.due(time.time_ns()):
-                    try:
+                try:
+                    self._steps.phases.flush()
+                    if log.due(time.time_ns()):
                         log.flush()
-                    except Exception:  # noqa: BLE001 - the next step says so, in its own thread
-                        return
+                except Exception:  # noqa: BLE001 - the next step says so, in its own thread
+                    return
 
     # -- phases -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Literal
 from chopper.storage.manifest import Overhead
 from chopper.storage.streams import RowLog, StreamWriter, stream_batches
 
-_Row = tuple[int, int, int, str, bool, bool]
+_Row = tuple[int, int, int, str, bool, bool, int | None]
 """A row of the table ``step``."""
 _FLUSH_NS = 1_000_000_000
 _MEDIAN_OF = 4096
@@ -30,6 +30,10 @@ class StepLog:
         self._target = directory / "step.arrow"
         self._writer: StreamWriter | None = StreamWriter(self._target, "step")
         self._start_ns = self._first_ns = 0
+        self._micro_steps_ns: list[int] | None = None
+        """Times of micro-steps in steps that have not ended; None until a trainer tells of one."""
+        self._counted = 0
+        """Micro-steps of the steps that ended."""
         self._rows: list[_Row] = []
         self._written = 0
         """Steps that are on disk, from the first on."""
@@ -61,12 +65,28 @@ class StepLog:
         if source == "optimizer" and self.optimizer > 1:
             source = f"{source} {self.optimizer}"
         row = (self.number, self._start_ns, end_ns, source, traced, profiled)
-        self._rows.append(row)
+        self._rows.append((*row, self._micro_steps(end_ns)))
         if traced or (not profiled and self.number > 1):
             self._durations[traced].append(length_ns)
         self.number += 1
         self._start_ns = end_ns
         return length_ns
+
+    def micro_step(self) -> None:
+        """Note that a trainer begins a backward pass: a step has one for each micro-step."""
+        if self._micro_steps_ns is None:
+            self._micro_steps_ns = []
+        self._micro_steps_ns.append(time.time_ns())
+
+    def _micro_steps(self, end_ns: int) -> int | None:
+        """Count those of the step that ends; an end that became certain late leaves others."""
+        times_ns = self._micro_steps_ns
+        if times_ns is None:
+            return None
+        self._micro_steps_ns = [time_ns for time_ns in times_ns if time_ns > end_ns]
+        count = len(times_ns) - len(self._micro_steps_ns)
+        self._counted += count
+        return count
 
     def skip(self) -> None:
         """Begin the step now: what was done since the last one ended belongs to no step."""
@@ -88,7 +108,9 @@ class StepLog:
 
     def correct(self, steps: range, traced: bool) -> None:
         """Say of ``steps`` whether the trace that is kept covers them."""
-        self._rows = [(*row[:4], traced, row[5]) if row[0] in steps else row for row in self._rows]
+        self._rows = [
+            (*row[:4], traced, *row[5:]) if row[0] in steps else row for row in self._rows
+        ]
         if steps.start < min(steps.stop, self._written):
             self._rewrite(steps, traced)
 
@@ -97,6 +119,9 @@ class StepLog:
         self._rows = []
         self.number = self._written = 0
         self._start_ns = self._first_ns
+        if self._micro_steps_ns is not None:
+            self._micro_steps_ns += [self._first_ns] * self._counted
+            self._counted = 0
         self.abandon()
         self._writer = self._successor()
 

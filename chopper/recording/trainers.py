@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 """Flags of what only begins when it is called."""
+_MICRO_STEP = "micro-step"
+"""Stands in ``trainers.json`` for a function that is no phase: it begins the backward pass of
+a micro-step."""
 
 redirected: dict[int, Callable[..., Any]] = {}
 """Number of a function with exchanged code → function that it calls."""
@@ -121,10 +124,21 @@ class TrainerPhases:
     """Names the phases that trainers are in, from the import of their modules on.
 
     A redirected function passes on whatever it is called with, returns and raises.
+
+    Args:
+        phase: returns the block of a phase.
+        micro_step: called where the backward pass of a micro-step begins.
     """
 
-    def __init__(self, phase: Callable[[str], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self,
+        phase: Callable[[str], AbstractContextManager[Any]],
+        micro_step: Callable[[], None],
+    ) -> None:
         self._phase: Callable[[str], AbstractContextManager[Any]] | None = phase
+        self._note_micro_step = micro_step
+        self._within = threading.local()
+        """Whether this thread is within a micro-step: one trainer's may call another's."""
         self._watches: list[ImportWatch] = []
         self._redirections: list[Redirection] = []
 
@@ -162,8 +176,20 @@ class TrainerPhases:
 
     def _call(self, original: FunctionType, phase: str, /, *args: Any, **kwargs: Any) -> Any:
         begin = self._phase
+        if phase == _MICRO_STEP:
+            return self._micro_step(original, *args, **kwargs)
         with contextlib.nullcontext() if begin is None else begin(phase):
             return original(*args, **kwargs)
+
+    def _micro_step(self, original: FunctionType, /, *args: Any, **kwargs: Any) -> Any:
+        if self._phase is None or getattr(self._within, "micro_step", False) or compiling():
+            return original(*args, **kwargs)
+        self._within.micro_step = True
+        try:
+            self._note_micro_step()
+            return original(*args, **kwargs)
+        finally:
+            self._within.micro_step = False
 
 
 class Evaluations:

@@ -108,7 +108,7 @@ def step_table(
 ) -> pa.Table:
     """Return STEP of traced steps; ``source`` is what told them apart."""
     bounds = zip(numbers, start_ns.tolist(), end_ns.tolist(), strict=True)
-    return table_of_rows("step", [(*bound, source, True, True) for bound in bounds])
+    return table_of_rows("step", [(*bound, source, True, True, None) for bound in bounds])
 
 
 _OUTER_FIRST = ("annotation", "python", "cpu_op", "runtime", "driver")

@@ -207,6 +207,7 @@ def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path) -> None:
             "source": ["mark", "mark"],
             "traced": [True, True],
             "profiled": [True, True],
+            "micro_steps": [None, None],
         }
     )
     stream.close()

@@ -44,6 +44,7 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0, j
                 "source": ["mark"] * 2,
                 "traced": [False] * 2,
                 "profiled": [False] * 2,
+                "micro_steps": [None] * 2,
             }
         )
         steps.close()

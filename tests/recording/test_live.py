@@ -32,6 +32,7 @@ def steps(*numbers: int) -> dict[str, Any]:
         "source": ["mark"] * len(numbers),
         "traced": [False] * len(numbers),
         "profiled": [False] * len(numbers),
+        "micro_steps": [None] * len(numbers),
     }
 
 

@@ -445,6 +445,7 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
                 "source": strings(np.zeros(shape.steps, int), ["mark"]),
                 "traced": np.ones(shape.steps, bool),
                 "profiled": np.ones(shape.steps, bool),
+                "micro_steps": pa.nulls(shape.steps, pa.int64()),
             },
         ),
     )
