@@ -6,13 +6,34 @@ argument is a Series. Recording must not do that to the program it records.
 
 from __future__ import annotations
 
+import importlib
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
 _CODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
+
+
+def pandas() -> ModuleType:
+    """Return the module that makes DataFrames.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as exc:
+        raise UsageError(
+            "a DataFrame needs pandas, which is not installed: "
+            "pip install 'chopper-profiler[pandas]'"
+        ) from exc
 
 
 def to_arrow(values: Sequence[Any] | pa.Array, kind: pa.DataType) -> pa.Array:

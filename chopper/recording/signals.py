@@ -16,7 +16,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP")
+    if hasattr(signal, name)  # not on Windows
+)
 _PATIENCE_S = 1.0
 """A main thread that has not noticed the signal for so long counts as blocked."""
 
