@@ -28,7 +28,9 @@ def _write_commit(directory: Path) -> None:
     if not (_ROOT / ".git").exists() or not (directory / _COMMIT.parent).is_dir():
         return
     try:
-        command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+        # A container that builds wheels mounts the clone of another user.
+        git = ["git", "-c", "safe.directory=*", "-C", str(_ROOT)]
+        command = [*git, "describe", "--always", "--dirty", "--abbrev=40"]
         commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return

@@ -6,29 +6,25 @@ argument is a Series. Recording must not do that to the program it records.
 
 from __future__ import annotations
 
-import importlib
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from chopper.errors import UsageError
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 _CODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
 
-def pandas() -> ModuleType:
-    """Return the module that makes DataFrames.
+def require_pandas() -> None:
+    """Load pandas, for DataFrames.
 
     Raises:
         UsageError: it is not installed.
     """
     try:
-        return importlib.import_module("pandas")
+        import pandas  # noqa: F401
     except ImportError as exc:
         raise UsageError(
             "a DataFrame needs pandas, which is not installed: "

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.totals import Totals, window_keys
-from chopper.arrow import pandas, with_column
+from chopper.arrow import require_pandas, with_column
 from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
 from chopper.claims import Withheld
 from chopper.errors import UsageError
@@ -415,7 +415,9 @@ class Attribution:
     @property
     def table(self) -> pd.DataFrame:
         """Causes as a pandas DataFrame, one row each, in the order of the tree."""
-        pd = pandas()
+        require_pandas()
+        import pandas as pd
+
         return pd.DataFrame(
             [
                 {

@@ -1,8 +1,9 @@
-"""Run the command in a Python as on Windows or macOS: without what only Linux, or Unix, gives.
+"""Run commands in a Python as on Windows or macOS: without what only Linux, or Unix, gives.
 
-    python tests/elsewhere.py win32|darwin ARGUMENTS
+    echo '[["--version"], ["report", "trace.json.gz"]]' | python tests/elsewhere.py win32|darwin
 
-Hidden: modules, functions and constants that the system's Python lacks, /proc and /sys, Chopper's
+Writes a list of [exit code, stdout, stderr]; on Windows, stdout has its old encoding. Hidden are
+modules, functions and constants that the system's Python lacks, /proc and /sys, Chopper's
 extensions in C and the packages of extras. Not changed: the file system, and packages with parts
 for each system, which are loaded before.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import asyncio  # noqa: F401 - with parts for each system, as what follows
 import builtins
+import contextlib
 import ctypes.util  # noqa: F401
 import getpass  # noqa: F401
 import io
-import multiprocessing.pool
+import json
+import multiprocessing.pool  # noqa: F401
 import os
 import platform  # noqa: F401
 import shutil  # noqa: F401
@@ -24,6 +27,7 @@ import subprocess  # noqa: F401
 import sys
 import sysconfig
 import tempfile  # noqa: F401
+import traceback
 import webbrowser  # noqa: F401
 from collections.abc import Callable
 from typing import Any
@@ -96,15 +100,36 @@ def become(system: str) -> None:
         for name in UNIX_SIGNALS.split():
             delattr(signal, name)
         del socket.AF_UNIX
-    builtins.open = io.open = refusing_kernel_files(io.open)  # type: ignore[assignment]
+    builtins.open = io.open = refusing_kernel_files(io.open)
     for name in ("open", "stat", "listdir", "scandir", "readlink"):
         setattr(os, name, refusing_kernel_files(getattr(os, name)))
     sys.platform = system
 
 
-if __name__ == "__main__":
-    become(sys.argv.pop(1))
+def run(arguments: list[str], encoding: str) -> tuple[Any, str, str]:
+    """Run one command in this process -> exit code, stdout, stderr."""
     from chopper.__main__ import main
 
-    sys.argv[0] = "chopper"
-    main()
+    sys.argv = ["chopper", *arguments]
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=e) for e in (encoding, "utf-8")]
+    code: Any = None
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            main()
+        except SystemExit as exc:
+            code = exc.code
+        except Exception:  # noqa: BLE001 - a failure, which the test shows
+            traceback.print_exc()
+            code = "traceback"
+    shown = []
+    for stream in streams:
+        stream.seek(0)
+        shown.append(stream.read())
+    return code or 0, shown[0], shown[1]
+
+
+if __name__ == "__main__":
+    commands = json.load(sys.stdin)
+    become(sys.argv[1])
+    windows = sys.argv[1] == "win32"
+    json.dump([run(c, "cp1252" if windows else "utf-8") for c in commands], sys.stdout)

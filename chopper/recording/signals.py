@@ -16,11 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGHUP")
-    if hasattr(signal, name)  # not on Windows
-)
+# Windows has no SIGHUP.
+_SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 _PATIENCE_S = 1.0
 """A main thread that has not noticed the signal for so long counts as blocked."""
 
