@@ -46,6 +46,8 @@ define environment
 @test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "chopper: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 @$(INSTALL) pip setuptools
 @$(INSTALL) -e '.[$(1)]'
+@# Built for one Python by an earlier version: Python would prefer them to those for the stable ABI.
+@find analyzers collectors -name '_*.cpython-*.so' -exec rm -f {} +
 endef
 
 PINNED := pyproject.toml constraints.txt setup.py $(wildcard analyzers/*.c analyzers/*/*.c collectors/*.[ch] collectors/*/*.[ch])

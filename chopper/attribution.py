@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.totals import Totals, window_keys
-from chopper.arrow import with_column
+from chopper.arrow import require_pandas, with_column
 from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
 from chopper.claims import Withheld
 from chopper.errors import UsageError
@@ -415,6 +415,7 @@ class Attribution:
     @property
     def table(self) -> pd.DataFrame:
         """Causes as a pandas DataFrame, one row each, in the order of the tree."""
+        require_pandas()
         import pandas as pd
 
         return pd.DataFrame(

@@ -50,8 +50,8 @@ def ended_by_signals() -> Iterator[None]:
     def leave(number: int, frame: object) -> None:  # noqa: ARG001
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows has one
+    taken = [n for n in known if n is not None and signal.getsignal(n) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, leave)
     try:

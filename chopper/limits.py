@@ -34,10 +34,14 @@ def usable_memory_bytes() -> int:
 
     available: int = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
+
+    def text(name: str) -> str:
+        return (group / name).read_text(encoding="ascii")
+
     try:
-        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = int(text("memory.max"))  # "max" is no number: no limit
+        used = int(text("memory.current"))
+        stat = dict(line.split() for line in text("memory.stat").splitlines())
         # File pages count as used, but are given up under pressure.
         cached = int(stat["inactive_file"]) + int(stat["active_file"])
         return max(0, min(available, limit - used + cached))
@@ -51,7 +55,7 @@ def usable_cores() -> int:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         if quota != "max":
             return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):

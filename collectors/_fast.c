@@ -259,7 +259,7 @@ allocate(Buffers *buffers, Py_ssize_t bytes, Py_ssize_t rows)
     buffers->valid = PyBytes_FromStringAndSize(NULL, (rows + 7) / 8);
     if (buffers->data == NULL || buffers->valid == NULL)
         return false;
-    memset(PyBytes_AS_STRING(buffers->valid), 0, (rows + 7) / 8);
+    memset(PyBytes_AsString(buffers->valid), 0, (rows + 7) / 8);
     return true;
 }
 
@@ -267,7 +267,7 @@ static void
 put_valid(Buffers *buffers, Py_ssize_t row, bool known)
 {
     if (known)
-        PyBytes_AS_STRING(buffers->valid)[row >> 3] |= (char)(1 << (row & 7));
+        PyBytes_AsString(buffers->valid)[row >> 3] |= (char)(1 << (row & 7));
     else
         buffers->nulls++;
 }
@@ -292,10 +292,10 @@ loop_take(Loop *self, PyObject *none)
     for (Py_ssize_t c = 0; c < columns; c++)
         if (!allocate(&made[c], c == 2 || c == 3 ? 4 * rows : 8 * rows, rows))
             goto done;
-    int64_t *times = (int64_t *)PyBytes_AS_STRING(made[0].data);
-    int64_t *spans = (int64_t *)PyBytes_AS_STRING(made[1].data);
-    int32_t *ids = (int32_t *)PyBytes_AS_STRING(made[2].data);
-    int32_t *names = (int32_t *)PyBytes_AS_STRING(made[3].data);
+    int64_t *times = (int64_t *)PyBytes_AsString(made[0].data);
+    int64_t *spans = (int64_t *)PyBytes_AsString(made[1].data);
+    int32_t *ids = (int32_t *)PyBytes_AsString(made[2].data);
+    int32_t *names = (int32_t *)PyBytes_AsString(made[3].data);
     for (Py_ssize_t row = 0; row < rows; row++) {
         Device *next = NULL;
         const Record *record = NULL;
@@ -313,7 +313,7 @@ loop_take(Loop *self, PyObject *none)
         names[row] = next->name < 0 ? 0 : next->name;
         put_valid(&made[3], row, next->name >= 0);
         for (Py_ssize_t c = 0; c < self->column_count; c++) {
-            ((Value *)PyBytes_AS_STRING(made[4 + c].data))[row] = record->values[c];
+            ((Value *)PyBytes_AsString(made[4 + c].data))[row] = record->values[c];
             put_valid(&made[4 + c], row, record->known >> c & 1);
         }
         next->cursor++;
@@ -328,7 +328,7 @@ loop_take(Loop *self, PyObject *none)
         if (parts == NULL)
             Py_CLEAR(result);
         else
-            PyList_SET_ITEM(result, c, parts);
+            PyList_SetItem(result, c, parts);
     }
     if (result != NULL)
         result = Py_BuildValue("(nN)", rows, result);
@@ -374,7 +374,7 @@ loop_statistics(Loop *self, PyObject *none)
             if (number == NULL)
                 Py_CLEAR(refused);
             else
-                PyTuple_SET_ITEM(refused, c, number);
+                PyTuple_SetItem(refused, c, number);
         }
         PyObject *one = refused == NULL
             ? NULL
@@ -385,7 +385,7 @@ loop_statistics(Loop *self, PyObject *none)
         if (one == NULL)
             Py_CLEAR(devices);
         else
-            PyList_SET_ITEM(devices, i, one);
+            PyList_SetItem(devices, i, one);
     }
     PyObject *result = devices == NULL
         ? NULL
@@ -410,25 +410,25 @@ part_of(Device *device, size_t bytes)
 static size_t
 bytes_of(PyObject *calls, PyObject *columns)
 {
-    size_t bytes = ALIGNED(PyTuple_GET_SIZE(calls) * sizeof(Call)) +
-                   ALIGNED(PyTuple_GET_SIZE(columns) * sizeof(Column));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); i++) {
-        PyObject *call = PyTuple_GET_ITEM(calls, i);
-        PyObject *buffer = PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 7
-            ? PyTuple_GET_ITEM(call, 3) : NULL;
+    size_t bytes = ALIGNED(PyTuple_Size(calls) * sizeof(Call)) +
+                   ALIGNED(PyTuple_Size(columns) * sizeof(Column));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(calls); i++) {
+        PyObject *call = PyTuple_GetItem(calls, i);
+        PyObject *buffer = PyTuple_Check(call) && PyTuple_Size(call) == 7
+            ? PyTuple_GetItem(call, 3) : NULL;
         if (buffer == NULL || !PyBytes_Check(buffer))
             return 0;
-        bytes += ALIGNED(PyBytes_GET_SIZE(buffer)) + ALIGNED(sizeof(Interval));
+        bytes += ALIGNED(PyBytes_Size(buffer)) + ALIGNED(sizeof(Interval));
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(columns); i++) {
-        PyObject *column = PyTuple_GET_ITEM(columns, i);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(columns); i++) {
+        PyObject *column = PyTuple_GetItem(columns, i);
         if (column == Py_None)
             continue;
-        PyObject *places = PyTuple_Check(column) && PyTuple_GET_SIZE(column) == 7
-            ? PyTuple_GET_ITEM(column, 2) : NULL;
-        if (places == NULL || !PyTuple_Check(places) || PyTuple_GET_SIZE(places) > MAX_PLACES)
+        PyObject *places = PyTuple_Check(column) && PyTuple_Size(column) == 7
+            ? PyTuple_GetItem(column, 2) : NULL;
+        if (places == NULL || !PyTuple_Check(places) || PyTuple_Size(places) > MAX_PLACES)
             return 0;
-        bytes += ALIGNED(PyTuple_GET_SIZE(places) * sizeof(Place));
+        bytes += ALIGNED(PyTuple_Size(places) * sizeof(Place));
     }
     return bytes;
 }
@@ -436,14 +436,14 @@ bytes_of(PyObject *calls, PyObject *columns)
 static bool
 take_places(Column *column, PyObject *given, Device *device)
 {
-    column->place_count = (int)PyTuple_GET_SIZE(given);
+    column->place_count = (int)PyTuple_Size(given);
     column->places = part_of(device, column->place_count * sizeof(Place));
     if (column->places == NULL)
         return false;
     for (int i = 0; i < column->place_count; i++) {
         Place *place = &column->places[i];
         long long tag;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "iiL", &place->offset, &place->width, &tag))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(given, i), "iiL", &place->offset, &place->width, &tag))
             return false;
         place->tag = tag;
         bool is_field = column->kind == FIELD || column->kind == SUM;
@@ -538,9 +538,9 @@ take_device(Loop *loop, Device *device, PyObject *given)
         return false;
     device->id = id;
     device->name = name;
-    device->call_count = PyTuple_GET_SIZE(calls);
+    device->call_count = PyTuple_Size(calls);
     device->block_bytes = bytes_of(calls, columns);
-    if (device->call_count > MAX_COLUMNS || PyTuple_GET_SIZE(columns) != loop->column_count)
+    if (device->call_count > MAX_COLUMNS || PyTuple_Size(columns) != loop->column_count)
         return false;
     device->block = aligned_alloc(LINE, (device->block_bytes + LINE) / LINE * LINE);
     device->records = aligned_alloc(LINE, (loop->capacity * loop->record_bytes + LINE) / LINE * LINE);
@@ -554,10 +554,10 @@ take_device(Loop *loop, Device *device, PyObject *given)
     if (device->calls == NULL || device->columns == NULL)
         return false;
     for (Py_ssize_t i = 0; i < device->call_count; i++)
-        if (!take_call(&device->calls[i], PyTuple_GET_ITEM(calls, i), device))
+        if (!take_call(&device->calls[i], PyTuple_GetItem(calls, i), device))
             return false;
     for (Py_ssize_t i = 0; i < loop->column_count; i++)
-        if (!take_column(&device->columns[i], PyTuple_GET_ITEM(columns, i), device))
+        if (!take_column(&device->columns[i], PyTuple_GetItem(columns, i), device))
             return false;
     for (Py_ssize_t i = 0; i < loop->column_count; i++) {
         Column *column = &device->columns[i];
@@ -582,7 +582,7 @@ take_plan(Loop *self, PyObject *args, PyObject *keywords)
         return false;
     if (period_ns <= 0 || period_ns > LONGEST_PERIOD_NS || !capacity || capacity & (capacity - 1) ||
         capacity > MAX_CAPACITY || self->column_count < 0 || self->column_count > MAX_COLUMNS ||
-        PyTuple_GET_SIZE(devices) > MAX_DEVICES) {
+        PyTuple_Size(devices) > MAX_DEVICES) {
         PyErr_SetString(PyExc_ValueError,
                         "wanted: a positive period, a capacity that is a power of two up to 2^24, "
                         "at most 32 columns and 1024 devices");
@@ -592,21 +592,21 @@ take_plan(Loop *self, PyObject *args, PyObject *keywords)
     self->capacity = capacity;
     self->keep_empty = keep_empty;
     self->record_bytes = sizeof(Record) + self->column_count * sizeof(Value);
-    self->outcome_count = PyTuple_GET_SIZE(outcomes);
+    self->outcome_count = PyTuple_Size(outcomes);
     self->outcomes = calloc(self->outcome_count ? self->outcome_count : 1, sizeof *self->outcomes);
-    Py_ssize_t device_count = PyTuple_GET_SIZE(devices);
+    Py_ssize_t device_count = PyTuple_Size(devices);
     self->devices = calloc(device_count ? device_count : 1, sizeof(Device));
     if (self->outcomes == NULL || self->devices == NULL) {
         PyErr_NoMemory();
         return false;
     }
     for (Py_ssize_t i = 0; i < self->outcome_count; i++)
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(outcomes, i), "ii", &self->outcomes[i].code,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(outcomes, i), "ii", &self->outcomes[i].code,
                               &self->outcomes[i].kind))
             return false;
     for (; self->device_count < device_count; self->device_count++)
         if (!take_device(self, &self->devices[self->device_count],
-                         PyTuple_GET_ITEM(devices, self->device_count))) {
+                         PyTuple_GetItem(devices, self->device_count))) {
             self->device_count++; /* what of it was made is freed with the rest */
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_ValueError, "a device of the plan does not fit");
@@ -619,7 +619,7 @@ take_plan(Loop *self, PyObject *args, PyObject *keywords)
 static PyObject *
 loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    Loop *self = (Loop *)type->tp_alloc(type, 0);
+    Loop *self = (Loop *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     pthread_condattr_t attributes;
@@ -664,8 +664,8 @@ loop_dealloc(Loop *self)
     }
     pthread_mutex_destroy(&self->lock);
     pthread_cond_destroy(&self->wake);
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free((PyObject *)self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))((PyObject *)self);
     Py_DECREF(type);
 }
 

@@ -6,11 +6,13 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import chopper
 
+ROOT = Path(__file__).resolve().parent.parent
 # All that `import chopper` may load, as top-level names; of chopper itself two modules.
 ALLOWED_MODULES = {
     "__future__",
@@ -72,6 +74,22 @@ def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     )
     assert "click" in loaded
     assert top_level(loaded) & HEAVY == set()
+
+
+def test_a_report_loads_what_it_needs(tmp_path) -> None:
+    # A tenth of a second each, of the second that a report of a small trace may take.
+    trace = str(ROOT / "tests/golden/own/fsdp2/rank-00000/trace.json.gz")
+    loaded = loaded_by(
+        "from chopper.cli import main\n"
+        f"sys.argv = ['chopper', 'report', {trace!r}, '-o', {str(tmp_path / 'r.html')!r}]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code, stop.code\n"
+    )
+    assert (tmp_path / "r.html").is_file()
+    unwanted = {"asyncio", "duckdb", "pandas", "plotly", "pynvml", "rich", "scipy", "torch"}
+    assert top_level(loaded) & unwanted == set()
 
 
 @pytest.mark.parametrize("package", ["analyzers", "reports"])

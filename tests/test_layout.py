@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from chopper.version import EXTENSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("analyzers", "collectors", "reports", "workloads")
@@ -68,12 +71,24 @@ def test_no_module_is_loaded_under_its_bare_name() -> None:
 def test_top_level_holds_the_named_folders_and_nothing_unknown() -> None:
     present = {path.split("/")[0] for path in git_files() if "/" in path}
     assert {"chopper", "tests", *FOLDERS} <= present
-    assert present <= {"chopper", "tests", *FOLDERS, ".ci", "benchmarks", "docs", "examples"}
+    assert present <= {
+        "chopper",
+        "tests",
+        *FOLDERS,
+        ".ci",
+        ".github",
+        "benchmarks",
+        "docs",
+        "examples",
+    }
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the working tree, built in a copy so that no build/ is left here."""
+    """A wheel of the working tree, built in a copy so that no build/ is left here.
+
+    From an sdist, as ``build`` does: what that lacks, the wheel lacks.
+    """
     base = tmp_path_factory.mktemp("wheel")
     source = base / "source"
     for name in git_files("--cached", "--others", "--exclude-standard"):
@@ -82,7 +97,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    built = run_tool("build", "--wheel", "--no-isolation", "--outdir", str(base), str(source))
+    subprocess.run(["git", "init", "--quiet"], cwd=source, check=True)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "-m", "x"]
+    subprocess.run([*git, "--allow-empty"], cwd=source, check=True)
+    built = run_tool("build", "--no-isolation", "--outdir", str(base), str(source))
     assert built.returncode == 0, built.stdout + built.stderr
     [found] = base.glob("*.whl")
     return found
@@ -102,6 +120,21 @@ def test_wheel_holds_chopper_and_nothing_beside_it(wheel: Path) -> None:
             elif top in FOLDERS:
                 wanted.add(f"chopper/{path}")
     assert wanted - names == set()
+
+
+def test_wheel_serves_each_python(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [points] = (n for n in names if n.endswith("/entry_points.txt"))
+        commands = archive.read(points).decode()
+        commit = archive.read("chopper/data/commit.txt").decode()
+    built = {n.removeprefix("chopper/").removesuffix(".abi3.so") for n in names if ".so" in n}
+    assert built == set(EXTENSIONS)
+    assert re.fullmatch(r"[0-9a-f]{40}\n", commit)
+    # `pipx run chopper-profiler` starts the command of the distribution's name.
+    assert "chopper-profiler = chopper.__main__:main" in commands
+    assert any(n.endswith("/licenses/LICENSE") for n in names)
 
 
 def test_wheel_imports_without_the_repository(wheel: Path, tmp_path: Path) -> None:

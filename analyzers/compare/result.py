@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chopper import wording as fmt
+from chopper.arrow import require_pandas
 from chopper.causes import CAUSES, LEAVES
 from chopper.notebook import as_cell
 
@@ -313,6 +314,7 @@ class Comparison:
     @property
     def table(self) -> pd.DataFrame:
         """Causes as a pandas DataFrame, one row each, in the order of the tree."""
+        require_pandas()
         import pandas as pd
 
         return pd.DataFrame(

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from chopper.analyzers.replay.solve import solve
+from chopper.errors import UsageError
 from chopper.hardware.clock_tables import INSTRUCTIONS, ClockTable
 
 MOST_INSTRUCTIONS = 8192
@@ -265,8 +266,14 @@ def _relaxed(planner: Planner, group: np.ndarray, limit_ns: int) -> tuple[np.nda
     of the limit; and each group's share of each clock on the hull. An instruction ends before those
     that wait for it begin, and before the step does; the shares of a group sum to 1.
     """
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+    except ImportError as exc:
+        raise UsageError(
+            "schedules of clocks need SciPy's solver, which is not installed: "
+            "pip install 'chopper-profiler[schedule]'"
+        ) from exc
 
     kind, edges = planner.pipeline.kind, planner.pipeline.edges
     count = len(kind)

@@ -108,12 +108,7 @@ def cube(run: Attributed) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
 def _alike(per_step: np.ndarray, step_ns: float) -> np.ndarray:
     """Number groups of ranks whose causes differ by little, the largest group first."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-
-    if len(per_step) < 2:
-        return np.zeros(len(per_step), dtype=np.int64)
-    tree = linkage(per_step, method="complete", metric="cityblock")
-    label = fcluster(tree, _ALIKE_RATIO * step_ns, criterion="distance") - 1
+    label = _complete_linkage(per_step, _ALIKE_RATIO * step_ns)
     sizes = np.bincount(label)
     first = np.full(len(sizes), len(label))
     np.minimum.at(first, label, np.arange(len(label)))
@@ -121,6 +116,37 @@ def _alike(per_step: np.ndarray, step_ns: float) -> np.ndarray:
     place[np.lexsort((first, -sizes))] = np.arange(len(sizes))
     numbered: np.ndarray = place[label]
     return numbered
+
+
+def _complete_linkage(points: np.ndarray, limit: float) -> np.ndarray:
+    """Number the clusters of points none of which are further than the limit apart.
+
+    Agglomerates the two nearest clusters first, by chains of nearest neighbours (Murtagh 1983);
+    the distance of two clusters is that of their furthest points, by the sum of differences.
+    """
+    distance = np.zeros((len(points), len(points)))
+    for feature in points.T:
+        distance += np.abs(feature[:, None] - feature)
+    np.fill_diagonal(distance, np.inf)
+    label = np.arange(len(points))
+    chain: list[int] = []
+    merged = np.zeros(len(points), dtype=bool)
+    for _ in range(len(points) - 1):
+        chain = chain or [int(np.argmin(merged))]
+        while True:
+            near = int(np.argmin(distance[chain[-1]]))
+            if len(chain) > 1 and distance[chain[-1], chain[-2]] <= distance[chain[-1], near]:
+                break
+            chain.append(near)
+        gone, kept = sorted((chain.pop(), chain.pop()))
+        if distance[gone, kept] <= limit:
+            label[label == label[gone]] = label[kept]
+        furthest = np.maximum(distance[gone], distance[kept])
+        furthest[[gone, kept]] = np.inf
+        distance[kept] = distance[:, kept] = furthest
+        distance[gone] = distance[:, gone] = np.inf
+        merged[gone] = True
+    return np.unique(label, return_inverse=True)[1]
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

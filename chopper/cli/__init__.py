@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from chopper.cli._lazy import LazyGroup
-from chopper.errors import ChopperError, OutputError, printable, reason_of
+from chopper.errors import CaptureError, ChopperError, OutputError, printable, reason_of
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
 
@@ -43,6 +43,7 @@ _COMMANDS = {
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 _LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate", "selftest"))
+_RECORDING = frozenset(("run", "record", "sweep", "calibrate", "selftest", "validate"))
 _READING = frozenset(("analyze", "compare", "report", "import", "gather", "query", "whatif"))
 """Commands that start no program of the user."""
 _WITHOUT_PANDAS = _READING | {"record", "run"}
@@ -56,7 +57,13 @@ class _Group(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0].strip().lower() in _LOADING_TORCH:
+        name = args[0].strip().lower()
+        if name in _RECORDING and sys.platform != "linux":
+            raise CaptureError(
+                f"{name}: recording and measuring need Linux, this is {sys.platform}; analysis and "
+                "reports work here, for example: chopper report TRACE"
+            )
+        if name in _LOADING_TORCH:
             _check_current_directory()
         return super().resolve_command(ctx, args)
 
@@ -68,7 +75,14 @@ class _Group(LazyGroup):
     help="Maximum unpacked size of a file from another tool, such as 40GB. [default: 200 times "
     "its size, limited by memory]",
 )
-@click.version_option(__version__, prog_name="chopper")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _param, wanted: _show_version(ctx) if wanted else None,
+    help="Show the version and how it was built.",
+)
 def cli(max_input: str | None) -> None:
     """The hardware could do this step in X ms; it took Y ms: where did the rest go?
 
@@ -85,6 +99,21 @@ def cli(max_input: str | None) -> None:
 
         size_bytes(max_input, "--max-input")
         os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
+
+
+def _show_version(ctx: click.Context) -> None:
+    import platform
+
+    from chopper.version import EXTENSIONS, build
+
+    built = build()
+    click.echo(
+        f"chopper, version {__version__}\n"
+        f"{built['form']}, commit {built['commit'] or 'unknown'}, "
+        f"{built['extensions_count']} of {len(EXTENSIONS)} C extensions\n"
+        f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    ctx.exit()
 
 
 def _check_current_directory() -> None:

@@ -51,7 +51,7 @@ def examine() -> dict[str, Any]:
             {"name": name, "value": _setting(Path("/proc", path), key), "means": means}
             for name, path, key, means in _SWITCHES
         ],
-        "collectors": _collectors(),
+        "collectors": _collectors() if sys.platform == "linux" else [],
     }
 
 
@@ -62,7 +62,7 @@ def _environment() -> dict[str, Any]:
 
     import psutil
 
-    from chopper.version import __version__
+    from chopper.version import __version__, build
 
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
@@ -71,6 +71,7 @@ def _environment() -> dict[str, Any]:
         torch = None
     return {
         "chopper": __version__,
+        "build": build(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "torch": torch,
@@ -156,7 +157,7 @@ _SWITCHES = (
 
 def _setting(path: Path, key: str | None) -> str | None:
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     if key is None:
@@ -275,6 +276,8 @@ def page(found: dict[str, Any]) -> Page:
 
 def _verdict(found: dict[str, Any], failed_count: int) -> str:
     """Return whether this machine can record, and what."""
+    if sys.platform != "linux":
+        return "Reads and analyzes traces; recording needs Linux."
     if found["environment"]["torch"] is None:
         return "Reads and analyzes traces; to record, install torch in this Python."
     devices = [device["name"] for device in found["devices"]]

@@ -257,7 +257,7 @@ def _limited(memory_bytes: int) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    lines = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines())
     limit = int(lines["VmData"].split()[0]) * 1024 + memory_bytes + _SLACK_BYTES
     if soft in (resource.RLIM_INFINITY, -1) or limit < soft:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

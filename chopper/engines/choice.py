@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
     if multiprocessing.current_process().daemon:
         return Serial("inside a daemonic process, which may start no others")
+    if sys.platform != "linux":
+        if options != EngineOptions(progress=options.progress):
+            raise UsageError("--workers and --memory need Linux; leave them out")
+        return Serial("several processes need Linux")
     # A large trace is several tasks: its stretches.
     tasks = sum(max(1, 4 * (size // LARGE_TRACE_BYTES)) for size in sizes)
     workers, reason = min(usable_cores(), max(tasks, 1)), said

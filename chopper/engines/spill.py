@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import InputError, OutputError, reason_of
+from chopper.storage.process_identity import lock
 
 _PREFIX = "chopper-spill-"
 _NEW_S = 60.0
@@ -45,10 +45,11 @@ class Folder:
                 f"{parent}: cannot create a temporary folder there ({reason_of(exc)}); set TMPDIR "
                 "to another one"
             ) from exc
-        lock = os.open(self.path, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        weakref.finalize(self, _remove, self.path, lock, os.getpid())
+        held = None
+        with contextlib.suppress(OSError):  # no locks here: nobody else removes it
+            held = os.open(self.path, os.O_RDONLY)
+            lock(held)
+        weakref.finalize(self, _remove, self.path, held, os.getpid())
 
     def spilled(self, path: Path) -> Spilled:
         """Return the value of a file, which is removed with it."""
@@ -112,10 +113,11 @@ def write(path: Path, value: Any) -> None:
         ) from exc
 
 
-def _remove(path: Path, lock: int, owner_pid: int) -> None:
+def _remove(path: Path, held: int | None, owner_pid: int) -> None:
     if os.getpid() == owner_pid:  # and not a process that was forked from it
         shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        if held is not None:
+            os.close(held)
 
 
 def _unlink(path: Path, owner_pid: int) -> None:
@@ -128,23 +130,25 @@ def _remove_abandoned(folder: Path) -> None:
     try:
         if time.time() - folder.stat().st_mtime < _NEW_S:
             return
-        lock = os.open(folder, os.O_RDONLY)
+        held = os.open(folder, os.O_RDONLY)
     except OSError:
         return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held)
         shutil.rmtree(folder, ignore_errors=True)
     except OSError:
         pass  # somebody works in it
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _on_disk() -> Path:
     """Return the system's folder for temporary files, unless that is memory."""
     folder = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        mounts = [
+            line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        ]
         around = [m for m in mounts if folder.is_relative_to(m[1])]
         if around and max(around, key=lambda m: len(m[1]))[2] in ("tmpfs", "ramfs"):
             return Path("/var/tmp")

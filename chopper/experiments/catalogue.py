@@ -45,7 +45,7 @@ def _folders() -> list[Path]:
 
 def _declares(file: Path) -> bool:
     """Read, not imported: the modules beside the workloads load torch."""
-    return file.is_file() and _MARK in file.read_text()
+    return file.is_file() and _MARK in file.read_text(encoding="utf-8")
 
 
 def find(name: str) -> Workload:

@@ -35,7 +35,8 @@ def watch(before: Callable[[], None], in_child: Callable[[], None]) -> None:
             leave_without_destructors()
         in_child()
 
-    os.register_at_fork(before=before, after_in_child=after)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=before, after_in_child=after)
 
 
 def in_multiprocessing_child() -> bool:

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from chopper.errors import UsageError
+from chopper.errors import CaptureError, UsageError
 from chopper.recording import session as _session
 from chopper.recording.options import Options, make_options, numbered
 from chopper.recording.phases import Phase
@@ -68,9 +69,14 @@ def profile(
         force: replace an earlier run in ``output``.
 
     Raises:
+        CaptureError: this is not Linux, where nothing can be recorded.
         UsageError: unknown collector, or empty ``steps``. Entering raises it if this process is
             already recording, and OutputError if ``output`` holds a run.
     """
+    if sys.platform != "linux":
+        raise CaptureError(
+            f"recording needs Linux, this is {sys.platform}; analysis and reports work here"
+        )
     return Profile(
         make_options(
             output=output,

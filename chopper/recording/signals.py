@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP.
+_SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 _PATIENCE_S = 1.0
 """A main thread that has not noticed the signal for so long counts as blocked."""
 

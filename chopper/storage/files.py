@@ -97,7 +97,8 @@ def inside(root: Path, name: str | Path) -> Path:
     relative = PurePosixPath(name)
     parts = relative.parts
     shown = printable(str(name))
-    if relative.is_absolute() or ".." in parts or not parts or "\0" in str(name):
+    leaves = os.name == "nt" and any("\\" in part or ":" in part for part in parts)
+    if relative.is_absolute() or ".." in parts or not parts or "\0" in str(name) or leaves:
         raise RunFormatError(
             f"{root}: names {shown!r}, which is not inside it; only files of the run are read"
         )

@@ -7,10 +7,11 @@ PID namespace: with the process's start time and those two it is unique.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import functools
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def machine() -> str:
     """Return the host, boot and PID namespace that the numbers of processes belong to."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
-        parts.append((_PROC / "sys/kernel/random/boot_id").read_text().strip())
+        parts.append((_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip())
     with contextlib.suppress(OSError):
         parts.append(str((_PROC / "self/ns/pid").readlink()))
     return " ".join(parts)
@@ -90,6 +91,10 @@ def _look_up(pid: int) -> tuple[bool, int | None]:
 def _exists(pid: int) -> bool:
     if pid < 1:  # stands for a group of processes
         return False
+    if sys.platform == "win32":  # there, signal 0 is Ctrl-C
+        import psutil
+
+        return psutil.pid_exists(pid)
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -114,7 +119,8 @@ class HeldElsewhere(Exception):
 def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a lock that ends with this process, whatever ends it; ``file`` is gone afterwards.
 
-    Where the file cannot be written, or its file system has no locks, nothing is held.
+    Where the file cannot be written, or there are no such locks (some file systems, Windows),
+    nothing is held.
 
     Raises:
         HeldElsewhere: another process holds it still, after ``wait_s``.
@@ -128,18 +134,38 @@ def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[None]:
             if os.getpid() == pid:
                 with contextlib.suppress(OSError):
                     file.unlink()
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have it open still
+                _flock(descriptor, "LOCK_UN")  # a forked child may have it open still
             os.close(descriptor)
 
 
+def lock(descriptor: int) -> None:
+    """Take the lock of an open file or directory, which ends with this process.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: there are no locks here.
+    """
+    _flock(descriptor, "LOCK_EX", "LOCK_NB")
+
+
+def _flock(descriptor: int, *flags: str) -> None:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "no locks on Windows")
+    import fcntl
+
+    fcntl.flock(descriptor, sum(getattr(fcntl, flag) for flag in flags))
+
+
 def _acquire(file: Path, deadline_s: float) -> int | None:
+    if sys.platform == "win32":  # a file that is open could not be removed
+        return None
     while True:
         try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
             # Whoever held it has removed the file: then this lock is of one that nobody sees.
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 os.ftruncate(descriptor, 0)

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.arrow import with_column
+from chopper.arrow import require_pandas, with_column
 from chopper.errors import RunFormatError, printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
@@ -183,6 +183,7 @@ class Run:
 
     def to_pandas(self, rank: int, name: str) -> Any:
         """Return a table of one rank as a pandas DataFrame."""
+        require_pandas()
         return self.table(rank, name).to_pandas()
 
     def __repr__(self) -> str:

@@ -691,7 +691,7 @@ column_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     free(((Column *)object)->data);
-    type->tp_free(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
@@ -718,7 +718,7 @@ static PyObject *
 column_of(const Module *module, Vec *vec, size_t count, char format)
 {
     PyTypeObject *type = (PyTypeObject *)module->column_type;
-    Column *column = (Column *)type->tp_alloc(type, 0);
+    Column *column = (Column *)PyType_GenericAlloc(type, 0);
     if (column == NULL)
         return NULL;
     column->data = vec->data;
@@ -735,13 +735,13 @@ column_of(const Module *module, Vec *vec, size_t count, char format)
 static bool
 own(Slice *slice, PyObject *bytes)
 {
-    size_t length = (size_t)PyBytes_GET_SIZE(bytes);
+    size_t length = (size_t)PyBytes_Size(bytes);
     uint8_t *copy = malloc(length ? length : 1);
     if (copy == NULL) {
         PyErr_NoMemory();
         return false;
     }
-    memcpy(copy, PyBytes_AS_STRING(bytes), length);
+    memcpy(copy, PyBytes_AsString(bytes), length);
     *slice = (Slice){copy, length, false};
     return true;
 }
@@ -749,7 +749,7 @@ own(Slice *slice, PyObject *bytes)
 static bool
 set_args(Scanner *s, PyObject *args)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(args);
+    Py_ssize_t count = PyTuple_Size(args);
     if (count > MAX_ARGS) {
         PyErr_Format(PyExc_ValueError, "%zd arguments, at most %d", count, MAX_ARGS);
         return false;
@@ -757,7 +757,7 @@ set_args(Scanner *s, PyObject *args)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *key;
         int kind;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(args, i), "Si", &key, &kind))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(args, i), "Si", &key, &kind))
             return false;
         if (kind < ARG_NUMBER || kind > ARG_ANY) {
             PyErr_Format(PyExc_ValueError, "argument kind %d", kind);
@@ -779,13 +779,13 @@ set_args(Scanner *s, PyObject *args)
 static bool
 set_columns(const Scanner *s, PyObject *listed, int *into, int *count)
 {
-    Py_ssize_t given = PyTuple_GET_SIZE(listed);
+    Py_ssize_t given = PyTuple_Size(listed);
     if (given > MAX_COLUMNS) {
         PyErr_Format(PyExc_ValueError, "%zd columns, at most %d", given, MAX_COLUMNS);
         return false;
     }
     for (Py_ssize_t i = 0; i < given; i++) {
-        long arg = PyLong_AsLong(PyTuple_GET_ITEM(listed, i));
+        long arg = PyLong_AsLong(PyTuple_GetItem(listed, i));
         if (arg < 0 || arg >= s->arg_count) {
             if (!PyErr_Occurred())
                 PyErr_Format(PyExc_ValueError, "no argument %ld", arg);
@@ -806,7 +806,7 @@ size_of(char format)
 static bool
 set_groups(Scanner *s, PyObject *groups)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(groups);
+    Py_ssize_t count = PyTuple_Size(groups);
     if (count > MAX_GROUPS) {
         PyErr_Format(PyExc_ValueError, "%zd groups, at most %d", count, MAX_GROUPS);
         return false;
@@ -814,7 +814,7 @@ set_groups(Scanner *s, PyObject *groups)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *ints, *texts;
         Group *group = &s->groups[i];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(groups, i), "O!O!", &PyTuple_Type, &ints,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(groups, i), "O!O!", &PyTuple_Type, &ints,
                               &PyTuple_Type, &texts)
             || !set_columns(s, ints, group->ints, &group->int_count)
             || !set_columns(s, texts, group->texts, &group->text_count))
@@ -834,11 +834,11 @@ set_groups(Scanner *s, PyObject *groups)
 static bool
 set_categories(Scanner *s, PyObject *categories)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(categories); i++) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(categories); i++) {
         PyObject *name;
         int group, code, shows_marked;
         int32_t found;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(categories, i), "Siip", &name, &group, &code,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(categories, i), "Siip", &name, &group, &code,
                               &shows_marked))
             return false;
         if (group < REFUSED || group >= s->group_count || code < 0 || code > UINT8_MAX) {
@@ -846,8 +846,8 @@ set_categories(Scanner *s, PyObject *categories)
             return false;
         }
         Category category = {group, (uint8_t)code, shows_marked != 0};
-        if (intern(&s->categories, (const uint8_t *)PyBytes_AS_STRING(name),
-                   (size_t)PyBytes_GET_SIZE(name), &found)
+        if (intern(&s->categories, (const uint8_t *)PyBytes_AsString(name),
+                   (size_t)PyBytes_Size(name), &found)
             || vec_append(&s->category_of, &category, 1)) {
             PyErr_NoMemory();
             return false;
@@ -875,7 +875,7 @@ scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyErr_Format(PyExc_ValueError, "state %d", state);
         return NULL;
     }
-    Scanner *s = (Scanner *)type->tp_alloc(type, 0); /* all zero */
+    Scanner *s = (Scanner *)PyType_GenericAlloc(type, 0); /* all zero */
     if (s == NULL)
         return NULL;
     interner_init(&s->categories);
@@ -929,7 +929,7 @@ scanner_dealloc(PyObject *object)
         vec_free(&s->shown[i].text);
         vec_free(&s->shown[i].rows);
     }
-    type->tp_free(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
@@ -998,7 +998,7 @@ shown_of(Shown *shown)
             Py_DECREF(rows);
             return NULL;
         }
-        PyList_SET_ITEM(rows, (Py_ssize_t)i, pair);
+        PyList_SetItem(rows, (Py_ssize_t)i, pair);
     }
     PyObject *found = Py_BuildValue("(y#N)", shown->text.data ? shown->text.data : "",
                                     (Py_ssize_t)shown->text.count, rows);
@@ -1024,7 +1024,7 @@ scanner_take(PyObject *self, PyObject *Py_UNUSED(ignored))
         if (shown == NULL)
             Py_CLEAR(found);
         else
-            PyTuple_SET_ITEM(found, i, shown);
+            PyTuple_SetItem(found, i, shown);
     }
     return found;
 }
@@ -1040,7 +1040,7 @@ texts_of(const Interner *in)
         if (text == NULL)
             Py_CLEAR(found);
         else
-            PyList_SET_ITEM(found, (Py_ssize_t)i, text);
+            PyList_SetItem(found, (Py_ssize_t)i, text);
     }
     return found;
 }
@@ -1058,7 +1058,7 @@ columns_of(const Module *module, Group *group)
         if (column == NULL)
             Py_CLEAR(found);
         else
-            PyTuple_SET_ITEM(found, i, column);
+            PyTuple_SetItem(found, i, column);
     }
     return found;
 }
@@ -1073,7 +1073,7 @@ rows_of(const Module *module, Scanner *s)
         if (columns == NULL)
             Py_CLEAR(groups);
         else
-            PyTuple_SET_ITEM(groups, i, columns);
+            PyTuple_SetItem(groups, i, columns);
         s->groups[i].rows = s->groups[i].capacity = 0;
     }
     return groups;
