@@ -33,7 +33,8 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
 
     The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
     chrome://tracing: host threads and device streams of all ranks, the steps and causes of idle
-    time of each rank, and the cause, phase, operator and layer of each device event.
+    time of each rank, and the cause, phase, operator and layer of each device event. It carries the
+    run: every command reads it in place of RUN, with the same attribution.
 
     \b
     Examples:
