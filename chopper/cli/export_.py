@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -12,6 +13,9 @@ from chopper.cli._devices import device
 from chopper.cli.output import progress
 from chopper.integrations import TRACKERS
 from chopper.reports.export import KINDS
+
+if TYPE_CHECKING:
+    from chopper.reports.export import Kind
 
 
 @click.command("export")
@@ -62,7 +66,7 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     check_directory(output, force=force)
     attribution = shared.attributed(sources)
     with progress("writing"):
-        written = export(attribution, kind, output, force=force)
+        written = export(attribution, cast("Kind", kind), output, force=force)
     for path in written:
         click.echo(path)
     if kind == "perfetto":

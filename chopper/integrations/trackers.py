@@ -37,6 +37,7 @@ from chopper.analyzers.trace.columns import ints
 from chopper.errors import ChopperError, OutputError, UsageError
 from chopper.integrations import TRACKERS
 from chopper.recording.messages import exception_text, say
+from chopper.wording import UNKNOWN, ratio
 
 if TYPE_CHECKING:
     from chopper.pipeline import Source
@@ -395,10 +396,9 @@ def _text(run: Attributed, page: Path) -> str:
     """Return the causes as a table in Markdown, and where the report is."""
     rows = [f"Report: {page}", "", "| cause | share | 95 % interval |", "|---|---:|---:|"]
     for row in run.leaves():
-        if row.share_ratio is not None:
-            ends = () if row.ci95_ns is None else (ns / run.observed_ns for ns in row.ci95_ns)
-            interval = " to ".join(f"{end:.1%}" for end in ends) or "–"
-            rows.append(f"| {row.label} | {row.share_ratio:.1%} | {interval} |")
+        ends = () if row.ci95_ns is None else (ns / run.observed_ns for ns in row.ci95_ns)
+        interval = " to ".join(map(ratio, ends)) or UNKNOWN
+        rows.append(f"| {row.label} | {ratio(row.share_ratio)} | {interval} |")
     return "\n".join(rows)
 
 
