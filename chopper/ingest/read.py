@@ -77,7 +77,10 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
     if carrying := sources.run():
         folder = Folder()
         unpack(carrying, folder.path)
-        return replace(_read_directory(folder.path, engine, folder), path=None, source=source)
+        run = _read_directory(folder.path, engine, folder)
+        # Nodes of a cluster need not share a disk.
+        store = {key: run.store[key] for key in run.store} if engine.name == "ray" else run.store
+        return replace(run, path=None, source=source, store=store)
     return read_sources(sources, source=source, engine=engine).run
 
 
