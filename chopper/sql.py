@@ -51,6 +51,8 @@ _RECORDED = frozenset(t.name for group in GROUPS if group != "analysis" for t in
 _UNATTRIBUTED = _RECORDED | {"ranks"}
 _OF_RANK = _RECORDED | {"event_link"}
 """Tables of single ranks: in SQL, ``rank`` and ``row`` come before their columns."""
+_TRACED = ("device_event", "host_span")
+"""Tables of which a rank with a kernel trace has one."""
 _ROWS_NAMED = re.compile(r"row\b|\bnatural\b", re.IGNORECASE)
 _BATCH_ROWS = 10_000
 _POSITION = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
@@ -86,13 +88,14 @@ def declarations(source: Source) -> dict[str, Declaration]:
         for part in read_manifest(directory).ranks:
             folder = inside(directory, rank_dir_name(part.rank))
             names.update(file.stem for file in folder.glob("*.arrow"))
-            names.update(parquet.files(folder))
-            traced = traced or bool(part.traces)
+            files = parquet.files(folder)
+            names.update(files)
+            traced = traced or bool(part.traces) or not files.keys().isdisjoint(_TRACED)
     else:
         sources = find([source] if isinstance(source, str | Path) else list(source))
-        names.update(t.name for t in GROUPS["telemetry"] if sources.logs)
-        names.update(t.name for t in GROUPS["memory"] if sources.snapshots)
-        traced = bool(sources.traces)
+        names.update(t.name for t in GROUPS["telemetry"] if sources.logs or sources.runs)
+        names.update(t.name for t in GROUPS["memory"] if sources.snapshots or sources.runs)
+        traced = bool(sources.traces or sources.runs)
     if traced:
         names.update(VIEWS, *({t.name for t in GROUPS[group]} for group in ("trace", "analysis")))
     return {

@@ -3,7 +3,8 @@
 The timeline is Chrome's trace format, which Perfetto opens: host threads and device streams of all
 ranks on one axis, and three tracks per rank that the attribution adds: its step windows, what held
 the device up in each gap, and on each device event its cause, phase, operator and layer. Readings
-of clock, power and temperature are counter tracks.
+of clock, power and temperature are counter tracks. It carries the run as well: every command reads
+it in place of the run, with the same attribution.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.errors import OutputError, UsageError, reason_of
+from chopper.ingest import carried
 from chopper.storage import parquet
 from chopper.storage.files import encode_json
 from chopper.storage.run import ranks_of
@@ -148,7 +150,9 @@ def _write_timeline(run: Attributed, path: Path) -> None:
     zero = min(starts, default=0)
     with gzip.open(path, "wb", compresslevel=3) as file:
         head = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": zero}
-        file.write(encode_json(head)[:-1] + b',"traceEvents":[')
+        file.write(encode_json(head)[:-1] + b",")
+        file.writelines(carried(run.recording))
+        file.write(b',"traceEvents":[')
         separator = b"\n"
         for event in _events(run, zero):
             file.write(separator + encode_json(event))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device
 from chopper.cli.output import progress
-from chopper.reports.export import KINDS, Kind
+from chopper.integrations import TRACKERS
+from chopper.reports.export import KINDS
+
+if TYPE_CHECKING:
+    from chopper.reports.export import Kind
 
 
 @click.command("export")
@@ -19,13 +24,17 @@ from chopper.reports.export import KINDS, Kind
 @click.option(
     "--to",
     "kind",
-    type=click.Choice(KINDS),
+    type=click.Choice((*KINDS, *TRACKERS)),
     required=True,
-    help="parquet or csv: one file per table and view; perfetto: one timeline of all ranks.",
+    help="parquet or csv: one file per table and view; perfetto: one timeline of all ranks; "
+    "wandb, mlflow or tensorboard: metrics of each step, and the report.",
 )
-@shared.output("Directory to write to.  [default: <name of the run>-<kind>, here]")
+@shared.output(
+    "Directory to write to.  [default: <name of the run>-<kind>, here; of wandb and mlflow their "
+    "own]"
+)
 @shared.force("Write into a directory that is not empty.")
-def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bool) -> None:
+def command(sources: tuple[str, ...], kind: str, output: Path | None, force: bool) -> None:
     """Write an attributed run for other tools.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
@@ -33,13 +42,24 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
 
     The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
     chrome://tracing: host threads and device streams of all ranks, the steps and causes of idle
-    time of each rank, and the cause, phase, operator and layer of each device event.
+    time of each rank, and the cause, phase, operator and layer of each device event. It carries the
+    run, with its command and environment: every command reads it in place of RUN, with the same
+    attribution.
+
+    An experiment tracker gets the causes of each step in ms, the step times, the shares of the
+    causes and the HTML report. Project, experiment, run and server are those of its own environment
+    variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME …); with -o,
+    MLflow's store is a database there.
 
     \b
     Examples:
       chopper export runs/mine --to parquet            # into mine-parquet
       chopper export runs/mine --to perfetto -o timeline
+      WANDB_MODE=offline chopper export runs/mine --to wandb
     """
+    if kind in TRACKERS:
+        _track(sources, kind, output, force=force)
+        return
     from chopper.reports.export import check_directory, export
 
     if output is None:
@@ -47,11 +67,26 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
     check_directory(output, force=force)
     attribution = shared.attributed(sources)
     with progress("writing"):
-        written = export(attribution, kind, output, force=force)
+        written = export(attribution, cast("Kind", kind), output, force=force)
     for path in written:
         click.echo(path)
     if kind == "perfetto":
         click.echo("open it in https://ui.perfetto.dev", err=True)
+
+
+def _track(sources: tuple[str, ...], tracker: str, output: Path | None, *, force: bool) -> None:
+    """Log a run into an experiment tracker."""
+    from chopper.integrations.trackers import check, log_run
+    from chopper.reports.export import check_directory
+
+    if tracker == "tensorboard":
+        # A second export would be drawn over the first.
+        output = check_directory(output or Path(f"{_name(sources[0])}-{tracker}"), force=force)
+    check(tracker, directory=output)
+    attribution = shared.attributed(sources)
+    with progress("logging"):
+        where = log_run(attribution, tracker, directory=output)
+    click.echo(where)
 
 
 def _name(source: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from chopper import limits
+from chopper.collectors.formats.exported import unpack
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Engine, Lost
 from chopper.engines.choice import trace_bytes
@@ -73,13 +74,20 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
     traces = list(sources.traces)
     if len(traces) == 1 and traces[0].name == MANIFEST and is_run(traces[0].parent):
         return _read_directory(traces[0].parent, engine)
+    if carrying := sources.run():
+        folder = Folder()
+        unpack(carrying, folder.path)
+        run = _read_directory(folder.path, engine, folder)
+        # Nodes of a cluster need not share a disk.
+        store = {key: run.store[key] for key in run.store} if engine.name == "ray" else run.store
+        return replace(run, path=None, source=source, store=store)
     return read_sources(sources, source=source, engine=engine).run
 
 
-def _read_directory(path: Path, engine: Engine) -> Run:
+def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) -> Run:
     """Read a run directory: what was recorded, and the tables of its raw traces.
 
-    The tables of an imported rank stay in their files.
+    The tables of an imported rank stay in their files, which ``keeper`` removes with the run.
     """
     manifest = read_manifest(path)
     parts: dict[int, RankManifest] = {part.rank: part for part in manifest.ranks}
@@ -88,8 +96,9 @@ def _read_directory(path: Path, engine: Engine) -> Run:
     stretches: dict[int, Sequence[Stretch]] = {}
     for rank, part in parts.items():
         files = parquet.files(inside(path, rank_dir_name(rank)))
-        if files and part.status == "imported":  # and not one whose manifest was lost
-            held[rank] = parquet.FiledTables(files)
+        if files and (part.status == "imported" or not part.traces):
+            # And not of a rank with a raw trace whose manifest was lost.
+            held[rank] = parquet.FiledTables(files, keeper)
             rows = {name: parquet.rows_count(file) for name, file in files.items()}
             rows_count |= {(rank, name): count for name, count in rows.items()}
             stretches[rank] = stretches_of(files, rows)

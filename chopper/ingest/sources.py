@@ -28,6 +28,8 @@ class Sources:
     """Logs of clocks, power and the like."""
     snapshots: list[Path] = field(default_factory=list)
     """Snapshots of the allocator."""
+    runs: list[Path] = field(default_factory=list)
+    """Timelines that carry a run."""
     _groups: dict[str, Path] = field(default_factory=dict)
 
     def add(self, file: Path, *, named: bool) -> None:
@@ -52,7 +54,12 @@ class Sources:
                     "--format=csv)"
                 )
             return
-        others = {"counters": self.counters, "log": self.logs, "memory": self.snapshots}
+        others = {
+            "counters": self.counters,
+            "log": self.logs,
+            "memory": self.snapshots,
+            "run": self.runs,
+        }
         if reader.kind != "trace":
             if file not in others[reader.kind]:
                 others[reader.kind].append(file)
@@ -72,6 +79,20 @@ class Sources:
         """Return all files of the recording that one stands for."""
         return self.parts.get(file, [file])
 
+    def run(self) -> Path | None:
+        """Return the timeline whose run is meant; None for files that are joined to a run.
+
+        Raises:
+            InputError: there are other files as well.
+        """
+        others = [*self.traces, *self.counters, *self.logs, *self.snapshots]
+        if self.runs and (others or len(self.runs) > 1):
+            raise InputError(
+                f"{self.runs[0]}: carries a whole run (chopper export --to perfetto wrote it); "
+                f"name it alone, without {[*self.runs[1:], *others][0]}"
+            )
+        return self.runs[0] if self.runs else None
+
     def take_times(self) -> None:
         """Take counters that say when their kernels ran for traces, where there are none."""
         if not self.traces:
@@ -89,7 +110,7 @@ def find_sources(named: Sequence[str | Path], tell: Tell = lambda _: None) -> li
         InputError: nothing is there, or a directory holds no traces.
     """
     sources = find(here(named, tell))
-    return list(sources.traces) or sources.logs or sources.snapshots
+    return list(sources.traces) or sources.runs or sources.logs or sources.snapshots
 
 
 def find(named: Sequence[str | Path]) -> Sources:
@@ -126,6 +147,8 @@ def find(named: Sequence[str | Path]) -> Sources:
             raise InputError(f"{str(item)!r}: invalid file name ({exc})") from exc
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
+    if sources.run():
+        return sources
     sources.take_times()
     if sources.counters and not sources.traces:
         raise InputError(

@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
+import msgspec
+
 from chopper.collectors.formats import readers
+from chopper.collectors.formats.exported import encoded, unpack
 from chopper.collectors.formats.unpack import PACKED
 from chopper.engines import Engine
 from chopper.engines.serial import Serial
-from chopper.errors import OutputError
+from chopper.errors import OutputError, reason_of
 from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
+from chopper.storage.destination import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.parquet import RankWriter
+from chopper.storage.parts import read_manifest
 from chopper.storage.remote import is_address, without_secrets
+from chopper.storage.run import Run
 from chopper.storage.store import Store
 from chopper.storage.streams import write_table
 
@@ -51,7 +57,10 @@ def write_run(
         UsageError: the device is not in the table, or a rank not in the run.
         OutputError: it cannot be written; what was written is the caller's to remove.
     """
-    imported = read_sources(find(named), zone=zone, engine=engine, finished=finished)
+    sources = find(named)
+    if carrying := sources.run():
+        return _write_carried(carrying, directory, device)
+    imported = read_sources(sources, zone=zone, engine=engine, finished=finished)
     recording = imported.run if device is None else with_devices(imported.run, device)
     run = recording.manifest
     run.addresses = tuple(without_secrets(str(item)) for item in named if is_address(item))
@@ -82,6 +91,48 @@ def write_run(
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))
     return run
+
+
+def _write_carried(timeline: Path, directory: Path, device: Stated | None) -> manifest.RunManifest:
+    """Write the run that an exported timeline carries."""
+    try:
+        unpack(timeline, directory)
+        run = read_manifest(directory)
+        if device is not None:
+            run = with_devices(Run(run, directory), device).manifest
+        _write_manifests(run, directory)
+    except OSError as exc:
+        raise OutputError(f"{directory}: cannot be written ({reason_of(exc)})") from exc
+    return run
+
+
+def carried(run: Run) -> Iterator[bytes]:
+    """Yield what a timeline carries of a run: its manifest and all tables, no raw traces.
+
+    It is a key and its value in JSON, in pieces.
+
+    Raises:
+        InputError: a table cannot be read.
+        OutputError: the tables cannot be written among the temporary files.
+    """
+    parts = [msgspec.structs.replace(part, traces=()) for part in run.manifest.ranks]
+    with scratch("export") as directory:
+        for part in parts:
+            folder = directory / rank_dir_name(part.rank)
+            folder.mkdir()
+            with RankWriter(folder, part.rank) as writer:
+                _write_tables(writer, run.tables, part.rank, Serial())
+        data = manifest.encode(msgspec.structs.replace(run.manifest, ranks=parts))
+        write_atomic(directory / MANIFEST, data)
+        yield from encoded(directory)
+
+
+def _write_manifests(run: manifest.RunManifest, directory: Path) -> None:
+    for part in run.ranks:
+        folder = directory / rank_dir_name(part.rank)
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / MANIFEST, manifest.encode(part))
+    write_atomic(directory / MANIFEST, manifest.encode(run))
 
 
 def _write_tables(writer: RankWriter, store: Store, rank: int, engine: Engine) -> None:

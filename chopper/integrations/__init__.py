@@ -5,3 +5,6 @@ on stderr.
 """
 
 from __future__ import annotations
+
+TRACKERS = ("wandb", "mlflow", "tensorboard")
+"""Experiment trackers that :mod:`chopper.integrations.trackers` logs into."""

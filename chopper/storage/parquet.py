@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -266,9 +266,14 @@ class _Tables(dict[str, pa.Table]):
 
 @dataclass(frozen=True)
 class FiledTables:
-    """Tables of a rank that stay in their files, by name."""
+    """Tables of a rank that stay in their files, by name.
+
+    Attributes:
+        keeper: whoever removes the files.
+    """
 
     files: Mapping[str, Path]
+    keeper: Any = field(default=None, repr=False, compare=False)
 
     def get(self) -> Mapping[str, pa.Table]:
         """Return the tables; one is read when it is asked for."""

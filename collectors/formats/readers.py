@@ -20,7 +20,7 @@ _TRACE = re.compile(
     r"\.(json|sqlite3?|rpd|db|pickle|pkl)(\.gz|\.zst)?$",
     re.IGNORECASE,
 )
-Kind = Literal["trace", "counters", "log", "memory"]
+Kind = Literal["trace", "counters", "log", "memory", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reader:
 
     Attributes:
         kind: a trace is what the others are joined to: counters of kernels, logs of devices,
-            snapshots of memory.
+            snapshots of memory. A run is whole: a timeline that carries one.
         module: has ``sniff(head)``, which looks at the first bytes (unpacked), and for traces
             ``read(files)``, which gives the ``ParsedTrace`` of each rank of one recording.
         csv: whether its files are CSV.
@@ -47,6 +47,7 @@ class Reader:
 
 
 READERS = (
+    Reader("run", "chopper.collectors.formats.exported"),
     Reader("trace", "chopper.collectors.formats.sqlite"),
     Reader("trace", "chopper.collectors.formats.rocprof_json"),
     Reader("memory", "chopper.collectors.snapshot"),

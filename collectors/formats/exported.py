@@ -1,0 +1,87 @@
+"""Timelines that ``chopper export --to perfetto`` wrote: each carries the run that it shows.
+
+The value of the key ``chopperRun``, before the events, is an object: file of a run directory → its
+content in base64. Viewers skip keys that they do not know.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from chopper.collectors.formats.unpack import DAMAGE, pieces
+from chopper.errors import InputError, reason_of
+from chopper.limits import Intake
+from chopper.storage.files import decode_json, inside
+
+_KEY = "chopperRun"
+_BEGIN = re.compile(rb'"%s"\s*:\s*\{' % _KEY.encode())
+_END = re.compile(rb',\s*"traceEvents"\s*:\s*\[')
+_END_BYTES = 64
+_NAME = re.compile(r"manifest\.json|rank-\d{5,7}/[a-z_]+\.parquet")
+_HELD_RATIO = 3
+"""Memory for each byte of text: the text, the files, and their tables."""
+_BLOCK_BYTES = 3 << 18
+"""Three bytes are four letters."""
+
+
+class _Head(msgspec.Struct):
+    files: dict[str, bytes] = msgspec.field(name=_KEY)
+
+
+def sniff(head: bytes) -> bool:
+    """Return whether a file begins as such a timeline."""
+    return head.lstrip().startswith(b"{") and _BEGIN.search(head, 0, 1024) is not None
+
+
+def encoded(directory: Path) -> Iterator[bytes]:
+    """Yield the key and its value for a run directory, in pieces."""
+    yield f'"{_KEY}":{{'.encode()
+    for i, file in enumerate(sorted(p for p in directory.rglob("*") if p.is_file())):
+        yield f'{"," if i else ""}"{file.relative_to(directory).as_posix()}":"'.encode()
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK_BYTES):
+                yield base64.b64encode(block)
+        yield b'"'
+    yield b"}"
+
+
+def unpack(path: Path, directory: Path) -> None:
+    """Write the run that a timeline carries into an empty directory.
+
+    Raises:
+        InputError: the timeline is damaged, or cannot be read.
+        OSError: the directory cannot be written.
+    """
+    for name, content in _files(path).items():
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{path}: carries {name!r}, which is no file of a run; export the run again"
+            )
+        file = inside(directory, name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    text, end = bytearray(), None
+    try:
+        with path.open("rb") as file:
+            for piece in pieces(file, Intake(path, _HELD_RATIO)):
+                searched = max(0, len(text) - _END_BYTES)
+                text += piece
+                if end := _END.search(text, searched):
+                    break
+    except DAMAGE:
+        pass
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({reason_of(exc)})") from exc
+    if end is None:
+        raise InputError(f"{path}: ends within the run that it carries; export the run again")
+    head = bytes(text[: end.start()]) + b"}"
+    problem = f"{path}: the run that it carries is damaged"
+    return decode_json(head, _Head, problem, error=InputError, remedy="export the run again").files
