@@ -295,10 +295,7 @@ _add(
 def parameters_count(config: dict[str, Any]) -> int:
     """Of transformers' module, shared ones once."""
     import torch
-    from transformers import (  # type: ignore[import-not-found]
-        CONFIG_MAPPING,
-        AutoModelForCausalLM,
-    )
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(

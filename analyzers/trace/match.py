@@ -465,7 +465,7 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
 def _clocked(events: Events, rows: np.ndarray, clock_of: np.ndarray) -> _Clocked:
     """Return some events, and the clock of each: nobody else holds these rows."""
     columns = [getattr(events, field.name)[rows] for field in fields(events)]
-    return _Clocked(*columns, clock_of[columns[0]])
+    return _Clocked(*[*columns, clock_of[events.rank[rows]]])
 
 
 class _Kinds:
