@@ -427,7 +427,7 @@ def tracked_bytes(config: dict[str, Any], *, narrow: bool) -> int:
                 logits = module(input_ids=x, use_cache=False).logits
                 loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
                 del logits
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 del loss
                 optimizer.step()
                 optimizer.zero_grad()
