@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ TRAINERS = (
     Example("ray", 20, None, {"checkpoint": 4}, ranks=2),
 )  # fmt: skip
 IN_EVERY_RUN = ("transformers", "lightning")
+"""Trainers that are compared with the command each time; the others' examples run once."""
 
 
 def run(*line: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -96,6 +97,46 @@ def shares(path: Path) -> dict[str, float]:
     return {g["key"]: g["time_ns"] / found["observed_ns"] for g in found["groups"]}
 
 
+def run_example(example: Example, directory: Path) -> tuple[Path, str]:
+    """The run directory and the output of an example, which recorded what it did."""
+    if importlib.util.find_spec(example.trainer) is None:
+        pytest.skip(f"{example.trainer} is not installed")
+    path, file = directory / "lines", EXAMPLES / f"train_{example.trainer}.py"
+    done = run(*example.launcher, file, path, cwd=directory)
+    assert "not recorded" not in done.stderr + done.stdout
+    check_recorded(example, path)
+    return path, done.stdout
+
+
+def check_recorded(example: Example, path: Path) -> None:
+    steps, phases = of_ranks(path, "step"), of_ranks(path, "program_phase")
+    assert [[row["number"] for row in of_rank] for of_rank in steps] == [
+        list(range(example.steps))
+    ] * example.ranks
+    assert {row["micro_steps"] for of_rank in steps for row in of_rank} == {example.micro_steps}
+    assert Counter(row["name"] for row in phases[0]) == example.phases
+
+
+UNCOMPILED = """
+import deepspeed, runpy, sys
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+"""DeepSpeed without the operator between processes that it compiles for 90 s."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "example", [e for e in TRAINERS if e.trainer not in IN_EVERY_RUN], ids=lambda e: e.trainer
+)
+def test_an_example_records_its_steps_and_phases(example, tmp_path):
+    if example.trainer == "deepspeed":
+        (tmp_path / "uncompiled.py").write_text(UNCOMPILED)
+        example = replace(example, launcher=(*example.launcher, str(tmp_path / "uncompiled.py")))
+    path, _ = run_example(example, tmp_path)
+    shares(path)
+
+
 @pytest.mark.parametrize(
     "example",
     [
@@ -110,23 +151,13 @@ def shares(path: Path) -> dict[str, float]:
     ],
 )
 def test_two_lines_record_what_the_command_records(example, tmp_path):
-    if importlib.util.find_spec(example.trainer) is None:
-        pytest.skip(f"{example.trainer} is not installed")
-    file = EXAMPLES / f"train_{example.trainer}.py"
-    with_lines, by_command = tmp_path / "lines", tmp_path / "command"
-    out = run(*example.launcher, file, with_lines, cwd=tmp_path)
-    assert "not recorded" not in out.stderr + out.stdout
-    plain = without_chopper(file, tmp_path)
+    by_command = tmp_path / "command"
+    with_lines, out = run_example(example, tmp_path)
+    plain = without_chopper(EXAMPLES / f"train_{example.trainer}.py", tmp_path)
     record = (sys.executable, "-m", "chopper", "record", "-o", by_command, "--")
     witness = run(*record, *example.launcher, plain, cwd=tmp_path)
 
-    for path in (with_lines, by_command):
-        steps, phases = of_ranks(path, "step"), of_ranks(path, "program_phase")
-        assert [[row["number"] for row in of_rank] for of_rank in steps] == [
-            list(range(example.steps))
-        ] * example.ranks
-        assert {row["micro_steps"] for of_rank in steps for row in of_rank} == {example.micro_steps}
-        assert Counter(row["name"] for row in phases[0]) == example.phases
+    check_recorded(example, by_command)
     traced = [
         [[row["number"] for row in of_rank if row["traced"]] for of_rank in of_ranks(path, "step")]
         for path in (with_lines, by_command)
@@ -142,7 +173,7 @@ def test_two_lines_record_what_the_command_records(example, tmp_path):
         assert {row["micro_steps"] for row in json.loads(table)["rows"]} == {2}
         command.run("report", with_lines, "-o", tmp_path / "report.html")
         assert "2 micro-steps in each step." in (tmp_path / "report.html").read_text()
-        for path, text in ((with_lines, out.stdout), (by_command, witness.stdout)):
+        for path, text in ((with_lines, out), (by_command, witness.stdout)):
             measured = [float(s) for s in re.findall(r"'eval_runtime': '?([\d.]+)", text)]
             recorded = [
                 (row["end_ns"] - row["start_ns"]) / 1e9
