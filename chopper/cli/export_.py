@@ -43,8 +43,8 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
     chrome://tracing: host threads and device streams of all ranks, the steps and causes of idle
     time of each rank, and the cause, phase, operator and layer of each device event. It carries the
-    run, with its command and environment: every command reads it in place of RUN, with the same
-    attribution.
+    run, with its command, host names and environment: every command reads it in place of RUN, with
+    the same attribution.
 
     An experiment tracker gets the causes of each step in ms, the step times, the shares of the
     causes and the HTML report. Project, experiment, run and server are those of its own environment

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,11 +115,17 @@ def log_run(
     target = None if directory is None else Path(directory)
     try:
         with _environment(_PATIENCE):
-            return _LOGGERS[tracker](run, into, target)
+            return _without_passwords(_LOGGERS[tracker](run, into, target))
     except ChopperError:
         raise
     except Exception as exc:
-        raise OutputError(f"{tracker}: {exception_text(exc)}; {_REMEDIES[tracker]}") from exc
+        why = _without_passwords(exception_text(exc))
+        raise OutputError(f"{tracker}: {why}; {_REMEDIES[tracker]}") from exc
+
+
+def _without_passwords(text: str) -> str:
+    """Return a text whose addresses lack the user and password that they hold."""
+    return re.sub(r"://[^/\s'\"]*@", "://", text)
 
 
 def log_safely(

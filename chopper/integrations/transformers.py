@@ -30,7 +30,8 @@ class ChopperCallback(TrainerCallback):
         self._recording = TrainerRecording("transformers", "4.46", output, **options)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Begin the recording."""
+        """Begin the recording; end that of a training that failed, which nothing else tells."""
+        self._recording.end()
         self._recording.begin()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:

@@ -286,11 +286,25 @@ def rows_count(path: Path) -> int:
     Raises:
         InputError: it is damaged.
     """
+    return int(_metadata(path).num_rows)
+
+
+def values_count(path: Path) -> int:
+    """Return how many values a file has, of all columns and with null.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    about = _metadata(path)
+    return int(about.num_rows * about.num_columns)
+
+
+def _metadata(path: Path) -> pq.FileMetaData:
     import pyarrow.parquet as pq
 
     try:
         with _opened(path) as file:
-            return int(pq.read_metadata(file).num_rows)
+            return pq.read_metadata(file)
     except arrow_errors() as exc:
         raise _unreadable(path, exc) from exc
 

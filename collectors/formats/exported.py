@@ -16,12 +16,16 @@ import msgspec
 from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.errors import InputError, reason_of
 from chopper.limits import Intake
+from chopper.storage import manifest, parquet
 from chopper.storage.files import decode_json, inside
+from chopper.storage.layout import MANIFEST
 
 _KEY = "chopperRun"
 _BEGIN = re.compile(rb'"%s"\s*:\s*\{' % _KEY.encode())
 _END = re.compile(rb',\s*"traceEvents"\s*:\s*\[')
 _END_BYTES = 64
+_VALUE_BYTES = 4
+"""At least, in memory: the code of a text."""
 _NAME = re.compile(r"manifest\.json|rank-\d{5,7}/[a-z_]+\.parquet")
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, the files, and their tables."""
@@ -54,17 +58,33 @@ def unpack(path: Path, directory: Path) -> None:
     """Write the run that a timeline carries into an empty directory.
 
     Raises:
-        InputError: the timeline is damaged, or cannot be read.
+        InputError: the timeline is damaged, cannot be read, or unpacks to more than the limits
+            allow.
         OSError: the directory cannot be written.
     """
-    for name, content in _files(path).items():
+    files = _files(path)
+    for name in files:
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{path}: carries {name!r}, which is no file of a run; export the run again"
             )
+    if MANIFEST not in files:
+        raise InputError(f"{path}: the run that it carries lacks {MANIFEST}; export the run again")
+    manifest.decode_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
+    # Tables are read a stretch at a time where memory is short: only their ratio is checked.
+    intake = Intake(path, held_ratio=0)
+    for name, content in files.items():
         file = inside(directory, name)
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
+        if file.suffix == parquet.SUFFIX:
+            try:
+                values_count = parquet.values_count(file)
+            except InputError as exc:
+                raise InputError(
+                    f"{path}: {name} of the run that it carries is damaged; export the run again"
+                ) from exc
+            intake.check(len(content), values_count * _VALUE_BYTES)
 
 
 def _files(path: Path) -> dict[str, bytes]:

@@ -42,6 +42,21 @@ def test_each_training_is_a_run(tmp_path, capsys):
     assert "recorded 1 rank, 3 steps" in capsys.readouterr().err
 
 
+def test_a_training_after_one_that_failed_is_a_run_of_its_own():
+    """transformers tells a callback of no error: trials of a search, and smaller batches."""
+    pytest.importorskip("transformers")
+    from chopper.integrations.transformers import ChopperCallback
+
+    callback, task = ChopperCallback("run", collect=TRACE_ONLY, trace=False), Task()
+    for steps in (2, 3):
+        callback.on_train_begin()
+        for _ in range(steps):
+            task.step()
+            callback.on_optimizer_step()
+    callback.on_train_end()
+    assert (len(steps_of("run")), len(steps_of("run-2"))) == (2, 3)
+
+
 def test_a_library_that_is_too_old_is_one_line(capsys):
     train(recording(least_version="99.1"))
     found = torch.__version__.partition("+")[0]

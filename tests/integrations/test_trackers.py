@@ -365,12 +365,13 @@ def test_a_server_that_is_not_there_is_one_line_and_soon(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
     began_s = time.monotonic()
     with pytest.raises(OutputError) as refused:
         log_run(small, tracker)
     assert str(refused.value).startswith(f"{tracker}: ")
     assert "\n" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
     assert {"wandb": "WANDB_MODE=offline", "mlflow": "-o DIR"}[tracker] in str(refused.value)
     assert time.monotonic() - began_s < 40
     capsys.readouterr()

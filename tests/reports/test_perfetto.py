@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import chopper
@@ -130,8 +133,28 @@ def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) ->
     leads = _damaged(timeline, tmp_path / "up.json", rb'"manifest.json"', b'"../evil.parquet"')
     with pytest.raises(InputError, match=r"carries '../evil.parquet', which is no file of a run"):
         chopper.load(leads)
-    no_table = base64.b64encode(b"PAR1 nothing PAR1")
+    lost = _damaged(timeline, tmp_path / "lost.json", rb'"manifest.json":"[^"]*",', b"")
+    with pytest.raises(InputError, match=r"lost.json: the run that it carries lacks manifest.json"):
+        chopper.load(lost)
+    new = rb"\g<1>" + base64.b64encode(b'{"schema_version": 99}')
+    newer = _damaged(timeline, tmp_path / "newer.json", rb'(manifest.json":")[^"]*', new)
+    with pytest.raises(InputError, match=r"newer.json, .* that it carries: written by a newer"):
+        chopper.load(newer)
+    with pytest.raises(InputError, match=r"table.json: rank-.*device_event.parquet .* is damaged"):
+        chopper.load(_with_table(timeline, tmp_path / "table.json", b"PAR1 nothing PAR1"))
+
+
+def test_a_timeline_whose_tables_unpack_without_bound_is_refused(
+    timeline: Path, tmp_path: Path
+) -> None:
+    numbers = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
+    content = io.BytesIO()
+    pq.write_table(numbers, content, compression="zstd")
+    bomb = _with_table(timeline, tmp_path / "bomb.json", content.getvalue())
+    with pytest.raises(InputError, match=r"bomb.json: .* of it unpack to 22.9 MiB, more than 200"):
+        chopper.load(bomb)
+
+
+def _with_table(timeline: Path, target: Path, content: bytes) -> Path:
     pattern = rb'(device_event.parquet":")[^"]*'
-    table = _damaged(timeline, tmp_path / "table.json", pattern, rb"\g<1>" + no_table)
-    with pytest.raises(InputError, match=r"device_event.parquet: damaged"):
-        chopper.attribute(table)
+    return _damaged(timeline, target, pattern, rb"\g<1>" + base64.b64encode(content))
