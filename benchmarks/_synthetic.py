@@ -334,7 +334,9 @@ def _steps(begin: np.ndarray, host_ns: np.ndarray, count: int, steps: int) -> pa
         "traced": pa.array(np.ones(steps, dtype=bool)),
         "profiled": pa.array(np.ones(steps, dtype=bool)),
     }
-    return pa.Table.from_arrays([given[f.name] for f in declared.arrow], schema=declared.arrow)
+    return pa.Table.from_arrays(
+        [given.get(f.name, pa.nulls(steps, f.type)) for f in declared.arrow], schema=declared.arrow
+    )
 
 
 def _collectives(

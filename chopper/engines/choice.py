@@ -49,14 +49,14 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     from chopper.engines.serial import Serial
 
     options = options or EngineOptions()
+    if sys.platform != "linux" and (options.workers, options.memory_bytes) != (None, None):
+        raise UsageError("--workers and --memory need Linux; leave them out")
     if options.ray is not None:
         return _on_ray(options)
     said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
     if multiprocessing.current_process().daemon:
         return Serial("inside a daemonic process, which may start no others")
     if sys.platform != "linux":
-        if options != EngineOptions(progress=options.progress):
-            raise UsageError("--workers and --memory need Linux; leave them out")
         return Serial("several processes need Linux")
     # A large trace is several tasks: its stretches.
     tasks = sum(max(1, 4 * (size // LARGE_TRACE_BYTES)) for size in sizes)

@@ -58,10 +58,7 @@ class InCluster:
                 "--ray: a value of the cluster was lost when its engine closed; fetch values "
                 "before closing it"
             )
-        try:
-            return values.decode(memoryview(ray.get(self.reference)))
-        except ray.exceptions.RayError as exc:
-            raise InputError(f"--ray: a value of the cluster is lost ({_line(exc)})") from exc
+        return values.decode(memoryview(_of_cluster(self.reference)))
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,13 @@ class _Fetched:
 
     def get(self) -> Any:
         return values.decode(memoryview(self.data))
+
+
+class _Failed(Exception):
+    """What a task raises that is lost: its one argument.
+
+    Were it returned, a value that is made again in vain, for its node has gone, would be None.
+    """
 
 
 _of_task: list[_Fetched] = []
@@ -218,6 +222,9 @@ class OnRay:
         try:
             packed, node = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, _Failed):
+                of_task: Lost = error.cause.args[0]
+                return of_task
             _check_nodes()  # what another chopper raises says less
             if isinstance(error.cause, InputError):  # of a node that has left by now
                 raise error.cause from None
@@ -226,10 +233,7 @@ class OnRay:
             return Lost(
                 f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None
             )
-        returned = _unpacked(packed)
-        if isinstance(returned, Lost):
-            return returned
-        return Done(returned, None if node is None else InCluster(big, node))
+        return Done(_unpacked(packed), None if node is None else InCluster(big, node))
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
@@ -254,6 +258,9 @@ def _call(
 
     Returns:
         What travels back, with the node that holds the rest; and what is held.
+
+    Raises:
+        _Failed: the task is lost.
     """
     if version != _version():
         raise InputError("--ray: a node of the cluster has another chopper or Python than here")
@@ -263,7 +270,7 @@ def _call(
     with contextlib.suppress(OSError):  # paths are relative to where the user is
         os.chdir(directory)
     try:
-        _of_task[:] = map(_Fetched, ray.get(references))
+        _of_task[:] = map(_Fetched, _of_cluster(references))
         function, arguments = pickle.loads(packed)
         _of_task.clear()
         with limited(memory_bytes):
@@ -276,7 +283,19 @@ def _call(
         held = np.frombuffer(values.encode(result.big, compressed=True), np.uint8)
         return (_packed(result.value), ray.get_runtime_context().get_node_id()), held
     except (ChopperError, MemoryError) as error:
-        return (_packed(lost(portable(error), memory_bytes)), None), None
+        raise _Failed(lost(portable(error), memory_bytes)) from None
+
+
+def _of_cluster(reference: Any) -> Any:
+    """Fetch from the store; from a node that is lost, by running its task again."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as exc:
+        failed = getattr(exc, "cause", None)
+        why = failed.args[0].reason if isinstance(failed, _Failed) else _line(exc)
+        raise InputError(f"--ray: a value of the cluster is lost ({why})") from exc
 
 
 def _packed(value: Any) -> _Packed:

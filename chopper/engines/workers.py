@@ -222,10 +222,11 @@ def prepare(folder: Path, socket: str, memory_bytes: int | None) -> None:
         _limit(memory_bytes)
 
 
-def _limit(memory_bytes: int) -> int:
-    """Limit what this process may allocate; return the limit before."""
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+def _limit(memory_bytes: int) -> tuple[int, int]:
+    """Limit what this process may allocate, further than the user has; return the limits before."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    least = min(n for n in (memory_bytes, *before) if n != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, before[1]))
     return before
 
 
@@ -241,7 +242,7 @@ def limited(memory_bytes: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        _limit(before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def work_alone() -> None:

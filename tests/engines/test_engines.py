@@ -138,6 +138,26 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             engine_of([], EngineOptions(ray=ray, memory_bytes=1 << 20))
 
 
+@pytest.mark.parametrize("ray", [None, "auto"])
+def test_memory_is_bounded_on_linux_alone(ray: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="--workers and --memory need Linux; leave them out"):
+        engine_of([], EngineOptions(ray=ray, memory_bytes=1 << 30))
+
+
+def test_a_limit_of_memory_stays_below_the_user_s() -> None:
+    program = (
+        "import resource as r; from chopper.engines.workers import limited\n"
+        "r.setrlimit(r.RLIMIT_DATA, (3 << 30, 4 << 30))\n"
+        "with limited(8 << 30): print(r.getrlimit(r.RLIMIT_DATA))\n"
+        "print(r.getrlimit(r.RLIMIT_DATA))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == 2 * [str((3 << 30, 4 << 30))]
+
+
 def test_a_daemonic_process_starts_no_others() -> None:
     script = (
         "import multiprocessing\n"
