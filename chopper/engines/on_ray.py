@@ -36,14 +36,9 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True)
 class InCluster:
-    """A value in the cluster's object store.
-
-    Attributes:
-        node: where it was made.
-    """
+    """A value in the cluster's object store."""
 
     reference: Any
-    node: str
 
     def get(self) -> Any:
         """Fetch the value.
@@ -58,12 +53,17 @@ class InCluster:
                 "--ray: a value of the cluster was lost when its engine closed; fetch values "
                 "before closing it"
             )
-        return values.decode(memoryview(_of_cluster(self.reference)))
+        try:
+            return values.decode(memoryview(ray.get(self.reference)))
+        except ray.exceptions.RayError as exc:
+            failed = getattr(exc, "cause", None)
+            why = failed.args[0].reason if isinstance(failed, _Failed) else _line(exc)
+            raise InputError(f"--ray: a value of the cluster is lost ({why})") from exc
 
 
 @dataclass(frozen=True)
-class _Fetched:
-    """A value of the store that a task has fetched."""
+class _Brought:
+    """A value of the store that Ray brought to the worker before its task began."""
 
     data: Any
 
@@ -78,23 +78,25 @@ class _Failed(Exception):
     """
 
 
-_of_task: list[_Fetched] = []
-"""Values of the task whose arguments are being read."""
+_of_task: list[_Brought] = []
+"""Values that came with the task whose arguments are being read."""
 
 
-def _fetched(number: int) -> _Fetched:
+def _brought(number: int) -> _Brought:
     return _of_task[number]
 
 
 class _Pickler(pickle.Pickler):
     """Arguments of a task, without the values of the cluster that are somewhere in them.
 
+    Ray runs a task where its values are, and starts it when they are there; a task that fetched
+    them itself would wait, and another process be started for the core that it does not use.
     A copy of what lies at an address goes as the address: a node that lacks it fetches it itself.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.values: list[InCluster] = []
+        self.references: list[Any] = []
         # By type: `persistent_id` is asked for each of thousands of objects.
         self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
             **copyreg.dispatch_table,
@@ -103,8 +105,8 @@ class _Pickler(pickle.Pickler):
         }
 
     def _reduce_value(self, value: InCluster) -> tuple[Any, ...]:
-        self.values.append(value)
-        return _fetched, (len(self.values) - 1,)
+        self.references.append(value.reference)
+        return _brought, (len(self.references) - 1,)
 
     def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
         copied = remote.origin(path)
@@ -170,12 +172,12 @@ class OnRay:
                     number, arguments = call
                     pickler = _Pickler(packed := io.BytesIO())
                     pickler.dump((function, arguments))
-                    value, big = self._near(pickler.values).remote(
+                    value, big = self._task.remote(
                         _version(),
                         directory,
                         self._memory_bytes,
                         packed.getvalue(),
-                        [held.reference for held in pickler.values],
+                        *pickler.references,
                     )
                     running[value] = number, big
                 if not running:
@@ -203,24 +205,11 @@ class OnRay:
                     ray.cancel(reference, force=True)
             raise
 
-    def _near(self, held: Sequence[InCluster]) -> Any:
-        """Return the task, to be run on the node that holds its values, as long as there is one.
-
-        Values are not its arguments: Ray would ask a node for a process for each task that has some
-        (ray 2.60), which takes longer than most of them. Tasks of one node share theirs.
-        """
-        if not held:
-            return self._task
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        near = NodeAffinitySchedulingStrategy(held[-1].node, soft=True)
-        return self._task.options(scheduling_strategy=near)
-
     def _done(self, reference: Any, big: Any) -> Done | Lost:
         import ray
 
         try:
-            packed, node = ray.get(reference)
+            packed, is_held = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _Failed):
                 of_task: Lost = error.cause.args[0]
@@ -233,7 +222,7 @@ class OnRay:
             return Lost(
                 f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None
             )
-        return Done(_unpacked(packed), None if node is None else InCluster(big, node))
+        return Done(_unpacked(packed), InCluster(big) if is_held else None)
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
@@ -252,50 +241,36 @@ def _call(
     directory: str,
     memory_bytes: int | None,
     packed: bytes,
-    references: list[Any],
-) -> tuple[tuple[_Packed, str | None], Any]:
+    *brought: Any,
+) -> tuple[tuple[_Packed, bool], Any]:
     """Run a task in a worker.
 
     Returns:
-        What travels back, with the node that holds the rest; and what is held.
+        What travels back, with whether anything is held; and what is held.
 
     Raises:
         _Failed: the task is lost.
     """
     if version != _version():
         raise InputError("--ray: a node of the cluster has another chopper or Python than here")
-    import ray
-
     work_alone()
     with contextlib.suppress(OSError):  # paths are relative to where the user is
         os.chdir(directory)
     try:
-        _of_task[:] = map(_Fetched, _of_cluster(references))
+        _of_task[:] = map(_Brought, brought)
         function, arguments = pickle.loads(packed)
         _of_task.clear()
         with limited(memory_bytes):
-            result = function(*(a.get() if isinstance(a, _Fetched) else a for a in arguments))
+            result = function(*(a.get() if isinstance(a, _Brought) else a for a in arguments))
         if not isinstance(result, Kept):
-            return (_packed(result), None), None
+            return (_packed(result), False), None
         if result.big is None:
-            return (_packed(result.value), None), None
+            return (_packed(result.value), False), None
         # Workers map the bytes of an array, and copy those of bytes.
         held = np.frombuffer(values.encode(result.big, compressed=True), np.uint8)
-        return (_packed(result.value), ray.get_runtime_context().get_node_id()), held
+        return (_packed(result.value), True), held
     except (ChopperError, MemoryError) as error:
         raise _Failed(lost(portable(error), memory_bytes)) from None
-
-
-def _of_cluster(reference: Any) -> Any:
-    """Fetch from the store; from a node that is lost, by running its task again."""
-    import ray
-
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as exc:
-        failed = getattr(exc, "cause", None)
-        why = failed.args[0].reason if isinstance(failed, _Failed) else _line(exc)
-        raise InputError(f"--ray: a value of the cluster is lost ({why})") from exc
 
 
 def _packed(value: Any) -> _Packed:

@@ -157,7 +157,7 @@ def test_a_node_without_this_chopper_is_named(
 
 def test_a_task_of_another_chopper_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="another chopper or Python than here"):
-        on_ray._call(("0.0.1", "3.11"), ".", None, b"no pickle", [])
+        on_ray._call(("0.0.1", "3.11"), ".", None, b"no pickle")
 
 
 def test_a_node_fetches_what_lies_at_an_address_itself(
