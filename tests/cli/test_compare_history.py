@@ -89,6 +89,13 @@ def test_verdict_exit_code_and_what_is_added(
     assert len(accepted) == ("--accept" in options)
 
 
+def test_a_history_needs_no_package_of_an_extra(job: Path, monkeypatch) -> None:
+    for name in ("pandas", "scipy", "scipy.special", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    trace(job / "new.json", at=11)
+    assert "Same: " in compare().out
+
+
 def test_a_history_begins_with_its_first_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trace(tmp_path / "new.json", at=0)
