@@ -126,6 +126,7 @@ def test_bad_input_is_one_line(job: Path) -> None:
         (("--fail-on", "step>0"), 2, "--fail-on: of two runs"),
         (("--junit", "none/j.xml"), 1, "none does not exist"),
         (("--junit", "new.json"), 1, "is an input"),
+        (("--find", "nan"), 2, "nan is no number of percent"),
         (("-o", "v.pdf"), 2, ".html, .md, .json, .txt"),
     ):
         shown = compare(*options)
@@ -248,12 +249,20 @@ elif "--method" in arguments:
     comments = json.loads((hub / "comments").read_text())
     number = int(arguments[3].rsplit("/", 1)[1]) if arguments[2] == "PATCH" else 77
     kept = [c for c in comments if c["id"] != number]
-    (hub / "comments").write_text(json.dumps([*kept, {{"id": number, "body": body}}]))
+    (hub / "comments").write_text(json.dumps([*kept, {{"id": number, "body": body, "user": {{"type": "Bot"}}}}]))
 else:
     answer = (hub / ("comments" if "/comments" in arguments[1] else "artifacts.json")).read_text()
     jq = ["jq", "-r", arguments[arguments.index("--jq") + 1]]
     sys.exit(subprocess.run(jq, input=answer, text=True).returncode)
 """
+
+
+OF_A_STRANGER = {
+    "id": 5,
+    "body": "<!-- chopper compare: train -->",
+    "user": {"type": "User"},
+    "author_association": "NONE",
+}
 
 
 class Workflow:
@@ -271,7 +280,7 @@ class Workflow:
         chopper_script.chmod(0o755)
         self.path = f"{programs}:{os.environ['PATH']}"
         (self.hub / "artifacts").mkdir(parents=True)
-        (self.hub / "comments").write_text(json.dumps([{"id": 5, "body": "Looks good"}]))
+        (self.hub / "comments").write_text(json.dumps([OF_A_STRANGER]))
         self.offer()
 
     def offer(self) -> None:
@@ -302,7 +311,7 @@ class Workflow:
         given |= {"name": "train", "token": token, "run": "new.json"} | inputs
         assert given.keys() == declared.keys()
         if "${{" in given["add"]:
-            assert "github.event_name != 'pull_request'" in given["add"]
+            assert "github.event_name == 'push'" in given["add"]
             given["add"] = str(event == "push").lower()
         values |= {f"inputs.{name}": value for name, value in given.items()}
         wanted = {
