@@ -99,11 +99,15 @@ def test_a_history_needs_no_package_of_an_extra(job: Path, monkeypatch) -> None:
 def test_a_history_begins_with_its_first_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trace(tmp_path / "new.json", at=0)
-    first = compare("--add")
+    first = compare("--add", "--junit", "j.xml")
     assert (first.code, "Too few runs: 0 earlier runs" in first.out) == (0, True)
+    assert [kind for _, kind, _ in junit(tmp_path / "j.xml")] == ["skipped", "skipped"]
     again = compare("--add")
     assert "0 earlier runs" in again.out  # one recording counts once
-    assert len(read(tmp_path / "history")) == 1
+    [kept] = (tmp_path / "history").iterdir()
+    trace(tmp_path / "new.json", at=1)
+    shutil.copy(kept, tmp_path / "history" / "copy.json")
+    assert "1 earlier run of" in compare().out
     assert compare("--strict").code == 1
 
 
@@ -249,7 +253,8 @@ elif "--method" in arguments:
     comments = json.loads((hub / "comments").read_text())
     number = int(arguments[3].rsplit("/", 1)[1]) if arguments[2] == "PATCH" else 77
     kept = [c for c in comments if c["id"] != number]
-    (hub / "comments").write_text(json.dumps([*kept, {{"id": number, "body": body, "user": {{"type": "Bot"}}}}]))
+    written = {{"id": number, "body": body, "user": {{"type": "Bot"}}}}
+    (hub / "comments").write_text(json.dumps([*kept, written]))
 else:
     answer = (hub / ("comments" if "/comments" in arguments[1] else "artifacts.json")).read_text()
     jq = ["jq", "-r", arguments[arguments.index("--jq") + 1]]
