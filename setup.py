@@ -30,7 +30,7 @@ def _write_commit(directory: Path) -> None:
     try:
         # A container that builds wheels mounts the clone of another user.
         git = ["git", "-c", "safe.directory=*", "-C", str(_ROOT)]
-        command = [*git, "describe", "--always", "--dirty", "--abbrev=40"]
+        command = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return

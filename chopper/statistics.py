@@ -16,9 +16,11 @@ factor of two up and one down are equally far (Fleming and Wallace 1986).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -309,6 +311,50 @@ def two_sided_p(t: np.ndarray, freedom: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(t), 0.0, np.where(t == 0, 1.0, np.where(swapped, 1 - p, p)))
 
 
+@functools.cache
+def _t_quantile(rate: float, freedom: int) -> float:
+    """What Student's t exceeds at a rate below one half.
+
+    Its integral for a whole number of degrees of freedom is a sum of powers of a cosine (Abramowitz
+    and Stegun, 26.7.3 and 26.7.4).
+    """
+    odd = freedom % 2
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        term = math.cos(angle) if odd else 1.0
+        total = 0.0
+        for k in range(1 + odd, freedom, 2):
+            total += term
+            term *= k / (k + 1) * math.cos(angle) ** 2
+        inside = math.sin(angle) * total
+        if odd:
+            inside = 2 / math.pi * (angle + inside)
+        low, high = (angle, high) if 1 - inside > 2 * rate else (low, angle)
+    return math.sqrt(freedom) * math.tan(high)
+
+
+_t_quantiles = np.vectorize(_t_quantile, otypes=[np.float64])
+
+
+@functools.cache
+def _t_shift(rate: float, power: float, freedom: int) -> float:
+    """Shift, in standard deviations, at which t exceeds its quantile at a rate of ``power``.
+
+    Noncentral t, as a mean over the estimated spread.
+    """
+    limit = _t_quantile(rate, freedom)
+    spread = np.linspace(0, 1 + 8 / math.sqrt(2 * freedom), 2001)[1:]
+    weight = np.exp((freedom - 1) * np.log(spread) - freedom / 2 * (spread**2 - 1))
+    normal = NormalDist().cdf
+    low, high = 0.0, limit * float(spread[-1]) + 10
+    for _ in range(40):
+        shift = (low + high) / 2
+        above = np.average([normal(z) for z in shift - limit * spread], weights=weight)
+        low, high = (shift, high) if above < power else (low, shift)
+    return high
+
+
 def _log_beta(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
     result: np.ndarray = log_gamma(a) + log_gamma(b) - log_gamma(a + b)
@@ -408,9 +454,7 @@ class Prediction:
 
     def limit(self, error_rate: float) -> np.ndarray:
         """Distance above ``level`` that noise alone exceeds so often; inf where unknown."""
-        from scipy.special import stdtrit
-
-        half = self.error * stdtrit(np.maximum(self.freedom, 1), 1 - error_rate)
+        half = self.error * _t_quantiles(error_rate, np.maximum(self.freedom, 1))
         return np.where(self.freedom > 0, half, np.inf)
 
     def detectable(self, error_rate: float, power: float) -> np.ndarray:
@@ -418,10 +462,8 @@ class Prediction:
 
         If the spread between runs is as estimated: noncentral t.
         """
-        from scipy.special import nctdtrinc, stdtrit
-
         freedom = np.maximum(self.freedom, 1)
-        shift = nctdtrinc(freedom, 1 - power, stdtrit(freedom, 1 - error_rate))
+        shift = np.vectorize(_t_shift, otypes=[np.float64])(error_rate, power, freedom)
         return np.where(self.freedom > 0, self.error * shift, np.inf)
 
 
@@ -436,7 +478,8 @@ def predict_run(levels: Sequence[np.ndarray], least_spread: float = 0.0) -> Pred
         levels: (..., runs) logarithms of the runs' times, an array per level; the last is current.
         least_spread: standard deviation between runs to assume at least.
     """
-    squares = freedom = np.zeros(levels[-1].shape[:-1])
+    squares = np.zeros(levels[-1].shape[:-1])
+    freedom = np.zeros(squares.shape, dtype=np.int64)
     for values in levels:
         used = _without_outliers(values)
         count = used.sum(axis=-1)
@@ -450,8 +493,6 @@ def predict_run(levels: Sequence[np.ndarray], least_spread: float = 0.0) -> Pred
 
 def _without_outliers(values: np.ndarray) -> np.ndarray:
     """(..., runs) mask of the runs that are no outliers."""
-    from scipy.special import stdtrit
-
     used = np.ones(values.shape, dtype=bool)
     for _ in range(values.shape[-1] // _RUNS_PER_OUTLIER):
         count = used.sum(axis=-1, keepdims=True)
@@ -461,7 +502,7 @@ def _without_outliers(values: np.ndarray) -> np.ndarray:
         of = count - 1
         mean = np.where(others, values, 0.0).sum(axis=-1, keepdims=True) / of
         squares = np.where(others, (values - mean) ** 2, 0.0).sum(axis=-1, keepdims=True)
-        limit = stdtrit(of - 1, 1 - _OUTLIER_RATE / 2 / count) * np.sqrt(
+        limit = _t_quantiles(_OUTLIER_RATE / 2 / count, of - 1) * np.sqrt(
             squares / (of - 1) * (1 + 1 / of)
         )
         off = np.abs(np.take_along_axis(values, farthest, -1) - mean)

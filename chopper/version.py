@@ -54,7 +54,8 @@ def _commit(here: Path) -> str | None:
         return built.read_text(encoding="ascii").strip()
     if not (here.parent / ".git").exists():
         return None
-    command = ["git", "-C", str(here.parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = ["git", "-C", str(here.parent)]
+    command = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tags
     try:
         shown = subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):

@@ -15,17 +15,9 @@ from chopper.analyzers.compare.result import percent, signed, signed_duration
 from chopper.causes import CAUSES
 from chopper.errors import printable
 from chopper.reports import formatted
-from chopper.reports.page import Block, Cell, Item, Items, Mark, Page, Table
+from chopper.reports.page import Block, Cell, Item, Items, Page, Table
 
 _MOST_CAUSES = 8
-_MARKS: dict[str, Mark] = {
-    "same": "ok",
-    "improvement": "ok",
-    "regression": "error",
-    "changed work": "error",
-    "noisy machine": "unknown",
-    "too few runs": "unknown",
-}
 
 
 def render(judgement: Judgement, format: str, *, outcome: str) -> str:
@@ -40,7 +32,7 @@ def page(judgement: Judgement, *, outcome: str) -> Page:
         judgement: what to show.
         outcome: what became of the run: added to the history or not.
     """
-    items = [Item(outcome, _MARKS[judgement.verdict])]
+    items = [Item(outcome, "info")]
     items += [
         Item(f"{c.label}: {c.shown('a')} in the latest earlier run, {c.shown('b')} here", "info")
         for c in judgement.checks
@@ -112,10 +104,13 @@ def cases(judgement: Judgement) -> list[Case]:
         step = "skipped"
     elif judgement.failed:
         step = "failed"
-    return [
-        Case("same work", "failed" if changed else "passed", judgement.sentence if changed else ""),
-        Case("step time", step, judgement.sentence, seconds),
-    ]
+    if changed:
+        work = Case("same work", "failed", judgement.sentence)
+    elif not judgement.reference:
+        work = Case("same work", "skipped", "No earlier run to compare with.")
+    else:
+        work = Case("same work", "passed", "")
+    return [work, Case("step time", step, judgement.sentence, seconds)]
 
 
 def cases_of_gate(gate: Verdict) -> list[Case]:

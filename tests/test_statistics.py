@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import stdtrit
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from chopper.statistics import (
+    Prediction,
     Sample,
     bootstrap,
     compare_means,
@@ -24,6 +25,7 @@ from chopper.statistics import (
     total_intervals,
     trimmed_limit,
     trimmed_mean,
+    two_sided_p,
     welch,
 )
 
@@ -140,6 +142,20 @@ def test_the_quantile_is_scipys() -> None:
     freedom = np.concatenate([np.linspace(1, 3, 201), np.linspace(3, 300, 500), [1e4, 1e9]])
     assert t_975(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=4e-5)
     assert t_975(np.array(0.2)) == pytest.approx(12.7062, rel=1e-4)
+
+
+def test_probabilities_and_predictions_are_scipys() -> None:
+    t = np.array([0.0, 1e-9, 0.1, 1.0, 3.0, 50.0, 1e8, 1e160, np.inf])
+    for df in (1, 1.5, 2, 5, 30, 1e4):
+        assert two_sided_p(t, np.array(df)) == pytest.approx(2 * stdtr(df, -t), rel=1e-8, abs=1e-99)
+    assert np.isnan(two_sided_p(np.array(np.nan), np.array(3)))
+    freedom = np.array([2, 3, 4, 5, 9, 28, 29, 200])
+    further = Prediction(np.zeros(8), np.ones(8), freedom)
+    for rate in (1e-5, 0.0007, 0.025):
+        limit = stdtrit(freedom, 1 - rate)
+        assert further.limit(rate) == pytest.approx(limit, rel=1e-9)
+        expected = nctdtrinc(freedom, 0.1, limit)
+        assert further.detectable(rate, 0.9) == pytest.approx(expected, rel=1e-3)
 
 
 def test_welch_and_benjamini_hochberg_are_those_of_worked_examples() -> None:

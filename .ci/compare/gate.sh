@@ -38,15 +38,18 @@ compare() {
     if [[ -e $place/verdict.md ]]; then cat "$place/verdict.md" >>"$GITHUB_STEP_SUMMARY"; fi
 }
 
-# One comment for each job, written anew: found by its first line.
+# One comment for each job, written anew: found by its first line. Anybody may write such a line, so
+# it must be of an application or of a member.
 comment() {
-    local mark="<!-- chopper compare: $NAME -->" comments found
+    local mark="<!-- chopper compare: $NAME -->" comments found jq
     if [[ ! -e $place/verdict.md ]]; then return; fi
     { echo "$mark"; cat "$place/verdict.md"; } >"$place/comment.md"
     comments=repos/$GITHUB_REPOSITORY/issues
     export mark
+    jq='.[] | select((.body | startswith(env.mark)) and (.user.type == "Bot" or
+        (.author_association | IN("OWNER", "MEMBER", "COLLABORATOR")))) | .id'
     if ! found=$(gh api "$comments/$NUMBER/comments?per_page=100" --paginate \
-        --jq '.[] | select(.body | startswith(env.mark)) | .id'); then
+        --jq "$jq"); then
         echo "::warning::$NAME: the comments of the pull request cannot be read; the verdict is in the summary"
         return
     fi

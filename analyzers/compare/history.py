@@ -79,7 +79,7 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     mean_ns: _Duration
     uneven: bool
     """Steps come in flights, so that the mean is the step time, not the median."""
-    error_ratio: float | None
+    error_ratio: Annotated[float, msgspec.Meta(ge=0)] | None
     """Standard error of the median over steps; None with fewer than three."""
     causes_ns: dict[str, int]
     """Leaf cause → time per traced step and rank."""
@@ -284,7 +284,8 @@ def judge(run: PastRun, history: Sequence[PastRun], *, find_ratio: float) -> Jud
         history: earlier runs, in any order.
         find_ratio: slow-down that must be found; where the noise hides it, the machine is noisy.
     """
-    earlier = sorted((h for h in history if h.id != run.id), key=lambda h: h.time_ns)
+    once = {h.id: h for h in history if h.id != run.id}
+    earlier = sorted(once.values(), key=lambda h: h.time_ns)
     alike = [h for h in earlier if _machine(h) == _machine(run)]
     checked = {h.id: same_work.in_order(same_work.check_work(h.work, run.work)) for h in alike}
     same = [h for h in alike if not any(map(_is_other_work, checked[h.id]))]

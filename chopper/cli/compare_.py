@@ -137,7 +137,7 @@ def command(
     """
     sources = [run for run in (run_a, run_b) if run is not None]
     if history is not None:
-        _check_one_run(run_a, run_b)
+        _check_one_run(run_a, run_b, find)
     else:
         _check_two_runs(fail_on, junit, point=fail_on_point)
     conditions = gates.parse(fail_on) if fail_on is not None else None
@@ -198,8 +198,10 @@ def _show(
             click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)
 
 
-def _check_one_run(run_a: str, run_b: str | None) -> None:
+def _check_one_run(run_a: str, run_b: str | None, find: float) -> None:
     """Refuse what --history cannot use."""
+    if find != find:  # nan is in every range
+        raise UsageError("--find: nan is no number of percent, for example 2")
     if run_b is not None:
         raise UsageError(f"--history judges one run; leave {run_b} out")
     if given := shared.others_given("run_a", *_OF_HISTORY, *_SHARED):

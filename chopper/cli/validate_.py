@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Iterable
@@ -90,6 +90,11 @@ def command(
     if magnitudes is not None:
         wanted = tuple(_named("magnitude", "--magnitudes", magnitudes, MAGNITUDES))
     chosen = _injections(causes, (suite,) if suite else _SUITES)
+    if chosen.get("real") and importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            "injections into real training need PyTorch, which is not installed: pip install "
+            "'chopper-profiler[torch]'; --synthetic needs none"
+        )
     started = time.perf_counter()
     done: list[Case] = []
 

@@ -209,7 +209,7 @@ def check_page(output: Path, sources: Iterable[str | Path]) -> None:
             "choose another -o"
         )
     if output.exists() and any(_is_in(output, source) for source in sources):
-        raise OutputError(f"{output}: is an input of the report; choose another -o")
+        raise OutputError(f"{output}: is an input of the report; choose another file")
 
 
 def _is_in(output: Path, source: str | Path) -> bool:

@@ -89,14 +89,25 @@ def test_verdict_exit_code_and_what_is_added(
     assert len(accepted) == ("--accept" in options)
 
 
+def test_a_history_needs_no_package_of_an_extra(job: Path, monkeypatch) -> None:
+    for name in ("pandas", "scipy", "scipy.special", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    trace(job / "new.json", at=11)
+    assert "Same: " in compare().out
+
+
 def test_a_history_begins_with_its_first_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trace(tmp_path / "new.json", at=0)
-    first = compare("--add")
+    first = compare("--add", "--junit", "j.xml")
     assert (first.code, "Too few runs: 0 earlier runs" in first.out) == (0, True)
+    assert [kind for _, kind, _ in junit(tmp_path / "j.xml")] == ["skipped", "skipped"]
     again = compare("--add")
     assert "0 earlier runs" in again.out  # one recording counts once
-    assert len(read(tmp_path / "history")) == 1
+    [kept] = (tmp_path / "history").iterdir()
+    trace(tmp_path / "new.json", at=1)
+    shutil.copy(kept, tmp_path / "history" / "copy.json")
+    assert "1 earlier run of" in compare().out
     assert compare("--strict").code == 1
 
 
@@ -119,6 +130,7 @@ def test_bad_input_is_one_line(job: Path) -> None:
         (("--fail-on", "step>0"), 2, "--fail-on: of two runs"),
         (("--junit", "none/j.xml"), 1, "none does not exist"),
         (("--junit", "new.json"), 1, "is an input"),
+        (("--find", "nan"), 2, "nan is no number of percent"),
         (("-o", "v.pdf"), 2, ".html, .md, .json, .txt"),
     ):
         shown = compare(*options)
@@ -241,12 +253,21 @@ elif "--method" in arguments:
     comments = json.loads((hub / "comments").read_text())
     number = int(arguments[3].rsplit("/", 1)[1]) if arguments[2] == "PATCH" else 77
     kept = [c for c in comments if c["id"] != number]
-    (hub / "comments").write_text(json.dumps([*kept, {{"id": number, "body": body}}]))
+    written = {{"id": number, "body": body, "user": {{"type": "Bot"}}}}
+    (hub / "comments").write_text(json.dumps([*kept, written]))
 else:
     answer = (hub / ("comments" if "/comments" in arguments[1] else "artifacts.json")).read_text()
     jq = ["jq", "-r", arguments[arguments.index("--jq") + 1]]
     sys.exit(subprocess.run(jq, input=answer, text=True).returncode)
 """
+
+
+OF_A_STRANGER = {
+    "id": 5,
+    "body": "<!-- chopper compare: train -->",
+    "user": {"type": "User"},
+    "author_association": "NONE",
+}
 
 
 class Workflow:
@@ -264,7 +285,7 @@ class Workflow:
         chopper_script.chmod(0o755)
         self.path = f"{programs}:{os.environ['PATH']}"
         (self.hub / "artifacts").mkdir(parents=True)
-        (self.hub / "comments").write_text(json.dumps([{"id": 5, "body": "Looks good"}]))
+        (self.hub / "comments").write_text(json.dumps([OF_A_STRANGER]))
         self.offer()
 
     def offer(self) -> None:
@@ -295,7 +316,7 @@ class Workflow:
         given |= {"name": "train", "token": token, "run": "new.json"} | inputs
         assert given.keys() == declared.keys()
         if "${{" in given["add"]:
-            assert "github.event_name != 'pull_request'" in given["add"]
+            assert "github.event_name == 'push'" in given["add"]
             given["add"] = str(event == "push").lower()
         values |= {f"inputs.{name}": value for name, value in given.items()}
         wanted = {
