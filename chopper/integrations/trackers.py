@@ -24,6 +24,7 @@ import contextlib
 import importlib
 import os
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -107,7 +108,15 @@ def log_run(
         InputError: ``run`` is neither a run nor traces.
         OutputError: the tracker refuses, cannot be reached, or its directory cannot be written.
     """
-    check(tracker, into, directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a tracker's package, for its own authors
+        check(tracker, into, directory)
+        return _logged(run, tracker, into, directory)
+
+
+def _logged(
+    run: Attributed | Run | Source, tracker: str, into: Any, directory: str | Path | None
+) -> str:
     if not isinstance(run, Attributed):
         from chopper.api import attribute
 

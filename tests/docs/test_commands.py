@@ -95,6 +95,7 @@ def test_command(
         assert ELSEWHERE[program]
     elif program == "chopper":
         monkeypatch.setattr(click, "launch", lambda url: 0)  # no browser
+        monkeypatch.setenv("WANDB_MODE", "offline")
         here = str(Path(sys.executable).parent)  # where python is the one that has torch
         monkeypatch.setenv("PATH", os.pathsep.join((here, os.environ["PATH"])))
         check_chopper(shown, words[1:], text, inputs, tmp_path / "here")
