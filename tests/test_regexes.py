@@ -78,6 +78,7 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 
 
 MADE_OF_DATA = {
+    "collectors/formats/exported.py": "the key that the run of a timeline stands under",
     "chopper/storage/remote.py": "names of folders of copies: sixteen digits of a hash",
     "chopper/storage/destination.py": (
         "the names of the run's own directory and of this host, escaped"

@@ -184,7 +184,9 @@ class Trainer:
 
 @pytest.fixture
 def transformers(tmp_path, monkeypatch):
-    """A module of the shape of transformers', which is not installed here."""
+    """A module of the shape of transformers', in its place."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
     (tmp_path / "library" / "transformers").mkdir(parents=True)
     (tmp_path / "library" / "transformers" / "__init__.py").touch()
     (tmp_path / "library" / "transformers" / "trainer.py").write_text(_TRAINER)
