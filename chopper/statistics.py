@@ -177,7 +177,7 @@ def excess_half_width(
     if statistic == "mean":
         spread = float(np.std(base, ddof=1))
     else:
-        spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(base - np.median(base))))
+        spread = _median_spread(base)
     of_base = spread / math.sqrt(len(base))
     of_values = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(t_975(np.array(len(values) - 1))) * math.hypot(of_base, of_values)
@@ -187,8 +187,12 @@ def median_error(values: np.ndarray) -> float | None:
     """Standard error of the median of steps, from their median deviation; None below 3 steps."""
     if len(values) < MIN_STEPS:
         return None
-    spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(values - np.median(values))))
-    return spread * math.sqrt(inflation(values) / len(values))
+    return _median_spread(values) * math.sqrt(inflation(values) / len(values))
+
+
+def _median_spread(values: np.ndarray) -> float:
+    """Standard error of the median, times √n."""
+    return _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(values - np.median(values))))
 
 
 def inflation(step_ns: np.ndarray) -> float:
@@ -596,9 +600,4 @@ def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
     ordered = np.sort(values)
     spread = np.clip(values, ordered[cut], ordered[n - cut - 1]).std(ddof=1)
     standard_error = float(spread) / n**0.5 / (1 - 2 * cut / n)
-    low, high = 0.0, 1e9
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        likely = two_sided_p(np.array(middle), np.array(freedom)) > error_rate
-        low, high = (middle, high) if likely else (low, middle)
-    return high * standard_error
+    return _t_quantile(error_rate / 2, freedom) * standard_error

@@ -20,13 +20,12 @@ digits: its server shows no others.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ import pyarrow as pa
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints
 from chopper.errors import ChopperError, OutputError, UsageError
+from chopper.fresh_python import environment
 from chopper.integrations import TRACKERS
 from chopper.recording.messages import exception_text, say
 from chopper.wording import UNKNOWN, ratio
@@ -123,7 +123,9 @@ def _logged(
         run = attribute(run)
     target = None if directory is None else Path(directory)
     try:
-        with _environment(_PATIENCE):
+        # What the user set stays, but for the terminal.
+        wanted = {n: v for n, v in _PATIENCE.items() if n == "TERM" or n not in os.environ}
+        with environment(wanted):
             return _without_passwords(_LOGGERS[tracker](run, into, target))
     except ChopperError:
         raise
@@ -174,23 +176,6 @@ def check(tracker: str, into: Any = None, directory: object = None) -> None:
         raise UsageError("tensorboard: pass a SummaryWriter, or the directory for its events")
     if tracker == "wandb" and into is None and os.environ.get("WANDB_MODE") == "disabled":
         raise UsageError("wandb: WANDB_MODE=disabled logs nothing; unset it, or set it to offline")
-
-
-@contextlib.contextmanager
-def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, those of trackers only where the user did not."""
-    before = {name: os.environ.get(name) for name in defaults}
-    try:
-        for name, value in defaults.items():
-            if before[name] is None or name == "TERM":
-                os.environ[name] = value
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
 
 
 # ---------------------------------------------------------------- what is logged
