@@ -86,11 +86,13 @@ class Actions:
         ranked: all actions.
         failed: detector → why it could not be asked.
         unsure: what was seen in fewer than three early steps, and may be a first iteration's alone.
+        pace: share of its traced time that the host's work takes, of which the times are.
     """
 
     ranked: list[Action]
     failed: dict[str, str]
     unsure: list[Action] = field(default_factory=list)
+    pace: float = 1.0
 
 
 class Material:
@@ -163,7 +165,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
         recurs = is_warm or detector(action.detector).in_every_step
         is_sure = recurs or action.ci95_ns is not None
         (ranked if is_sure else unsure).append(action)
-    return Actions(ranked, failed, unsure)
+    return Actions(ranked, failed, unsure, replay.pace)
 
 
 def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None:

@@ -199,6 +199,8 @@ class StepTime:
         tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
             None with fewer than three. Where it is long as well, tracing is not the reason.
+        drained_ns: length, for the host, of the shortest of the three untraced steps right after a
+            trace, when the device had nothing left to do (mean over traces); None without any.
         kinds: all kinds, the most time first.
         outside: time of the recording in no step; None where its bounds are not known.
     """
@@ -211,6 +213,7 @@ class StepTime:
     tracing_ns: int | None
     tracing_ci95_ns: tuple[int, int] | None
     nearby_ns: int | None
+    drained_ns: int | None
     kinds: tuple[StepKind, ...]
     outside: Outside | None
 

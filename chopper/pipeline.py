@@ -637,6 +637,8 @@ def whatif(
             raise UsageError("--power-table: no --clock and no --power-cap to use it for")
         prediction = replay.predict(changes)
         return _answer(run.recording, prediction)
+    # Energy and power are known of the traced steps alone.
+    replay = replay.at_traced_pace()
     clocks = step_energy.Clocks.of(run.detailed, power)
     changes, clock_ci95 = step_energy.resolved(changes, clocks)
     prediction = replay.predict(changes)
@@ -667,8 +669,16 @@ def _answer(recording: Run, prediction: Prediction) -> WhatIf:
         for rank, span in spans.items()
         if span is not None and span.device_begin_ns is not None
     }
-    replayed = _replayed(recording, prediction.tables())
-    return prediction.answer(attribute(replayed, begins_ns=begins_ns))
+    from chopper.analyzers.replay.whatif_options import Changes
+
+    def attributed(outcome: Prediction) -> Attributed:
+        return attribute(_replayed(recording, outcome.tables()), begins_ns=begins_ns)
+
+    replay = prediction.replay
+    changed = attributed(prediction)
+    if replay.pace == 1:
+        return prediction.answer(changed)
+    return prediction.answer(changed, attributed(replay.predict(Changes())))
 
 
 def _replayed(recording: Run, changed: Mapping[int, Mapping[str, pa.Table]]) -> Run:

@@ -72,22 +72,23 @@ def tell(
     Args:
         run: the attributed run.
         tried: what is worth trying in it.
-        unit: ``step``, ``traced step`` or ``window``.
+        unit: ``step``, ``traced step`` or ``window`` of the causes.
         base: of a run to compare with, A: what the same pattern costs there is said.
     """
     found = []
     for action in tried.ranked[:SHOWN]:
         declared, say = detector(action.detector), _Sentence().format
-        share = f"{fmt.ratio(action.saved_ratio)} of the {unit}"
+        share = f"{fmt.ratio(action.saved_ratio)} of the {saving_unit(tried.pace, unit)}"
         interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
         evidence = say(declared.evidence, **action.evidence)
+        scaled = _scaled(run, action, tried.pace)
         found.append(
             Told(
                 title=_title(action),
                 evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
-                detail=f"{share}{interval}{_scaled(run, action)}{_in_base(action, base)}",
+                detail=f"{share}{interval}{scaled}{_in_base(action, base)}",
                 place=_place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
                 links=_links(action, declared.view),
@@ -110,10 +111,15 @@ def _title(action: Action) -> str:
     return _Sentence().format(detector(action.detector).title, **action.evidence)
 
 
-def _scaled(run: Attributed, action: Action) -> str:
+def saving_unit(pace: float, unit: str) -> str:
+    """Return what savings are of: a step without a trace where the host's pace is known."""
+    return unit if pace == 1 else unit.removeprefix("traced ")
+
+
+def _scaled(run: Attributed, action: Action, pace: float) -> str:
     """Return the saving of an untraced step, where tracing made the traced ones much longer."""
     step = run.step_time()
-    if not step.is_slowed_by_tracing:
+    if pace < 1 or not step.is_slowed_by_tracing:
         return ""
     return f"; about {fmt.duration(action.saved_ns * step.scale)} without tracing"
 

@@ -63,6 +63,10 @@ _SCALED = (
     "Share of the traced step, times the untraced step time: as if tracing slowed every cause "
     "alike, although it slows the host most."
 )
+_LEFT = (
+    "The device's work as recorded, since tracing slows the host alone; its idle time is what is "
+    "then left of the untraced step, shared as in the traced one."
+)
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = (
     *("util.js", "state.js", "table.js", "details.js", "plots.js"),
@@ -86,7 +90,7 @@ def page(run: Attributed, format: Format) -> Page:
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
         "the observed time exactly.",
-        blocks=_causes(story, recoverable(run, replay), format),
+        blocks=_causes(story, recoverable(run, replay), _pace(replay), format),
     )
     first = _first(story, replay)
     if format == "txt":
@@ -103,6 +107,11 @@ def page(run: Attributed, format: Format) -> Page:
 def notebook_page(run: Attributed) -> Page:
     """Return the page of a run without what a browser's scripts make."""
     return page(run, "md")
+
+
+def _pace(replay: Replay | str) -> float:
+    """Return the pace of the host that savings are of."""
+    return 1.0 if isinstance(replay, str) else replay.pace
 
 
 def _first(story: Story, replay: Replay | str) -> list[Section]:
@@ -230,14 +239,17 @@ def _windows(story: Story) -> str:
     return f"{text} of {fmt.plural(ranks, 'rank')}" if several else text
 
 
-def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> list[Block]:
+def _causes(
+    story: Story, saving: Mapping[str, Recoverable], pace: float, format: Format
+) -> list[Block]:
     """Return the tree of causes with its sum, and what its marks and columns mean."""
     causes = [r for r in story.run.causes() if r.time_ns > 0]
     if not causes:
         return []
+    name, hint = ("Scaled", _SCALED) if story.idle_scale is None else ("Untraced", _LEFT)
     columns: list[str | Column] = [
         *("Cause", f"Per {story.traced_unit}"),
-        *([Column("Scaled", hint=_SCALED)] if story.scale else []),
+        *([Column(name, hint=hint)] if story.scale else []),
         "Share",
         Column("Recoverable", wide=True, hint=_RECOVERABLE),
         Column("95 % interval", wide=True),
@@ -246,7 +258,7 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
     ]
     observed_ns = story.observed_per_window_ns
     sums = [
-        ("Observed", fmt.duration(observed_ns), *_scaled(story, observed_ns), "100 %", "", ""),
+        ("Observed", fmt.duration(observed_ns), *_untraced(story, None), "100 %", "", ""),
         *_tracing_rows(story),
     ]
     rest = [""] * (len(columns) - len(sums[0]))
@@ -259,7 +271,7 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
         strong=frozenset((len(causes),)),
     )
     kinds = {_kind(c) for c in causes} if format == "txt" else set()
-    notes = [f"Scaled: {_SCALED[0].lower()}{_SCALED[1:]}"] if story.scale else []
+    notes = [f"{name}: {hint[0].lower()}{hint[1:]}"] if story.scale else []
     if "model" in kinds:
         notes.append("~ depends on a model; all other figures are recorded times")
     if "not supported" in kinds:
@@ -269,6 +281,11 @@ def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> 
             "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
             "Savings overlap, so they do not add up."
         )
+        if pace < 1:
+            notes.append(
+                "It is of a step without a trace: the host's work is taken to last "
+                f"{fmt.ratio(pace)} of its traced time, or less."
+            )
         if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
             notes.append(
                 "It may exceed the cause's own time: launching work earlier removes other idle "
@@ -297,7 +314,7 @@ def _cause_cells(
             link=f"#timeline?only=cause:{cause.id}",
         ),
         fmt.duration(cause.time_ns / windows),
-        *_scaled(story, cause.time_ns / windows),
+        *_untraced(story, cause),
         Cell(
             text=fmt.ratio(cause.share_ratio),
             share_ratio=cause.share_ratio or 0.0,
@@ -310,9 +327,16 @@ def _cause_cells(
     ]
 
 
-def _scaled(story: Story, time_ns: float) -> tuple[str, ...]:
-    """Return a time of a traced step scaled to an untraced one, where that is shown."""
-    return (fmt.duration(time_ns * story.scale),) if story.scale else ()
+def _untraced(story: Story, cause: CauseRow | None) -> tuple[str, ...]:
+    """Return the time of a cause, or of all, in an untraced step, where that is shown."""
+    if not story.scale:
+        return ()
+    if cause is None:
+        return (fmt.duration(story.observed_per_window_ns * story.scale),)
+    scale = story.scale
+    if story.idle_scale is not None:
+        scale = story.idle_scale if cause.id.split(".")[0] == "idle" else 1.0
+    return (fmt.duration(cause.time_ns / story.windows * scale),)
 
 
 def _saving_hint(saving: Recoverable) -> str:
@@ -398,7 +422,7 @@ def _browser_page(run: Attributed) -> Page:
     clocks = frequency.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
-        _gap(story, recoverable(run, replay)),
+        _gap(story, recoverable(run, replay), _pace(replay)),
         *([_steps(story)] if story.windows > 1 else []),
         *([_ranks(story)] if len(run.ranks) >= _LEAST_RANKS else []),
         Section(
@@ -472,7 +496,8 @@ def _cards(story: Story, replay: Replay | str) -> list[Block]:
         told, _, failed = actions.tell(story.run, tried, story.traced_unit)
     if told:
         note = f"{actions.RANKED} {failed}".strip()
-        return [Widget("actions.html.j2", {"told": told, "unit": story.traced_unit, "note": note})]
+        unit = actions.saving_unit(tried.pace, story.traced_unit)
+        return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
     failures: list[Block] = [Paragraph(failed)] if failed else []
     if not story.top:
         return failures
@@ -485,7 +510,7 @@ def _cards(story: Story, replay: Replay | str) -> list[Block]:
     return [*failures, Widget("top.html.j2", {"title": title, "story": story})]
 
 
-def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
+def _gap(story: Story, saving: Mapping[str, Recoverable], pace: float) -> Section:
     from chopper.reports import figures
 
     known = story.ideal_per_window_ns is not None
@@ -507,7 +532,7 @@ def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
         id="gap",
         intro=f"{begins} Mean per {story.traced_unit} over {_windows(story)}. Every nanosecond is "
         "in exactly one bar.",
-        blocks=(waterfall, *_causes(story, saving, "html")),
+        blocks=(waterfall, *_causes(story, saving, pace, "html")),
     )
 
 

@@ -54,6 +54,8 @@ class Story:
         tracing: which steps the step time is of, and the tracing overhead; empty where all are
             traced.
         scale: untraced over traced time, where tracing made the steps much longer; else None.
+        idle_scale: the same of the device's idle time alone, where the device's own work fits into
+            an untraced step; None where the host computes, or it does not.
         traced_unit: ``traced step`` where untraced ones are the step time, else the unit.
         ideal_per_window_ns: None when unknown, for ``ideal_reason``.
     """
@@ -68,10 +70,22 @@ class Story:
         self.step = run.step_time()
         self.tracing = tracing(self.step)
         self.scale = self.step.scale if self.step.is_slowed_by_tracing else None
+        self.idle_scale = self._idle_scale()
         self.traced_unit = f"traced {self.unit}" if self.tracing else self.unit
         self.observed_per_window_ns = run.observed_ns / self.windows
         self.ideal_per_window_ns = run.ideal_ns / self.windows if run.ideal_ns else None
         self.ideal_reason = "" if run.ideal_ns else _why_no_ideal(run)
+
+    def _idle_scale(self) -> float | None:
+        idle_ns = sum(r.time_ns for r in self.run.causes() if r.id == "idle")
+        if (
+            self.scale is None
+            or not idle_ns
+            or all(_on_host(self.run, r.rank) for r in self.run.ranks)
+        ):
+            return None
+        left_ns = idle_ns - self.run.observed_ns * (1 - self.scale)
+        return left_ns / idle_ns if left_ns > 0 else None
 
     def table(self, view: str) -> pa.Table:
         """Return a view of the run."""

@@ -55,7 +55,7 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
                             _unit(prediction),
                         )
                     ),
-                    _recoverable(prediction.observed, replay.recoverable()),
+                    _recoverable(prediction, replay.recoverable()),
                 )
             ),
             *_energy(prediction),
@@ -71,14 +71,19 @@ def notebook_page(prediction: WhatIf) -> Page:
 
 def _unit(prediction: WhatIf) -> str:
     unit = "step" if next(iter(prediction.steps), None) is not None else "window"
-    return unit if prediction.observed.step_time().untraced is None else f"traced {unit}"
+    is_traced = prediction.pace == 1 and prediction.observed.step_time().untraced is not None
+    return f"traced {unit}" if is_traced else unit
 
 
 def _headline(prediction: WhatIf) -> str:
     observed = f"A {_unit(prediction)} takes {fmt.duration(prediction.observed_step_ns)}"
     predicted = fmt.duration(prediction.predicted_step_ns)
+    if prediction.pace < 1:
+        takes = fmt.duration(prediction.observed_step_ns)
+        observed = f"Replayed without tracing, a {_unit(prediction)} takes {takes}"
     if not prediction.changes:
-        return f"{observed}; replayed without changes, {predicted}."
+        again = f"; replayed without changes, {predicted}" if prediction.pace == 1 else ""
+        return f"{observed}{again}."
     if prediction.predicted_ci95_ns is not None:
         predicted += f" ({fmt.interval(prediction.predicted_ci95_ns)})"
     saved = prediction.saved_ratio
@@ -104,8 +109,15 @@ def _details(prediction: WhatIf) -> list[str]:
         )
     step = prediction.observed.step_time()
     if step.untraced is not None:
-        line = f"A step without a trace takes {fmt.duration(step.untraced.value_ns)}"
-        if prediction.changes and step.is_slowed_by_tracing:
+        takes = fmt.duration(step.untraced.value_ns)
+        line = f"A step without a trace takes {takes}"
+        if prediction.pace < 1:
+            line = (
+                f"The steps without a trace took {takes}, those with one "
+                f"{fmt.duration(step.traced_mean_ns)}. The host's work is taken to last "
+                f"{fmt.ratio(prediction.pace)} of its traced time, or less"
+            )
+        elif prediction.changes and step.is_slowed_by_tracing:
             line += f"; scaled to it, predicted {fmt.duration(prediction.untraced_step_ns)}"
         lines.append(f"{line}.")
     return lines
@@ -118,7 +130,7 @@ def _per_window(attribution: Attributed) -> dict[str, float]:
 
 def _causes(prediction: WhatIf) -> Section:
     """Show the causes of both, per rank and step, in the order of the tree."""
-    before, after = _per_window(prediction.observed), _per_window(prediction.attribution)
+    before, after = _per_window(prediction.unchanged), _per_window(prediction.attribution)
     total = max(sum(v for c, v in before.items() if "." not in c), 1.0)
     rows = []
     for cause in CAUSES:
@@ -131,10 +143,13 @@ def _causes(prediction: WhatIf) -> Section:
     return Section(title="Causes, per rank and step", blocks=(table,))
 
 
-def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> Section:
+def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Section:
     """Show the predicted saving of each cause, the largest first."""
+    attribution = prediction.observed
     windows = max(int(attribution.windows.num_rows), 1)
     step_ns = attribution.observed_ns / windows or 1
+    if prediction.pace < 1:
+        step_ns = prediction.observed_step_ns
     leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
     same = {(row.time_ns, row.parent) for row in leaves}

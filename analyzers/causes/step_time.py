@@ -38,6 +38,9 @@ _LONG_MOST = 0.1
 """Where more of the steps are long, they recur within what a step is: they are no kind."""
 _UNEVEN = 1.2
 _NEARBY_STEPS = 5
+_DRAINED_STEPS = 3
+"""It takes a host more than one step to fill the launch queue, unless the device is busy for long:
+the first one may be slow because writing the trace took the caches."""
 _WARM_UP_RATIO = 1.2
 _WARM_UP_DEVIATIONS = 5 * 1.4826
 """Median absolute deviations to standard deviations of normal noise, five of them."""
@@ -125,11 +128,12 @@ def step_time(
             else f"fewer than {MIN_STEPS} {kind} steps ran without a trace"
         )
         untraced = None
-    tracing = interval = nearby = None
+    tracing = interval = nearby = drained = None
     if mine is not None and untraced is not None and traced_ns is not None:
         tracing = traced_ns - untraced.value_ns
         chosen = (names == kind) & recorded.untraced
         nearby = _nearby(recorded, chosen, mine.traced_steps)
+        drained = _drained(recorded, chosen)
         half = excess_half_width(lengths, recorded.length_ns[chosen], untraced.statistic)
         interval = None if half is None else (round(tracing - half), round(tracing + half))
     return StepTime(
@@ -144,6 +148,7 @@ def step_time(
         tracing_ns=tracing,
         tracing_ci95_ns=interval,
         nearby_ns=nearby,
+        drained_ns=drained,
         kinds=kinds,
         outside=_outside(ranks),
     )
@@ -333,6 +338,20 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
         lengths[numbers < traced[0]][-_NEARBY_STEPS:], lengths[numbers > traced[-1]][:_NEARBY_STEPS]
     )
     return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
+
+
+def _drained(recorded: _Recorded, chosen: np.ndarray) -> int | None:
+    """Shortest of the chosen steps right after a trace, mean over traces; None without any."""
+    numbers, lengths = recorded.numbers, recorded.length_ns
+    ends = np.flatnonzero(~recorded.untraced[:-1] & recorded.untraced[1:])
+    shortest = []
+    for end in ends:
+        ahead = numbers[end + 1 :][:_DRAINED_STEPS] - numbers[end] <= _DRAINED_STEPS
+        near = slice(end + 1, end + 1 + len(ahead))
+        quick = lengths[near][ahead & chosen[near]]
+        if len(quick):
+            shortest.append(float(quick.min()))
+    return round(float(np.mean(shortest))) if shortest else None
 
 
 def _outside(ranks: Sequence[RankSteps]) -> Outside | None:

@@ -64,7 +64,8 @@ class WhatIf:
 
     Attributes:
         changes: the changes, in words.
-        observed_step_ns, predicted_step_ns: mean window over ranks and steps.
+        observed_step_ns, predicted_step_ns: mean window over ranks and steps, without the changes
+            and with them; both are replayed where the host's pace is not 1.
         predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
             saved, from the variation of steps and, where the clock changes, the errors of the
             kernels' sensitivities to it; None with fewer than three steps.
@@ -72,6 +73,10 @@ class WhatIf:
         error_ratio: relative error of the unmodified replay.
         notes: what limits the prediction.
         attribution: of the replayed schedule.
+        observed: the run.
+        unchanged: attribution of the replay without changes, where the host's pace is not 1; else
+            that is the run's.
+        pace: share of its traced time that the host's work is taken to last without tracing.
         reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
         energy: energy and cost of a step, where the clock changes; else None.
@@ -88,6 +93,8 @@ class WhatIf:
     notes: list[str]
     attribution: Attributed
     observed: Attributed
+    unchanged: Attributed
+    pace: float = 1.0
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
     energy: StepEnergy | None = None
@@ -100,7 +107,10 @@ class WhatIf:
     @property
     def untraced_step_ns(self) -> float:
         """The predicted step, scaled to untraced steps; unscaled where all are traced."""
-        return self.predicted_step_ns * self.observed.step_time().scale
+        untraced = self.observed.step_time().untraced
+        if untraced is None or not self.observed_step_ns:
+            return self.predicted_step_ns
+        return self.predicted_step_ns * untraced.value_ns / self.observed_step_ns
 
     @property
     def next_bottleneck(self) -> CauseRow | None:
@@ -123,6 +133,7 @@ class WhatIf:
             "observed_step_ns": round(self.observed_step_ns),
             "predicted_step_ns": round(self.predicted_step_ns),
             "predicted_untraced_step_ns": round(self.untraced_step_ns),
+            "host_pace_ratio": self.pace,
             "predicted_ci95_ns": _rounded(self.predicted_ci95_ns),
             "saved_step_ns": round(self.observed_step_ns - self.predicted_step_ns),
             "saved_ratio": self.saved_ratio,

@@ -167,7 +167,8 @@ def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: 
         return
     scenario.freed[place] = gone, waited - gone
     if preparing in leaves:
-        scenario.part_scale[place] = without_core_wait(fact.node, fact.of_windows(preparing))
+        left = without_core_wait(fact.node, fact.of_windows(preparing))
+        scenario.part_scale[place] = left * scenario.part_scale.get(place, 1.0)
 
 
 def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:

@@ -14,6 +14,7 @@ from chopper.analyzers.replay.answers import WhatIf, summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
+from chopper.analyzers.replay.pace import host_pace, set_pace, without_device
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
@@ -76,8 +77,40 @@ class Replay:
         return other
 
     def scenario(self) -> Scenario:
-        """A scenario without changes."""
-        return Scenario(self.base)
+        """A scenario without changes, at the host's pace without tracing."""
+        scenario = Scenario(self.base)
+        if self.pace < 1:
+            set_pace(scenario, self.pace)
+        return scenario
+
+    @cached_property
+    def pace(self) -> float:
+        """Share of its traced time that the host's work takes without tracing; 1 if not known."""
+        step = self.run.step_time()
+        host_only = all(node.joined.host_only for node in self.base.graph.ranks)
+        if host_only or step.untraced is None or not any(c.any() for c in self.counted):
+            return 1.0
+        slowed = step.untraced.value_ns if step.is_tracing_certain else None
+        return host_pace(self._step_at, slowed, step.drained_ns)
+
+    def _step_at(self, pace: float, is_host_alone: bool) -> float:
+        """Return the mean window at a pace of the host, with the device or without."""
+        scenario = Scenario(self.base)
+        set_pace(scenario, pace)
+        if is_host_alone:
+            without_device(scenario)
+        return sum(self.totals(scenario.solve())) / sum(int(c.sum()) for c in self.counted)
+
+    def at_traced_pace(self) -> Replay:
+        """Return the same replay with the host as slow as it was while it was traced."""
+        other = copy(self)
+        other.__dict__ |= {"pace": 1.0, "untraced": self.unmodified}
+        return other
+
+    @cached_property
+    def untraced(self) -> Outcome:
+        """The run without changes at the host's pace without tracing."""
+        return self.unmodified if self.pace == 1 else self.scenario().solve()
 
     def _error(self) -> float:
         """Relative distance of the unmodified replay from the observed time, over windows."""
@@ -197,11 +230,12 @@ class Replay:
         return Recoverable(round(observed - predicted), low_high)
 
     def compared(self, outcome: Outcome) -> dict[int, tuple[int, float, int]]:
-        """Return by step, -1 for windows without a number, its observed and predicted time.
+        """Return by step, -1 for windows without a number, its time before and after the changes.
 
-        Both are summed over its rank windows, whose count stands beside them.
+        Both are at the host's pace without tracing, and summed over its rank windows, whose count
+        stands beside them.
         """
-        observed, predicted = self._windows(self.unmodified), self._windows(outcome)
+        observed, predicted = self._windows(self.untraced), self._windows(outcome)
         steps: dict[int, tuple[int, float, int]] = {}
         for number in [n for n in observed if n in predicted]:
             (before, windows), (after, as_many) = observed[number], predicted[number]
@@ -285,11 +319,12 @@ class Prediction:
             return {node.rank: alike for node in ranks}
         return {node.rank: tables(self.outcome, place) for place, node in enumerate(ranks)}
 
-    def answer(self, attribution: Attributed) -> WhatIf:
+    def answer(self, attribution: Attributed, unchanged: Attributed | None = None) -> WhatIf:
         """Put the changed run beside the observed one.
 
         Args:
             attribution: of :meth:`tables`, in any steps.
+            unchanged: the same of the replay without changes; None where that is the run as it was.
         """
         replay = self.replay
         replayed = attribution.of_steps(self.steps)
@@ -310,6 +345,8 @@ class Prediction:
             notes=[*replay.notes, *self.notes, *self._limits(replayed)],
             attribution=replayed,
             observed=replay.run,
+            unchanged=replay.run if unchanged is None else unchanged.of_steps(self.steps),
+            pace=replay.pace,
             reference_rank=None
             if self.reference is None
             else replay.base.graph.ranks[self.reference].rank,
