@@ -523,6 +523,9 @@ FIELDS = {
         "short) of each. Nothing of them is in the times here.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
+        "host_pace_ratio": "Savings are of a step in which the host's work takes this share of its "
+        "traced time; 1: of traced steps; null where the run cannot be replayed: "
+        "[the pace of the host](../concepts/replay.md#the-pace-of-the-host).",
         "actions": "What to try, the most recoverable time first, all of them; null where the run "
         "cannot be replayed: [patterns](../detectors/index.md).",
         "actions_failed": "Pattern → why it could not be looked for, by a failure in Chopper; "
@@ -596,7 +599,8 @@ FIELDS = {
         "title": "What was seen, in words.",
         "recoverable_step_ns": "What a step would take less without it.",
         "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
-        "share_ratio": "`recoverable_step_ns` as a share of the observed step.",
+        "share_ratio": "`recoverable_step_ns` as a share of the step that it is of, see "
+        "`host_pace_ratio`.",
         "phase": "Phase that holds most of its time; null for none.",
         "layer": "Layer that does.",
         "op": "Operator that does.",

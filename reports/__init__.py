@@ -91,4 +91,5 @@ def document(attribution: Attributed) -> dict[str, Any]:
         view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
         processes.described(path) if path else (),
         None if tried is None else tried.failed,
+        None if tried is None else tried.pace,
     )

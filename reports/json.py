@@ -23,6 +23,7 @@ def attribution_json(
     utilization: Sequence[Mapping[str, Any]] = (),
     processes: Sequence[SubRun] = (),
     failed: Mapping[str, str] | None = None,
+    pace: float | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form of an attribution.
 
@@ -32,6 +33,7 @@ def attribution_json(
         utilization: rows of the view of that name.
         processes: of the run that are no ranks.
         failed: pattern → why it could not be looked for.
+        pace: share of its traced time that the host's work takes in the step of savings.
     """
     by_rank = {g.key: g.causes for g in answer.by("rank")}
     whole = answer.whole
@@ -69,6 +71,7 @@ def attribution_json(
             }
             for c in answer.causes()
         ],
+        "host_pace_ratio": pace,
         "actions": None if actions is None else [*actions],
         "actions_failed": dict(failed or {}),
         "ceilings": [
