@@ -36,19 +36,13 @@ def attribution_json(
         pace: share of its traced time that the host's work takes in the step of savings.
     """
     by_rank = {g.key: g.causes for g in answer.by("rank")}
-    whole = answer.whole
     return {
         "schema": SCHEMA,
         "run": answer.source,
         "observed_ns": answer.observed_ns,
         "ideal_ns": None if answer.withholds("compute.ideal") else answer.ideal_ns,
         "steps": answer.steps,
-        "all_kinds": {
-            "observed_ns": whole.observed_ns,
-            "ideal_ns": None if whole.withholds("compute.ideal") else whole.ideal_ns,
-            "steps": whole.steps,
-            "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
-        },
+        "all_kinds": _all_kinds(answer.whole),
         "step_time": answer.step_time().to_dict(),
         "step_time_ns": answer.step_time_ns(),
         "ranks": [
@@ -98,6 +92,15 @@ def attribution_json(
             }
             for held in answer.withheld
         ],
+    }
+
+
+def _all_kinds(whole: Attribution) -> dict[str, Any]:
+    return {
+        "observed_ns": whole.observed_ns,
+        "ideal_ns": None if whole.withholds("compute.ideal") else whole.ideal_ns,
+        "steps": whole.steps,
+        "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
     }
 
 
