@@ -333,10 +333,7 @@ def _untraced(story: Story, cause: CauseRow | None) -> tuple[str, ...]:
         return ()
     if cause is None:
         return (fmt.duration(story.observed_per_window_ns * story.scale),)
-    scale = story.scale
-    if story.idle_scale is not None:
-        scale = story.idle_scale if cause.id.split(".")[0] == "idle" else 1.0
-    return (fmt.duration(cause.time_ns / story.windows * scale),)
+    return (fmt.duration(story.untraced_ns(cause) / story.windows),)
 
 
 def _saving_hint(saving: Recoverable) -> str:

@@ -76,6 +76,13 @@ class Story:
         self.ideal_per_window_ns = run.ideal_ns / self.windows if run.ideal_ns else None
         self.ideal_reason = "" if run.ideal_ns else _why_no_ideal(run)
 
+    def untraced_ns(self, cause: CauseRow) -> float:
+        """Return the time of a cause in steps without a trace, where that is another one."""
+        scale = self.scale or 1.0
+        if self.idle_scale is not None:
+            scale = self.idle_scale if cause.id.split(".")[0] == "idle" else 1.0
+        return cause.time_ns * scale
+
     def _idle_scale(self) -> float | None:
         idle_ns = sum(r.time_ns for r in self.run.causes() if r.id == "idle")
         if (
@@ -103,7 +110,7 @@ class Story:
     def top(self) -> list[tuple[CauseRow, list[Evidence]]]:
         """The three largest causes, those that are known first, and what holds most of each."""
         rows = [r for r in self.run.leaves() if r.id != _IDEAL and r.time_ns > 0]
-        rows.sort(key=lambda r: r.id in _UNKNOWN)
+        rows.sort(key=lambda r: (r.id in _UNKNOWN, -self.untraced_ns(r)))
         return [(row, evidence(self, row.id)) for row in rows[:3]]
 
     @cached_property
