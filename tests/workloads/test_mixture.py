@@ -243,8 +243,9 @@ from chopper.workloads import shards
 from tests.workloads import made_mixtures
 import os
 shards.READ_TIMEOUT_S = 0.5
+opened = shards.OpenSources(made_mixtures.sources("hangs"))
 try:
-    shards.OpenSources(made_mixtures.sources("hangs")).read_all([(1, 2), (0, 1)], ThreadPoolExecutor(2))
+    opened.read_all([(1, 2), (0, 1)], ThreadPoolExecutor(2))
 except shards.SourceError as exc:
     print(exc, flush=True)
 made_mixtures.HOME.cleanup()
