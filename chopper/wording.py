@@ -17,6 +17,7 @@ from chopper.kernel_names import without_suffixes
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
 _DAYS_FROM_NS = 4 * 86400e9
+_MOST_RATIO = 1e4
 
 
 def _known(show: Callable[[float], str]) -> Callable[[float | None], str]:
@@ -83,8 +84,15 @@ def ratio(value: float) -> str:
 
 
 def percent(value: float | None, digits: str = ".1f") -> str:
-    """Format a ratio as a percentage with these digits and sign: ``+4.2 %``, ``−0.35 %``."""
-    return UNKNOWN if value is None else f"{value * 100:{digits}} %".replace("-", "−")
+    """Format a ratio as a percentage with these digits and sign: ``+4.2 %``, ``−0.35 %``.
+
+    What is beyond a million percent is shown as such: ``>1000000 %``.
+    """
+    if value is None:
+        return UNKNOWN
+    if abs(value) > _MOST_RATIO:
+        return ">1000000 %" if value > 0 else "<−1000000 %"
+    return f"{value * 100:{digits}} %".replace("-", "−")
 
 
 @_known

@@ -25,6 +25,8 @@ MAX_CHARACTERS = 300
 _ROWS = 20
 _ALSO_NAMING = ("phase", "window")
 """Columns that tell rows apart, wherever they stand."""
+_OFTEN_UNKNOWN = (*_ALSO_NAMING, "micro_steps")
+"""Columns that few recordings can hold: nothing is said where they are empty."""
 _NAMED_ROWS = 4
 
 
@@ -50,7 +52,7 @@ def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | 
     why = [c.name for c in view.columns if c.name in REASONS and c.nullable]
     known = [n for n in shown.column_names if n not in why]
     filled = [n for n in known if table[n].null_count < table.num_rows]
-    unknown = [fmt.heading(n) for n in known if n not in (*filled, *_ALSO_NAMING)]
+    unknown = [fmt.heading(n) for n in known if n not in (*filled, *_OFTEN_UNKNOWN)]
     more = table.num_rows - shown.num_rows
     notes = [f"… {fmt.plural(more, 'more row')} (--top N)"] if more else []
     notes += [f"… unknown in every row: {', '.join(unknown)}"] if unknown else []

@@ -196,6 +196,6 @@ def test_attacks_take_no_time() -> None:
         kernel_names.base_name(name)
         wording.kernel_name(name)
         names.is_communication(name)
-        kernels.kernel_family(name)
+        kernels.kernel_families([name])
         kernels.matmul_dtype(None, name)
     assert time.process_time() - begin < 20

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chopper.errors import InputError
+from chopper.storage.remote import opened
 from chopper.workloads.mixture import (
     VOCABULARY,
     Ints,
@@ -52,25 +53,12 @@ def _why(exc: Exception) -> str:
     return ": ".join([type(exc).__name__, *str(exc).splitlines()[:1]])
 
 
-def _files(address: str) -> tuple[Any, str]:
-    """File system of an address, and the path in it."""
-    try:
-        import fsspec
-    except ImportError:
-        raise InputError(
-            f"{address}: needs fsspec, which is not installed: "
-            "pip install 'chopper-profiler[remote]'"
-        ) from None
-    fs, path = fsspec.core.url_to_fs(address)
-    return fs, str(path)
-
-
 def matching(pattern: str) -> list[str]:
     """Return the files that a pattern matches, sorted."""
     if "://" not in pattern:
         return sorted(glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
     try:
-        fs, path = _files(pattern)
+        fs, path = opened(pattern)
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
     except InputError:
         raise
@@ -81,7 +69,7 @@ def matching(pattern: str) -> list[str]:
 def _opened(path: str) -> BinaryIO:
     if "://" not in path:
         return Path(path).open("rb")
-    fs, name = _files(path)
+    fs, name = opened(path)
     return cast(BinaryIO, fs.open(name, "rb"))
 
 
@@ -91,7 +79,7 @@ def _range(path: str, offset: int, size: int) -> bytes:
         with Path(path).open("rb", buffering=0) as file:
             file.seek(offset)
             return file.read(size)
-    fs, name = _files(path)
+    fs, name = opened(path)
     return bytes(fs.cat_file(name, start=offset, end=offset + size))
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from chopper.errors import reason_of
 from chopper.models.architectures import Architecture
 from chopper.workloads.llama import SIZES, Llama, initial_value, optimizer_of, rotary_table
 from chopper.workloads.offload_trainers import Trainer
@@ -39,6 +40,7 @@ class Store:
 
     def __init__(self, directory: Path, size_bytes: int) -> None:
         self.read_bytes = self.written_bytes = 0
+        self._directory = directory
         self._file, name = tempfile.mkstemp(prefix="chopper-weights-", dir=directory)
         Path(name).unlink()
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
@@ -48,19 +50,26 @@ class Store:
 
     def read(self, into: memoryview, at: int) -> None:
         """Fill a buffer from a place in the file."""
-        done = 0
-        while done < len(into):
-            part = into[done : done + MOST_BYTES]
-            done += os.preadv(self._file, [part], at + done)
-        self.read_bytes += done
+        self._transfer(os.preadv, into, at)
+        self.read_bytes += len(into)
 
     def write(self, data: memoryview, at: int) -> None:
         """Write a buffer at a place in the file."""
+        self._transfer(os.pwritev, data, at)
+        self.written_bytes += len(data)
+
+    def _transfer(
+        self, call: Callable[[int, list[memoryview], int], int], data: memoryview, at: int
+    ) -> None:
         done = 0
-        while done < len(data):
-            part = data[done : done + MOST_BYTES]
-            done += os.pwritev(self._file, [part], at + done)
-        self.written_bytes += done
+        try:
+            while done < len(data):
+                done += call(self._file, [data[done : done + MOST_BYTES]], at + done)
+        except OSError as exc:  # full, say
+            raise SystemExit(
+                f"offload: {self._directory}: layers cannot be kept there ({reason_of(exc)}); "
+                "choose another --scratch"
+            ) from exc
 
 
 def padded(size_bytes: int) -> int:

@@ -138,9 +138,10 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     if jumps > 0:
         yield finding("steps.not_consecutive", count=jumps, times=plural(jumps, "time"))
     lengths_ns = np.diff(windows.bounds_ns)[windows.recorded]
-    median_ms, longest_ms = float(np.median(lengths_ns)) / 1e6, float(lengths_ns.max()) / 1e6
-    if len(lengths_ns) > 2 and longest_ms > 3 * median_ms > 0:
-        yield finding("steps.uneven", median_ms=median_ms, longest_ms=longest_ms)
+    if len(lengths_ns) > 2:
+        median_ms, longest_ms = float(np.median(lengths_ns)) / 1e6, float(lengths_ns.max()) / 1e6
+        if longest_ms > 3 * median_ms > 0:
+            yield finding("steps.uneven", median_ms=median_ms, longest_ms=longest_ms)
 
 
 def _settling_count(joined: JoinedRank, links: Links) -> int:

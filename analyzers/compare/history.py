@@ -59,7 +59,9 @@ Verdict = Literal[
 ]
 
 
-_Duration = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
+_MOST_NS = 2**62
+_MOST_LOG = math.log(_MOST_NS)
+_Duration = Annotated[int, msgspec.Meta(gt=0, le=_MOST_NS)]
 
 
 class PastRun(msgspec.Struct, kw_only=True, frozen=True):
@@ -359,11 +361,16 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
         reference=tuple(levels[-1]),
         reference_ns=round(math.exp(found.level)),
         spread_ratio=spread,
-        limit_ratio=math.expm1(limit),
-        detectable_ratio=math.expm1(found.detectable(ERROR_RATE, _POWER)),
+        limit_ratio=_change(limit),
+        detectable_ratio=_change(float(found.detectable(ERROR_RATE, _POWER))),
         causes=_growths(run, levels),
     )
     return _told(judged)
+
+
+def _change(log: float) -> float:
+    """Return the change that a difference of logarithms is; none of durations is larger."""
+    return math.expm1(min(log, _MOST_LOG))
 
 
 def _told(judged: Judgement) -> Judgement:

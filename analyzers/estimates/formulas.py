@@ -1,7 +1,6 @@
 """Published formulas of memory, to print next to the estimate.
 
-Sources: ZeRO (arXiv 1910.02054), DeepSpeed's own estimators, and the rule of thumb of 40 bytes per
-parameter.
+Sources: ZeRO (arXiv 1910.02054), and the rule of thumb of 40 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ RULE_BYTES_PER_PARAMETER = 40
 RULE_DEVICE_BYTES = 80 * 10**9
 RULE_TABLE_COUNT = (10**9, 7 * 10**9, 13 * 10**9, 70 * 10**9, 175 * 10**9)
 RULE_FAULTS = assumed("rule_of_thumb")
-_BUFFER_RATIO = 1.5
-"""DeepSpeed's allowance for buffers on the host."""
 
 
 def rule_of_thumb(parameters_count: int) -> tuple[int, int]:
@@ -44,39 +41,3 @@ def zero_states_bytes(
     whole = sum(size for first, size in ((1, optimizer_bytes), (2, 2), (3, 2)) if stage < first)
     everything = 4 + optimizer_bytes
     return whole * parameters_count + (everything - whole) * parameters_count / ranks_count
-
-
-def deepspeed_zero2_bytes(
-    parameters_count: int, gpus_count: int, *, offload: bool
-) -> tuple[float, float]:
-    """DeepSpeed's estimate for stage 2, as its ``estimate_zero2_model_states_mem_needs``.
-
-    Returns:
-        Bytes per GPU, and of host memory per node where all GPUs are of one node.
-    """
-    psi, g = parameters_count, gpus_count
-    if offload:
-        return 2.0 * psi, psi * max(4 * g, 16) * _BUFFER_RATIO
-    return 2 * psi + 18 * psi / g, 0.0
-
-
-def deepspeed_zero3_bytes(
-    parameters_count: int,
-    largest_layer_count: int,
-    gpus_count: int,
-    *,
-    offload: str = "none",
-) -> tuple[float, float]:
-    """DeepSpeed's estimate for stage 3, as its ``estimate_zero3_model_states_mem_needs``.
-
-    `offload` is "none", "optimizer" or "parameters".
-
-    Returns:
-        Bytes per GPU, and of host memory of one node.
-    """
-    psi, largest = parameters_count, 4.0 * largest_layer_count
-    if offload == "parameters":
-        return largest, 18 * psi * _BUFFER_RATIO
-    if offload == "optimizer":
-        return largest + 2 * psi / gpus_count, 16 * psi * _BUFFER_RATIO
-    return largest + 18 * psi / gpus_count, 0.0

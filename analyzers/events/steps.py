@@ -15,6 +15,8 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
 
 _EMBEDDING = "aten::embedding"
+_TENSOR_PARALLEL = ("tp", "mesh_tp", "tensor_parallel", "tensor_model_parallel_group")
+"""Descriptions of process groups: DeviceMesh, DeepSpeed and Megatron."""
 
 
 def windows_of(run: Attributed, rank: int) -> pa.Table:
@@ -83,8 +85,10 @@ def tokens_of_steps(
 ) -> tuple[np.ndarray, str]:
     """Return the tokens of steps, NaN where not known, and who counted them. STEP_WORK -> tokens.
 
-    Summed over ranks: by the program's count, or of a mean step by its embedding.
+    Summed over ranks: by the program's count, or of a mean step by its embedding. Ranks of one
+    tensor-parallel group work on the same tokens, which count once.
     """
+    ranks = _with_own_tokens(run, ranks)
     counted = [run.recording.table(rank, "step_work") for rank in ranks]
     if all(table.num_rows for table in counted):
         work = pa.concat_tables(table.select(["step", "tokens_count"]) for table in counted)
@@ -97,6 +101,18 @@ def tokens_of_steps(
         traced = table.filter(table["traced"]).num_rows if table.num_rows else 1
         per_step += (tokens_of(run, rank) or np.nan) / (traced or np.nan)
     return np.full(len(numbers), per_step), "embeddings of traced steps"
+
+
+def _with_own_tokens(run: Attributed, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks without those that share the tokens of an earlier one."""
+    sharing: set[int] = set()
+    for part in run.recording.manifest.ranks:
+        for group in part.process_groups:
+            members = group.get("ranks")
+            named = str(group.get("pg_desc", "")).lower() in _TENSOR_PARALLEL
+            if named and isinstance(members, list):
+                sharing.update([rank for rank in ranks if rank in members][1:])
+    return tuple(rank for rank in ranks if rank not in sharing)
 
 
 def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:

@@ -92,13 +92,8 @@ _KINDS = tuple(
 )
 
 
-def kernel_family(name: str) -> str | None:
-    """The family that a kernel's name tells: "gemm", "conv", "sdpa", "vector"; None if nothing."""
-    return next((family for family, found in _KINDS if found(name)), None)
-
-
 def kernel_families(values: Sequence[str]) -> list[str | None]:
-    """The family of each of many names, as :func:`kernel_family` gives it."""
+    """Families that kernels' names tell: "gemm", "conv", "sdpa", "vector"; None if nothing."""
     families: list[str | None] = [None] * len(values)
     rows = np.arange(len(values))
     for family, found in _KINDS:

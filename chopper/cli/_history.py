@@ -85,7 +85,9 @@ def judged(
 
     run = past_run(shared.attributed([source]))
     judgement = judge(run, history, find_ratio=find_percent / 100)
-    new_level = accept and is_new_level(judgement)
+    new_level = (accept and is_new_level(judgement)) or any(
+        earlier.accepted for earlier in history if earlier.id == run.id
+    )
     if accept or (add_run and adds(judgement)):
         add(folder, msgspec.structs.replace(run, accepted=new_level))
         outcome = "added to the history" + (" as a new level" if new_level else "")

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.errors import InputError, OutputError, SchemaError, reason_of
 from chopper.storage.files import inside
-from chopper.storage.streams import arrow_errors, one_line
+from chopper.storage.streams import TIME_MOST_NS, arrow_errors, one_line
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -252,6 +253,21 @@ def blocks(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             yield from opened.iter_batches(_ROW_GROUP, columns=columns)
     except arrow_errors() as exc:
         raise _unreadable(path, exc) from exc
+
+
+def check(path: Path, name: str) -> None:
+    """Check the file of a table that others may have written: its columns and its times.
+
+    Raises:
+        InputError: it is damaged, not this table, or holds times that no clock shows.
+    """
+    columns = read(path, name, np.zeros((0, 2), dtype=np.int64)).column_names
+    for column in {"start_ns", "end_ns", "time_ns", "dur_ns"} & {*columns}:
+        least = 0 if column == "dur_ns" else -TIME_MOST_NS
+        for block in blocks(path, [column]):
+            of = pc.min_max(block[column]).as_py()
+            if of["min"] is not None and (of["min"] < least or of["max"] > TIME_MOST_NS):
+                raise InputError(f"{path}: {column} holds an impossible time")
 
 
 class _Tables(dict[str, pa.Table]):

@@ -158,7 +158,7 @@ def restored(address: str, below: str) -> Path:
 def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
     with _explained(address, InputError, "read"):
         if _scheme(address) in ("file", "local"):
-            return (_opened(address)[1],)
+            return (opened(address)[1],)
         listing = _listing(address)
         if address not in _address_by_folder.values():
             try:
@@ -173,7 +173,7 @@ def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
 
 @functools.cache
 def _listing(address: str) -> _Listing:
-    fs, path = _opened(address)
+    fs, path = opened(address)
     files, base, is_whole = _listed(fs, path, address)
     folder = copies_of(address)
     _shown_by_key[folder.name] = without_secrets(_shown(address, fs, base))
@@ -186,8 +186,12 @@ def _listing(address: str) -> _Listing:
     )
 
 
-def _opened(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it."""
+def opened(address: str) -> tuple[Any, str]:
+    """Return the file system of an address, as fsspec has it, and the path in it.
+
+    Raises:
+        InputError: fsspec is not installed.
+    """
     try:
         import fsspec
     except ImportError:
@@ -411,7 +415,7 @@ def upload(folder: Path, address: str) -> None:
         OutputError: it cannot be written.
     """
     with _explained(address, OutputError, "written"):
-        fs, path = _opened(address)
+        fs, path = opened(address)
         path = path.rstrip("/")
         place = f"{path}/{MANIFEST}"
         if fs.exists(place):
@@ -439,7 +443,7 @@ def check_upload(address: str, *, force: bool) -> None:
         OutputError: it holds a run and ``force`` is not given, or files that are no part of a run.
     """
     with _explained(address, OutputError, "written"):
-        fs, path = _opened(address)
+        fs, path = opened(address)
         if "http" in _names_of(fs):
             raise OutputError(f"{address}: is only read; choose a path or a store for -o")
         path = path.rstrip("/")

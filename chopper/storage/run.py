@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.arrow import require_pandas, with_column
-from chopper.errors import RunFormatError, printable
+from chopper.errors import printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest
@@ -113,16 +113,6 @@ class Run:
         for part in sorted(self.manifest.ranks, key=lambda part: part.rank):
             named.setdefault((part.hostname, part.host), []).append(part.rank)
         return named
-
-    def rank_dir(self, rank: int) -> Path:
-        """Return the folder of one rank.
-
-        Raises:
-            RunFormatError: the run is in memory only, or the folder is a link.
-        """
-        if self.path is None:
-            raise RunFormatError(f"{self.source}: was loaded from traces and has no directory")
-        return inside(self.path, rank_dir_name(rank))
 
     def table(self, rank: int, name: str) -> pa.Table:
         """Return a table of one rank, empty when nothing was recorded for it.

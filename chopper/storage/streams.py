@@ -25,7 +25,8 @@ CHECKSUM = b"chopper.crc32"
 """Key of a batch's metadata: CRC-32 of the bytes of the file before the batch, in hexadecimal."""
 _TRAILER = b"chopper.crc32="
 """Follows the end mark of a stream; then the CRC-32 of all bytes before it, in hexadecimal."""
-_TIME_MOST_NS = 1 << 61
+TIME_MOST_NS = 1 << 61
+"""Differences of times must fit into 64 bits."""
 _FLUSH_NS = 1_000_000_000
 
 
@@ -146,9 +147,8 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
     finding = None
     rows_count = table.num_rows
     for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):
-        # Differences of times must fit into 64 bits.
-        early = pc.less(table[column], -_TIME_MOST_NS)
-        late = pc.greater(table[column], _TIME_MOST_NS)
+        early = pc.less(table[column], -TIME_MOST_NS)
+        late = pc.greater(table[column], TIME_MOST_NS)
         table = table.filter(pc.invert(pc.fill_null(pc.or_(early, late), fill_value=False)))
     if table.num_rows < rows_count:
         finding = Finding(

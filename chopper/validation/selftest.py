@@ -9,6 +9,7 @@ NotPossible.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,10 @@ class Machine:
         command = _command(self, name, target)
         if shutil.which(command[0]) is None:
             raise NotPossible(f"{command[0]} is not installed")
+        if importlib.util.find_spec("torch") is None:
+            raise NotPossible(
+                "PyTorch is not installed: pip install 'chopper-profiler[torch]', then check again"
+            )
         left_s = self._end_s - time.monotonic()
         if left_s < 1:
             raise NotPossible("the time for all checks was over before this one")

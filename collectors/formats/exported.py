@@ -1,12 +1,15 @@
 """Timelines that ``chopper export --to perfetto`` wrote: each carries the run that it shows.
 
 The value of the key ``chopperRun``, before the events, is an object: file of a run directory → its
-content in base64. Viewers skip keys that they do not know.
+content in base64; then ``sha256``, of the names and contents. Viewers skip keys that they do not
+know.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +22,11 @@ from chopper.limits import Intake
 from chopper.storage import manifest, parquet
 from chopper.storage.files import decode_json, inside
 from chopper.storage.layout import MANIFEST
+from chopper.tables import TABLES
 
 _KEY = "chopperRun"
 _BEGIN = re.compile(rb'"%s"\s*:\s*\{' % _KEY.encode())
+_CHECKSUM = "sha256"
 _END = re.compile(rb',\s*"traceEvents"\s*:\s*\[')
 _END_BYTES = 64
 _VALUE_BYTES = 4
@@ -45,13 +50,17 @@ def sniff(head: bytes) -> bool:
 def encoded(directory: Path) -> Iterator[bytes]:
     """Yield the key and its value for a run directory, in pieces."""
     yield f'"{_KEY}":{{'.encode()
-    for i, file in enumerate(sorted(p for p in directory.rglob("*") if p.is_file())):
-        yield f'{"," if i else ""}"{file.relative_to(directory).as_posix()}":"'.encode()
+    checksum = hashlib.sha256()
+    for file in sorted(p for p in directory.rglob("*") if p.is_file()):
+        name = file.relative_to(directory).as_posix()
+        checksum.update(name.encode())
+        yield f'"{name}":"'.encode()
         with file.open("rb") as opened:
             while block := opened.read(_BLOCK_BYTES):
+                checksum.update(block)
                 yield base64.b64encode(block)
-        yield b'"'
-    yield b"}"
+        yield b'",'
+    yield b'"%s":"%s"}' % (_CHECKSUM.encode(), base64.b64encode(checksum.digest()))
 
 
 def unpack(path: Path, directory: Path) -> None:
@@ -63,14 +72,25 @@ def unpack(path: Path, directory: Path) -> None:
         OSError: the directory cannot be written.
     """
     files = _files(path)
-    for name in files:
+    said, checksum = files.pop(_CHECKSUM, b""), hashlib.sha256()
+    for name, content in files.items():
+        checksum.update(name.encode())
+        checksum.update(content)
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{path}: carries {name!r}, which is no file of a run; export the run again"
             )
     if MANIFEST not in files:
         raise InputError(f"{path}: the run that it carries lacks {MANIFEST}; export the run again")
-    manifest.decode_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
+    run = manifest.decode_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
+    damaged = "of the run that it carries is damaged; export the run again"
+    if said != checksum.digest():
+        raise InputError(f"{path}: the checksum {damaged}")
+    if any(part.traces for part in run.ranks):
+        raise InputError(
+            f"{path}: the run that it carries names raw traces, which no timeline holds; export "
+            "the run again"
+        )
     # Tables are read a stretch at a time where memory is short: only their ratio is checked.
     intake = Intake(path, held_ratio=0)
     for name, content in files.items():
@@ -78,13 +98,21 @@ def unpack(path: Path, directory: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
         if file.suffix == parquet.SUFFIX:
-            try:
+            with _said(f"{path}: {name} {damaged}"):
                 values_count = parquet.values_count(file)
-            except InputError as exc:
-                raise InputError(
-                    f"{path}: {name} of the run that it carries is damaged; export the run again"
-                ) from exc
             intake.check(len(content), values_count * _VALUE_BYTES)
+            if file.stem in TABLES:
+                with _said(f"{path}: {name} {damaged}"):
+                    parquet.check(file, file.stem)
+
+
+@contextlib.contextmanager
+def _said(problem: str) -> Iterator[None]:
+    """Say it of the timeline where a file made of it is damaged."""
+    try:
+        yield
+    except InputError as exc:
+        raise InputError(problem) from exc
 
 
 def _files(path: Path) -> dict[str, bytes]:

@@ -87,6 +87,8 @@ def test_verdict_exit_code_and_what_is_added(
     assert document["run"]["schema"] == "chopper.history/1"
     accepted = [one for one in read(job / "history") if one.accepted]
     assert len(accepted) == ("--accept" in options)
+    compare("--add")
+    assert [one for one in read(job / "history") if one.accepted] == accepted
 
 
 def test_a_history_needs_no_package_of_an_extra(job: Path, monkeypatch) -> None:

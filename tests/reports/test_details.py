@@ -107,6 +107,13 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
     assert to_text.render(details.page(VIEWS["energy"], table.slice(0, 1))).count("- run") == 0
 
 
+def test_nothing_is_said_of_micro_steps_where_no_trainer_told_them() -> None:
+    table = view(EXACT, "steps")
+    assert table["micro_steps"].null_count == table.num_rows
+    shown = to_text.render(details.page(VIEWS["steps"], table))
+    assert "icro" not in shown
+
+
 def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
     row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
     row |= {"source": "reasons", "start_ns": 1}

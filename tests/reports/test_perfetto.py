@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,19 @@ def _damaged(timeline: Path, target: Path, pattern: bytes, by: bytes) -> Path:
     return target
 
 
+def _forged(timeline: Path, target: Path, change: Callable[[dict[str, bytes]], Any]) -> Path:
+    """Change the files that a timeline carries, with the checksum that they then have."""
+    trace = json.loads(gzip.decompress(timeline.read_bytes()))
+    files = {name: base64.b64decode(text) for name, text in trace["chopperRun"].items()}
+    del files["sha256"]
+    change(files)
+    checksum = hashlib.sha256(b"".join(name.encode() + data for name, data in files.items()))
+    files["sha256"] = checksum.digest()
+    trace |= {"chopperRun": {name: base64.b64encode(d).decode() for name, d in files.items()}}
+    target.write_text(json.dumps(trace))
+    return target
+
+
 def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(timeline.read_bytes()[:9000])
@@ -130,31 +145,81 @@ def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) ->
     bad = _damaged(timeline, tmp_path / "bad.json", rb'manifest.json":"....', b'manifest.json":"#!')
     with pytest.raises(InputError, match=r"that it carries is damaged .*; export the run again"):
         chopper.load(bad)
-    leads = _damaged(timeline, tmp_path / "up.json", rb'"manifest.json"', b'"../evil.parquet"')
-    with pytest.raises(InputError, match=r"carries '../evil.parquet', which is no file of a run"):
-        chopper.load(leads)
-    lost = _damaged(timeline, tmp_path / "lost.json", rb'"manifest.json":"[^"]*",', b"")
-    with pytest.raises(InputError, match=r"lost.json: the run that it carries lacks manifest.json"):
-        chopper.load(lost)
-    new = rb"\g<1>" + base64.b64encode(b'{"schema_version": 99}')
-    newer = _damaged(timeline, tmp_path / "newer.json", rb'(manifest.json":")[^"]*', new)
-    with pytest.raises(InputError, match=r"newer.json, .* that it carries: written by a newer"):
-        chopper.load(newer)
-    with pytest.raises(InputError, match=r"table.json: rank-.*device_event.parquet .* is damaged"):
-        chopper.load(_with_table(timeline, tmp_path / "table.json", b"PAR1 nothing PAR1"))
+    table = rb'(device_event.parquet":".{400}).'
+    flip = _damaged(timeline, tmp_path / "flip.json", table, rb"\g<1>/")
+    with pytest.raises(InputError, match=r"flip.json: the checksum of the run .* is damaged; expo"):
+        chopper.load(flip)
+    last = tmp_path / "last.json"
+    trace = json.loads(gzip.decompress(timeline.read_bytes()))
+    last.write_text(json.dumps({"traceEvents": trace.pop("traceEvents"), **trace}))
+    with pytest.raises(InputError, match=r"last.json: carries a run behind its events, .* export"):
+        chopper.load(last)
 
 
-def test_a_timeline_whose_tables_unpack_without_bound_is_refused(
-    timeline: Path, tmp_path: Path
-) -> None:
-    numbers = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
+EVENTS = "rank-00000/device_event.parquet"
+
+
+def _with_traces(files: dict[str, bytes]) -> None:
+    run = json.loads(files["manifest.json"])
+    run["ranks"][0]["traces"] = ["../gone.json.gz"]
+    files["manifest.json"] = json.dumps(run).encode()
+
+
+def _with_times(files: dict[str, bytes]) -> None:
+    events = pq.read_table(io.BytesIO(files[EVENTS]))
+    at = events.schema.get_field_index("start_ns")
+    times = pa.repeat(pa.scalar(-(2**63)), events.num_rows)
+    files[EVENTS] = _parquet(events.set_column(at, events.field(at), times))
+
+
+def _parquet(table: pa.Table) -> bytes:
     content = io.BytesIO()
-    pq.write_table(numbers, content, compression="zstd")
-    bomb = _with_table(timeline, tmp_path / "bomb.json", content.getvalue())
-    with pytest.raises(InputError, match=r"bomb.json: .* of it unpack to 22.9 MiB, more than 200"):
-        chopper.load(bomb)
+    pq.write_table(table, content, compression="zstd")
+    return content.getvalue()
 
 
-def _with_table(timeline: Path, target: Path, content: bytes) -> Path:
-    pattern = rb'(device_event.parquet":")[^"]*'
-    return _damaged(timeline, target, pattern, rb"\g<1>" + base64.b64encode(content))
+ONE_COLUMN = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda files: files.update({"../evil.parquet": b""}),
+            "carries '../evil.parquet', which is no file of a run",
+        ),
+        (lambda files: files.pop("manifest.json"), "the run that it carries lacks manifest.json"),
+        (
+            lambda files: files.update({"manifest.json": b'{"schema_version": 99}'}),
+            "manifest.json of the run that it carries: written by a newer",
+        ),
+        (_with_traces, "the run that it carries names raw traces, which no timeline holds"),
+        (lambda files: files.update({EVENTS: b"PAR1 nothing PAR1"}), f"{EVENTS} .* is damaged"),
+        (lambda files: files.update({EVENTS: _parquet(ONE_COLUMN[:9])}), f"{EVENTS} .* is damaged"),
+        (_with_times, f"{EVENTS} of the run that it carries is damaged; export the run again"),
+        (
+            lambda files: files.update({EVENTS: _parquet(ONE_COLUMN)}),
+            ".* of it unpack to 22.9 MiB, more than 200",
+        ),
+    ],
+    ids=("path", "no manifest", "newer", "traces", "no table", "columns", "times", "size"),
+)
+def test_a_forged_timeline_is_one_clear_line(
+    timeline: Path, tmp_path: Path, change: Any, message: str
+) -> None:
+    forged = _forged(timeline, tmp_path / "forged.json", change)
+    with pytest.raises(InputError, match=f"forged.json(: |, ){message}"):
+        chopper.load(forged)
+
+
+def test_a_forged_table_is_refused_whatever_may_be_unpacked(
+    timeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHOPPER_MAX_INPUT", "10GB")
+    forged = _forged(
+        timeline,
+        tmp_path / "forged.json",
+        lambda files: files.update({EVENTS: _parquet(ONE_COLUMN)}),
+    )
+    with pytest.raises(InputError, match=f"forged.json: {EVENTS} .* is damaged; export"):
+        chopper.load(forged)

@@ -74,7 +74,7 @@ def test_the_schema_is_the_declared_one_in_every_rank(imported: Path) -> None:
 def test_tables_are_read_as_they_were(imported: Path) -> None:
     recorded = load(imported)
     for rank in recorded.ranks:
-        for name, file in parquet.files(recorded.rank_dir(rank)).items():
+        for name, file in parquet.files(imported / rank_dir_name(rank)).items():
             again = parquet.read(file, name)
             assert again.schema == TABLES[name].arrow
             assert again.to_pylist() == recorded.table(rank, name).to_pylist()

@@ -58,40 +58,44 @@ def test_every_injected_step_has_a_neighbour_without() -> None:
     assert 5 < sum(injected < base for _, injected, base in pairs) < 25
 
 
-def attributed(made: Plan, noise_ns: int = 0, seed: int = 1) -> np.ndarray:
-    """All causes alike in all steps, give or take the noise."""
+Injected = dict[tuple[int, str], int]
+"""(rank, cause) → ms that were injected."""
+
+
+def attributed(made: Plan, injected: Injected, noise_ns: int = 0, seed: int = 1) -> np.ndarray:
+    """All causes alike in all steps, give or take the noise, and what was injected."""
     rng = np.random.default_rng(seed)
     shape = (recordings.RANKS, len(made.levels()), len(LEAVES))
-    return 50 * MS + rng.integers(-noise_ns, noise_ns + 1, shape)
-
-
-def inject(table: np.ndarray, made: Plan, rank: int, cause: str, time_ns: int) -> None:
-    for _, step, _ in made.pairs():
-        table[rank, step, LEAVES.index(cause)] += time_ns
+    table = 50 * MS + rng.integers(-noise_ns, noise_ns + 1, shape)
+    for (rank, cause), time_ms in injected.items():
+        for _, step, _ in made.pairs():
+            table[rank, step, LEAVES.index(cause)] += time_ms * MS
+    return table
 
 
 def truth(made: Plan, time_ns: int, name: str = "own") -> Truth:
     return Truth(injected_ns={name: [0 if n == BASELINE else time_ns for n in made.levels()]})
 
 
+AMOUNTS = (1.0, 2.0, 3.0)
 SLOW_RANK = Injection(
     Expected("communication.wait", {0: 1}),
-    (1.0, 2.0, 3.0),
+    AMOUNTS,
     also=(Expected("idle.preparation.python", {1: 1}),),
 )
+SLOWED: Injected = {(0, "communication.wait"): 20, (1, "idle.preparation.python"): 20}
 
 
-def score(made: Plan, table: np.ndarray, *truths: Truth) -> Case:
+def score(made: Plan, table: np.ndarray) -> Case:
+    """Score a rank 1 that was 20 ms slow."""
+    truths = [Truth(), truth(made, 20 * MS)]
     (case,) = real.score(made, SLOW_RANK, table, truths, ["large"])
     return case
 
 
 def test_what_was_injected_is_recovered() -> None:
     made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "communication.wait", 20 * MS)
-    inject(table, made, 1, "idle.preparation.python", 20 * MS)
-    case = score(made, table, Truth(), truth(made, 20 * MS))
+    case = score(made, attributed(made, SLOWED))
     assert case.status == "ok"
     assert (case.injected_ns, case.recovered_ns) == (200 * MS, 200 * MS)
     assert case.ci95_ns == (200 * MS, 200 * MS)
@@ -100,20 +104,15 @@ def test_what_was_injected_is_recovered() -> None:
 
 def test_time_on_the_wrong_rank_is_not_recovered() -> None:
     made = plan()
-    table = attributed(made)
-    inject(table, made, 1, "communication.wait", 20 * MS)
-    inject(table, made, 1, "idle.preparation.python", 20 * MS)
-    case = score(made, table, Truth(), truth(made, 20 * MS))
-    assert case.status == "missed"
-    assert case.recovered_ns == 0
+    wrong = {(1, "communication.wait"): 20, (1, "idle.preparation.python"): 20}
+    case = score(made, attributed(made, wrong))
+    assert (case.status, case.recovered_ns) == ("missed", 0)
 
 
 def test_a_leak_is_told_and_a_missing_side_effect_is_one() -> None:
     made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "communication.wait", 20 * MS)
-    inject(table, made, 0, "compute.optimizer", 3 * MS)
-    case = score(made, table, Truth(), truth(made, 20 * MS))
+    leaking = {(0, "communication.wait"): 20, (0, "compute.optimizer"): 3}
+    case = score(made, attributed(made, leaking))
     assert case.status == "missed"
     assert case.leaked_ns == {
         "idle.preparation.python": -200 * MS,
@@ -123,10 +122,7 @@ def test_a_leak_is_told_and_a_missing_side_effect_is_one() -> None:
 
 def test_noise_is_no_leak() -> None:
     made = plan(pairs_count=12)
-    table = attributed(made, noise_ns=10 * MS)
-    inject(table, made, 0, "communication.wait", 20 * MS)
-    inject(table, made, 1, "idle.preparation.python", 20 * MS)
-    case = score(made, table, Truth(), truth(made, 20 * MS))
+    case = score(made, attributed(made, SLOWED, noise_ns=10 * MS))
     assert case.leaked_ns == {}
     assert case.ci95_ns is not None
     assert case.ci95_ns[0] < case.injected_ns < case.ci95_ns[1]
@@ -134,62 +130,72 @@ def test_noise_is_no_leak() -> None:
 
 def test_noise_seldom_looks_like_a_leak() -> None:
     made = plan(pairs_count=12)
-    leaking = 0
-    for seed in range(200):
-        table = attributed(made, noise_ns=10 * MS, seed=seed)
-        inject(table, made, 0, "communication.wait", 20 * MS)
-        inject(table, made, 1, "idle.preparation.python", 20 * MS)
-        leaking += bool(score(made, table, Truth(), truth(made, 20 * MS)).leaked_ns)
+    leaking = sum(
+        bool(score(made, attributed(made, SLOWED, noise_ns=10 * MS, seed=seed)).leaked_ns)
+        for seed in range(200)
+    )
     # One in twenty by design; trimmed means of twelve pairs have somewhat heavier tails than that.
     assert 0 < leaking <= 20
 
 
 def test_one_hiccup_of_the_machine_changes_nothing() -> None:
     made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "communication.wait", 20 * MS)
-    inject(table, made, 1, "idle.preparation.python", 20 * MS)
+    table = attributed(made, SLOWED)
     table[0, made.pairs()[4][1], LEAVES.index("communication.wait")] += 5_000 * MS
     table[0, made.pairs()[6][1], LEAVES.index("compute.optimizer")] += 5_000 * MS
-    case = score(made, table, Truth(), truth(made, 20 * MS))
+    case = score(made, table)
     assert case.recovered_ns == 200 * MS
     assert case.leaked_ns == {}
 
 
-def test_parents_gather_their_leaves() -> None:
+@pytest.mark.parametrize(
+    ("injected", "expected", "truths_ms", "recovered_ms"),
+    [
+        (
+            {
+                (0, "communication.transfer.at_peak"): 5,
+                (0, "communication.transfer.below_peak"): 15,
+            },
+            Expected("communication.transfer"),
+            (20, 0),
+            200,
+        ),
+        (
+            {
+                (0, "idle.preparation.gc"): 20,
+                (1, "idle.preparation.gc"): 26,
+                (0, "communication.wait"): 6,
+            },
+            Expected("idle.preparation.gc"),
+            (20, 26),
+            460,
+        ),
+        (
+            {(0, "compute.core_wait"): 15, (0, "idle.preparation.core_wait"): 5},
+            Expected("compute.core_wait", {0: 0}, shared_with=("idle.preparation.core_wait",)),
+            (20, 0),
+            200,
+        ),
+    ],
+    ids=("parents gather their leaves", "the rank held up less waits", "causes that share it"),
+)
+def test_all_of_an_injection_is_recovered(
+    injected: Injected, expected: Expected, truths_ms: tuple[int, int], recovered_ms: int
+) -> None:
     made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "communication.transfer.at_peak", 5 * MS)
-    inject(table, made, 0, "communication.transfer.below_peak", 15 * MS)
     (case,) = real.score(
         made,
-        Injection(Expected("communication.transfer"), (1.0, 2.0, 3.0)),
-        table,
-        [truth(made, 20 * MS), Truth()],
+        Injection(expected, AMOUNTS),
+        attributed(made, injected),
+        [truth(made, time_ms * MS) for time_ms in truths_ms],
         ["small"],
     )
-    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 200 * MS, {})
-
-
-def test_the_rank_held_up_less_waits_for_the_other() -> None:
-    made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "idle.preparation.gc", 20 * MS)
-    inject(table, made, 1, "idle.preparation.gc", 26 * MS)
-    inject(table, made, 0, "communication.wait", 6 * MS)
-    (case,) = real.score(
-        made,
-        Injection(Expected("idle.preparation.gc"), (1.0, 2.0, 3.0)),
-        table,
-        [truth(made, 20 * MS), truth(made, 26 * MS)],
-        ["small"],
-    )
-    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 460 * MS, {})
+    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", recovered_ms * MS, {})
 
 
 def test_a_miss_on_a_busy_machine_shows_nothing() -> None:
     made = plan()
-    missed = score(made, attributed(made), Truth(), truth(made, 20 * MS))
+    missed = score(made, attributed(made, {}))
     assert missed.status == "missed"
     assert real._excused(missed, 0.1) == missed
     excused = real._excused(missed, 1.7)
@@ -205,35 +211,15 @@ def test_the_rank_that_came_later_is_waited_for_by_as_much() -> None:
     made = plan()
     came = [[0 if n == BASELINE else 20 * MS for n in made.levels()], [MS] * len(made.levels())]
     # Rank 0 is late by 19 ms where something is injected, else rank 1 by one.
-    table = attributed(made)
-    inject(table, made, 1, "communication.wait", 19 * MS)
-    inject(table, made, 0, "communication.wait", -MS)
+    table = attributed(made, {(1, "communication.wait"): 19, (0, "communication.wait"): -1})
     (case,) = real.score(
         made,
-        Injection(Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL), (1.0, 2.0, 3.0)),
+        Injection(Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL), AMOUNTS),
         table,
         [Truth(injected_ns={ARRIVAL: at}) for at in came],
         ["small"],
     )
     assert (case.injected_ns, case.recovered_ns, case.leaked_ns) == (180 * MS, 180 * MS, {})
-
-
-def test_causes_that_share_an_injection_count_together() -> None:
-    made = plan()
-    table = attributed(made)
-    inject(table, made, 0, "compute.core_wait", 15 * MS)
-    inject(table, made, 0, "idle.preparation.core_wait", 5 * MS)
-    (case,) = real.score(
-        made,
-        Injection(
-            Expected("compute.core_wait", {0: 0}, shared_with=("idle.preparation.core_wait",)),
-            (1.0, 2.0, 3.0),
-        ),
-        table,
-        [truth(made, 20 * MS), Truth()],
-        ["small"],
-    )
-    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 200 * MS, {})
 
 
 @pytest.mark.parametrize(("right", "status"), [(10, "ok"), (9, "ok"), (8, "missed")])

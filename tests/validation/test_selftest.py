@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -446,7 +447,7 @@ def test_a_recording_that_hangs_is_ended_and_the_rest_is_checked(
     assert check(found, "attribution").endswith("had not ended after 1 s")
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine(tmp_path, devices=[GPU], nvml=HERE)
     assert check(found, "symmetric_memory") == (
         "not possible: torch sees one accelerator, two are needed"
@@ -454,6 +455,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert check(found, "amdsmi") == "not possible: amdsmi: no AMD"
     assert check(found, "clock_setting").startswith("not possible: it sets clocks")
     assert check(machine(tmp_path), "energy") == "not possible: nvml: no library; amdsmi: no AMD"
+    with monkeypatch.context() as without_torch:
+        without_torch.setattr(importlib.util, "find_spec", lambda _: None)
+        for name in ("host", "attribution", "known_causes", "ceilings"):
+            said = check(machine(tmp_path), name)
+            assert said.startswith("not possible: PyTorch is not installed: pip install"), name
     late = machine(tmp_path, seconds=0)
     assert check(late, "host") == ("not possible: the time for all checks was over before this one")
 

@@ -15,7 +15,7 @@ from chopper.workloads.mixture import SourceSpec, Stage
 from chopper.workloads.planning import Cost, Draw
 from chopper.workloads.shards import groups_of
 
-_HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
+HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
 
 
 @functools.cache
@@ -28,14 +28,14 @@ def sources(fault: str = "none", count: int = 5, **changes: Any) -> tuple[Source
         "longest": 64,
         "seed": 2,
     }
-    folder = Path(tempfile.mkdtemp(dir=_HOME.name))
+    folder = Path(tempfile.mkdtemp(dir=HOME.name))
     return write_sources(folder, count=count, fault=fault, **options | changes)
 
 
 @functools.cache
 def of_lengths(name: str, lengths: tuple[int, ...], rows: int, number: int = 0) -> SourceSpec:
     """A source of texts of so many tokens, in row groups of so many rows."""
-    path = Path(tempfile.mkdtemp(dir=_HOME.name)) / "0.parquet"
+    path = Path(tempfile.mkdtemp(dir=HOME.name)) / "0.parquet"
     texts = ["x" * length for length in lengths]
     table = pa.table(
         {"length": pa.array(lengths, pa.int64()), "text": pa.array(texts, pa.string())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -235,22 +236,30 @@ def test_a_source_whose_storage_fails_is_named():
         OpenSources(sources("raises")).read_all(items, ThreadPoolExecutor(4))
 
 
-def test_a_source_whose_storage_hangs_is_given_up():
+def test_a_source_whose_storage_hangs_is_given_up(tmp_path):
     code = """
 from concurrent.futures import ThreadPoolExecutor
 from chopper.workloads import shards
-from tests.workloads.made_mixtures import sources
+from tests.workloads import made_mixtures
 import os
 shards.READ_TIMEOUT_S = 0.5
+opened = shards.OpenSources(made_mixtures.sources("hangs"))
 try:
-    shards.OpenSources(sources("hangs")).read_all([(1, 2), (0, 1)], ThreadPoolExecutor(2))
+    opened.read_all([(1, 2), (0, 1)], ThreadPoolExecutor(2))
 except shards.SourceError as exc:
     print(exc, flush=True)
+made_mixtures.HOME.cleanup()
 os._exit(0)  # the thread that waits for storage never ends
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", code],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
+    assert not [*tmp_path.glob("chopper-mixtures-*")]
     assert done.stdout == "source code-01, sample 2: no answer for 0 s\n"
 
 

@@ -17,6 +17,7 @@ from chopper.workloads.streamed import (  # noqa: E402
     StreamedTrainer,
     padded,
 )
+from tests.conftest import tmpfs  # noqa: E402
 
 SEED = 3
 
@@ -88,3 +89,15 @@ def test_a_store_gives_back_what_was_written_and_zeros_elsewhere(tmp_path):
     assert torch.equal(piece[:PAGE_BYTES], written[PAGE_BYTES:])
     assert not piece[PAGE_BYTES:].any()
     assert (store.written_bytes, store.read_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES)
+
+
+def test_a_full_disk_ends_the_workload_with_one_line():
+    with tmpfs("size=64k") as small, pytest.raises(SystemExit, match=r"No space left.*--scratch"):
+        StreamedTrainer(
+            SIZES["debug"],
+            torch.device("cpu"),
+            dtype=torch.float32,
+            optimizer="sgd",
+            directory=small,
+            seed=SEED,
+        )

@@ -98,6 +98,7 @@ class Header(msgspec.Struct):
     record_shapes: Any = None
     with_stack: Any = None
     traceName: Any = None
+    chopperRun: Any = None
 
 
 class Document(Header):

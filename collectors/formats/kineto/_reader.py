@@ -29,6 +29,7 @@ from chopper.collectors.formats.kineto._groups import (
     Scanned,
 )
 from chopper.collectors.formats.kineto._values import base_of, text_of, threshold_of, to_ns
+from chopper.errors import InputError
 from chopper.storage.manifest import Finding, add_finding
 
 Columns = dict[str, Any]
@@ -76,6 +77,11 @@ class FileReader:
             scanned, damages = decode(path, text)
             self.findings += damages
         self.header, self.ids = scanned.header, scanned.ids
+        if self.header.chopperRun is not None:
+            raise InputError(
+                f"{path}: carries a run behind its events, where it is not read; export the run "
+                "again, or name the trace that it was made from"
+            )
         self.names, self.unknown, self.counts = scanned.called, scanned.unknown, scanned.counts
         self.base_ns = base_of(self.header) or 0
         self._names = [None, *scanned.names]

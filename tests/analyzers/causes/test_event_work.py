@@ -24,7 +24,7 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.views.unmodelled import CAUSES
-from chopper.analyzers.work.kernels import element_bytes, kernel_family
+from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.causes import LEAVES
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES, lookup
@@ -375,7 +375,7 @@ def test_an_operator_of_unknown_products_also_launches_other_work() -> None:
     ],
 )
 def test_families_by_kernel_name(kernel_name: str, family: str | None) -> None:
-    assert kernel_family(kernel_name) == family
+    assert kernel_families([kernel_name]) == [family]
 
 
 @pytest.mark.parametrize(

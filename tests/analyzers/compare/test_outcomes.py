@@ -184,6 +184,17 @@ def test_each_host_counts_the_tokens_of_the_steps_whose_energy_it_knows() -> Non
     assert found["energy_per_token_j"].a == pytest.approx(0.3, rel=1e-6)
 
 
+@pytest.mark.parametrize(("described", "tokens_per_s"), [("mesh_tp", 1000.0), ("dp", 2000.0)])
+def test_tokens_of_tensor_parallel_ranks_count_once(described: str, tokens_per_s: float) -> None:
+    one = trained([S] * 6, tokens=1000)
+    names = ("host_span", "device_event", "step", "step_work")
+    tables = {(rank, name): one.table(0, name) for rank in (0, 1) for name in names}
+    group = {"pg_desc": described, "ranks": [0, 1]}
+    parts = [m.RankManifest(rank=r, status="complete", process_groups=[group]) for r in (0, 1)]
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=parts), None, tables, "made")
+    assert outcomes(run, run)["tokens_per_s"].a == pytest.approx(tokens_per_s, rel=1e-6)
+
+
 def test_energy_over_too_short_a_time_is_withheld_with_the_views_reason() -> None:
     found = outcomes(*(trained([S // 10] * 4, power_w=300.0) for _ in range(2)))
     assert found["energy_per_step_j"].a is None

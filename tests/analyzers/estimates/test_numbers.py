@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import quantities
-from chopper.analyzers.estimates import formulas, limits
+from chopper.analyzers.estimates import limits
 from chopper.analyzers.estimates.cost import compare, cost
 from chopper.analyzers.estimates.network import (
     INTERCONNECTS,
@@ -42,20 +42,6 @@ MACHINE = Machine(
     host_bytes_per_s=150e9,
     source="test",
 )
-
-
-def test_deepspeed_estimators_by_hand() -> None:
-    """3 B parameters, the largest layer of 30 M, 8 GPUs."""
-    psi, largest = 3 * GB, 30_000_000
-    two, three = formulas.deepspeed_zero2_bytes, formulas.deepspeed_zero3_bytes
-    # 2·3 + 18·3/8; offloaded 2·3, and on the host 3 · max(32, 16) · 1.5; one GPU: 3 · 16 · 1.5.
-    assert two(psi, 8, offload=False) == (12.75e9, 0)
-    assert two(psi, 8, offload=True) == (6e9, 144e9)
-    assert two(psi, 1, offload=True) == (6e9, 72e9)
-    # 4 · 0.03 + 18·3/8; optimizer: 0.12 + 2·3/8, host 16·3·1.5; parameters: 0.12, 18·3·1.5.
-    assert three(psi, largest, 8) == (6.87e9, 0)
-    assert three(psi, largest, 8, offload="optimizer") == (0.87e9, 72e9)
-    assert three(psi, largest, 8, offload="parameters") == (0.12e9, 81e9)
 
 
 def test_40_b_on_one_v100_need_0_8_terabytes_of_host_memory() -> None:
