@@ -13,6 +13,7 @@ from chopper.attribution import Attribution
 from chopper.engines.choice import engine_of, trace_bytes
 from chopper.errors import UsageError
 from chopper.hardware.rank_device import with_devices
+from chopper.limits import return_freed_memory
 from chopper.notebook import as_cell
 from chopper.storage.remote import files_of
 from chopper.storage.run import Run
@@ -122,7 +123,9 @@ def attribute(
     recording = run if isinstance(run, Run) else load(run, engine=engine)
     if device is not None:
         recording = with_devices(recording, device)
-    return _for_users(pipeline.attribute(recording, engine, ranks, steps))
+    found = pipeline.attribute(recording, engine, ranks, steps)
+    return_freed_memory()
+    return _for_users(found)
 
 
 def _attributed(run: Run | Attribution | Source) -> Attributed:

@@ -8,6 +8,8 @@ both by one size: that much may be unpacked from each file, and no more.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -47,6 +49,15 @@ def usable_memory_bytes() -> int:
         return max(0, min(available, limit - used + cached))
     except (OSError, ValueError, KeyError):
         return available
+
+
+def return_freed_memory() -> None:
+    """Return to the system what is freed, which allocators keep; as far as they can."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def usable_cores() -> int:

@@ -54,7 +54,7 @@ from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
-from chopper.limits import ROW_BYTES
+from chopper.limits import ROW_BYTES, return_freed_memory
 from chopper.storage.run import Run
 from chopper.storage.store import Span
 from chopper.tables import TABLES
@@ -231,7 +231,9 @@ def attribute_task(
 
 def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Matched]:
     """Match the collectives of all ranks, whose parts are taken as they come."""
-    return match(parts, clocks=clocks_of(manifest))
+    matched = match(parts, clocks=clocks_of(manifest))
+    return_freed_memory()
+    return matched
 
 
 MOST_ROWS = 2_000_000
@@ -416,6 +418,7 @@ class _Stages:
         )
         windows_count: dict[int, int] = defaultdict(int)
         shares: dict[int, list[RankShare]] = defaultdict(list)
+        held: dict[int, Held] = {}
 
         def each() -> Iterator[Totals]:
             for unit, done in self._done(units, attribute_task, calls, label="attribute"):
@@ -424,8 +427,7 @@ class _Stages:
                 shares[rank].append(share.after(before))
                 windows_count[rank] += share.window.num_rows
                 if done.held is not None:
-                    *tables, self._near_matched[rank] = done.held.get()
-                    self.closely[rank] = tables[0], tables[1]
+                    held[rank] = done.held
                     if unit.stretch is not None:
                         self.partly[rank] = unit
                 yield totals.after(before)
@@ -437,6 +439,13 @@ class _Stages:
                 )
 
         totals = merged(each())
+        return_freed_memory()
+        if closely:
+            # Before the tables are here: workers take memory, too.
+            self._engine.rest()
+        for rank in [*held]:
+            *tables, self._near_matched[rank] = held.pop(rank).get()
+            self.closely[rank] = tables[0], tables[1]
         for rank, parts in shares.items():
             if closely and rank in self.partly:
                 self._near_shares[rank] = parts[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -32,14 +32,16 @@ _LEAST_DIFFERING = 2
 _SHIFTED_COUNT = 3
 _SHIFTED_SPREAD_NS = 20_000
 """A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
+_T = TypeVar("_T")
 _FAN_IN = 32
 """Parts that are merged at a time."""
 _KIND_BITS = 20
 """Bits of the number of a kind, below those of its rank."""
 _WALKED_AT_A_TIME = 1 << 16
 """Events of candidates that are compared at a time."""
-_EVENTS_AT_A_TIME = 1 << 19
-"""Groups are matched together up to so many events, which bounds memory."""
+_EVENTS_AT_A_TIME = 1 << 16
+"""Groups, and then their collectives, are matched together up to so many events, which bounds
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class _Columns:
     def stacked(cls, parts: Iterable[Self]) -> Self:
         """Return the rows of all, one part after another."""
         parts = [part for part in parts if len(part)]
+        if len(parts) == 1:
+            return parts[0]
         columns = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
         return cls(*map(np.concatenate, columns)) if parts else cls.empty()
 
@@ -156,10 +160,47 @@ class Events(_Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class _Clocked(Events):
-    """Events, and the clock that each is timed by."""
+class _Rows:
+    """Rows of events in some order; a column is copied when it is asked for, and not before.
 
-    clock: np.ndarray
+    Attributes:
+        clock_of: rank → the clock that its events are timed by.
+    """
+
+    events: Events
+    rows: np.ndarray
+    clock_of: np.ndarray
+
+    def __getitem__(self, index: np.ndarray | slice) -> _Rows:
+        return _Rows(self.events, self.rows[index], self.clock_of)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def rank(self) -> np.ndarray:
+        return self.events.rank[self.rows]
+
+    @property
+    def kind(self) -> np.ndarray:
+        return self.events.kind[self.rows]
+
+    @property
+    def sequence(self) -> np.ndarray:
+        return self.events.sequence[self.rows]
+
+    @property
+    def start(self) -> np.ndarray:
+        return self.events.start[self.rows]
+
+    @property
+    def end(self) -> np.ndarray:
+        return self.events.end[self.rows]
+
+    @property
+    def clock(self) -> np.ndarray:
+        clock: np.ndarray = self.clock_of[self.rank]
+        return clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +348,14 @@ def participation(rank: int, communication: Communication, clock: int | None = N
     numbered = np.array([t is not None and t[0].numbered for t in traits] + [False])
     rows = np.flatnonzero(codes[communication.kind] >= 0)
     kind = communication.kind[rows]
+    sequence = np.where(numbered[kind], communication.sequence[rows], -1)
+    if sequence.max(initial=-1) < 1 << 31:
+        sequence = sequence.astype(np.int32)
     waiting = Events(
         np.full(len(rows), rank, dtype=np.int32),
         communication.event_row[rows].astype(np.int32),
         codes[kind],
-        np.where(numbered[kind], communication.sequence[rows], -1),
+        sequence,
         communication.entered_ns[rows],
         communication.left_ns[rows],
     )
@@ -361,19 +405,21 @@ def merge(parts: Iterable[Part]) -> Part:
     Args:
         parts: taken as they come, so that few of them need be in memory.
     """
-    merged = [_merged(batch) for batch in _batches(parts)]
-    return merge(merged) if len(merged) > 1 else merged[0] if merged else _merged(())
-
-
-def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield parts, some at a time."""
     left = iter(parts)
+    merged: list[Part] = []
     while batch := [*itertools.islice(left, _FAN_IN)]:
-        yield batch
+        merged.append(_merged(batch))
+    return merge(_emptied(merged)) if len(merged) > 1 else merged[0] if merged else _merged([])
 
 
-def _merged(parts: Sequence[Part]) -> Part:
-    """Put all these parts together."""
+def _emptied(parts: list[_T]) -> Iterator[_T]:
+    """Yield items and forget them: each is in memory as long as it is needed."""
+    while parts:
+        yield parts.pop()
+
+
+def _merged(parts: list[Part]) -> Part:
+    """Put all these parts together, and empty the list of them."""
     kinds: dict[Traits, int] = {}
     for part in parts:
         for traits, first in part.kinds.items():
@@ -388,15 +434,22 @@ def _merged(parts: Sequence[Part]) -> Part:
     found = Found.stacked([part.found for part in parts])
     groups = {key.process_group for key, _ in kinds}
     whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
-    return _settled(Part(clocks, counts, kinds, Events.stacked(waiting), found), whole)
+    part = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
+    parts.clear()
+    waiting.clear()
+    del found
+    return _settled(part.pop(), whole)
 
 
 def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     """Yield what each rank gets back, in their order: no other rank is to come."""
     every = {key.process_group for key, _ in part.kinds}
-    part = _settled(part, every)
+    held = [part]
+    del part  # its events are not held while their collectives are put together
+    held.append(_settled(held.pop(), every))
     # What only times tell, where clocks differ: once the other collectives have told by how much.
-    part = _settled(part, every, _Clocks(part))
+    clocks = _Clocks(held[0])
+    part = _settled(held.pop(), every, clocks)
     clocks, found, instances = _Clocks(part), part.found, part.found.instances
     count = len(instances.key)
     number = np.empty(count, dtype=np.int64)
@@ -437,20 +490,23 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
         return part
     kinds, waiting = _Kinds(part.kinds), part.waiting
     settled = np.array([group in groups for group in kinds.groups], dtype=bool)
-    group = kinds.group[waiting.kind]
-    rows = np.flatnonzero(settled[group])
-    rows = rows[np.argsort(group[rows], kind="stable")]
-    first = np.flatnonzero(run_starts(group[rows]))
-    bounds = first[run_starts(first // _EVENTS_AT_A_TIME)]
-    found, left = [part.found], [waiting[~settled[group]]]
     clock_of = np.zeros(max(part.clocks, default=0) + 1, dtype=np.int32)
     clock_of[[*part.clocks]] = [*part.clocks.values()]
-    for batch in np.split(rows, bounds[1:]):
-        collectives, doubtful = _match_groups(_clocked(waiting, batch, clock_of), kinds, clocks)
-        found.append(collectives)
-        again = waiting[batch[doubtful]]
-        left.append(replace(again, sequence=np.full(len(doubtful), -1)))
+    group = kinds.group[waiting.kind]
+    found, left = [part.found], [waiting[~settled[group]]]
+    rows = np.flatnonzero(settled[group])
+    rows = rows[np.argsort(group[rows], kind="stable")]
+    pieces = [*_pieces(run_starts(group[rows]))]
+    del group
+    for piece in pieces:
+        collectives, doubtful = _match_groups(_Rows(waiting, rows[piece], clock_of), kinds, clocks)
+        found += collectives
+        again = waiting[doubtful]
+        left.append(replace(again, sequence=np.full_like(again.sequence, -1)))
+    part = replace(part, waiting=Events.empty())
+    del rows
     waiting = Events.stacked(left)
+    left.clear()
     waits = row_set(waiting.kind, len(part.kinds))
     waits |= ~settled[kinds.group]
     codes = (np.cumsum(waits) - 1).astype(np.int32)
@@ -462,10 +518,12 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
     )
 
 
-def _clocked(events: Events, rows: np.ndarray, clock_of: np.ndarray) -> _Clocked:
-    """Return some events, and the clock of each: nobody else holds these rows."""
-    columns = [getattr(events, field.name)[rows] for field in fields(events)]
-    return _Clocked(*[*columns, clock_of[events.rank[rows]]])
+def _pieces(begins: np.ndarray) -> Iterator[slice]:
+    """Yield slices of some rows each that begin where ``begins`` says that one may."""
+    first = np.flatnonzero(begins)
+    first = first[run_starts(first // _EVENTS_AT_A_TIME)]
+    for low, high in itertools.pairwise([*first.tolist(), len(begins)]):
+        yield slice(low, high)
 
 
 class _Kinds:
@@ -478,6 +536,7 @@ class _Kinds:
         agreed: size that all ranks must agree in, -1 where they need not.
         by_number, by_traits: where the key comes first that events with a sequence number have,
             and those without one; -1 where they have none.
+        is_numbered: whether events are told by their sequence number, where they have one.
     """
 
     def __init__(self, kinds: Mapping[Traits, int]) -> None:
@@ -510,181 +569,245 @@ class _Kinds:
         self.group, self.rank_count, self.what, symmetric, self.agreed = table[:5]
         self.by_number, self.by_traits = table[5:]
         self.symmetric = symmetric == 1
+        self.is_numbered = np.ones(len(rows), dtype=bool)
+
+    def keys_of(self, events: _Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the key of each event comes first, and its number; -1 for none."""
+        kind, sequence = events.kind, events.sequence
+        numbered = (sequence >= 0) & self.is_numbered[kind]
+        key = np.where(numbered, self.by_number[kind], self.by_traits[kind])
+        return key, np.where(numbered, sequence, sequence.dtype.type(-1))
 
 
 def _match_groups(
-    events: _Clocked, kinds: _Kinds, clocks: _Clocks | None
-) -> tuple[Found, np.ndarray]:
+    events: _Rows, kinds: _Kinds, clocks: _Clocks | None
+) -> tuple[list[Found], np.ndarray]:
     """Match all collectives of some groups, all events of which are here.
 
     Returns:
         (the collectives, rows of the events left to wait).
     """
     misnumbered = _misnumbered(events, kinds)
-    by_time = row_set(np.array([*misnumbered], dtype=np.int64), len(kinds.groups))
-    numbered = (events.sequence >= 0) & ~by_time[kinds.group[events.kind]]
-    key = np.where(numbered, kinds.by_number[events.kind], kinds.by_traits[events.kind])
-    sequence = np.where(numbered, events.sequence, -1)
+    kinds.is_numbered[np.isin(kinds.group, [*misnumbered])] = False
+    key, sequence = kinds.keys_of(events)
     order = np.lexsort((events.start, events.rank, sequence, key))
     order = order[key[order] >= 0]
-    events, key, sequence = events[order], key[order], sequence[order]
-    position, instance, even_count, left = _instances(events, key, sequence, kinds, clocks)
-    doubtful = order[left]
-    order = np.lexsort((events.rank[position], events.clock[position], instance))
-    position, instance = position[order], instance[order].astype(np.int32)
-    events, key, sequence = events[position], key[position], sequence[position]
-    seen, one = (
-        np.flatnonzero(run_starts(*columns)) for columns in ((instance, events.clock), (instance,))
-    )
+    new, events = run_starts(key[order], sequence[order]), events[order]
+    del key, sequence, order
     first_of = [*kinds.groups.values()]
-    found = Found(
-        Membership(events.rank, events.event, instance),
-        Instances(
-            instance[one] >= even_count, key[one], sequence[one], kinds.symmetric[events.kind[one]]
-        ),
+    of_groups = tuple((first_of[group], one) for group, one in misnumbered.items())
+    found = [replace(Found.stacked([]), misnumbered=of_groups)]
+    doubtful = [events.rows[:0]]
+    for piece in _pieces(new):
+        some = events[piece]
+        for positions, begins, is_walked in _instances(some, new[piece], kinds, clocks, doubtful):
+            for part in _pieces(begins):
+                found.append(_found(some[positions[part]], begins[part], kinds, is_walked))
+    return found, np.concatenate(doubtful)
+
+
+def _found(events: _Rows, begins: np.ndarray, kinds: _Kinds, is_walked: bool) -> Found:
+    """Describe collectives whose events lie one after another; ``begins``: where each does."""
+    instance = np.cumsum(begins, dtype=np.int32) - 1
+    events = events[np.lexsort((events.rank, events.clock, instance))]
+    clock, one = events.clock, events[begins]
+    seen = np.flatnonzero(run_starts(instance, clock))
+    return Found(
+        Membership(events.rank, events.events.event[events.rows], instance),
+        Instances(np.full(len(one), is_walked), *kinds.keys_of(one), kinds.symmetric[one.kind]),
         Arrivals(
             instance[seen],
-            events.clock[seen],
-            np.maximum.reduceat(events.start, seen) if len(seen) else events.start,
-            events.end[seen],
+            clock[seen],
+            np.maximum.reduceat(events.start, seen),
+            events[seen].end,
         ),
-        tuple((first_of[group], one) for group, one in misnumbered.items()),
+        (),
     )
-    return found, doubtful
 
 
-def _misnumbered(events: _Clocked, kinds: _Kinds) -> dict[int, Misnumbered]:
+def _misnumbered(events: _Rows, kinds: _Kinds) -> dict[int, Misnumbered]:
     """Groups whose ranks mean different collectives by one number, at least twice.
 
     Whoever started to count later, or counted what others did not, is off by some: each number
     names another collective there. Their names and sizes tell, and on one clock that two never
     were in it together. Numbers that stand for several events on some rank tell nothing.
     """
-    events = events[events.sequence >= 0]
+    events = events[np.flatnonzero(events.sequence >= 0)]
     group = kinds.group[events.kind]
     order = np.lexsort((events.rank, events.sequence, group))
     events, group = events[order], group[order]
-    what, size = kinds.what[events.kind], kinds.agreed[events.kind]
-    first = run_starts(group, events.sequence)
-    number = np.cumsum(first) - 1
-    twice = ~run_starts(group, events.sequence, events.rank)
-    several = row_set(number[twice], int(first.sum()))
-    other = np.flatnonzero(~first & ~several[number])
-    low = np.flatnonzero(first)[number[other]]
-    sized = (size[other] >= 0) & (size[low] >= 0)
-    differs = (what[other] != what[low]) | (sized & (size[other] != size[low]))
-    start, end, together = events.start, events.end, kinds.symmetric[events.kind]
-    apart_ns = np.maximum(start[other] - end[low], start[low] - end[other])
-    apart = together[other] & together[low] & (apart_ns > LEFT_EARLY_NS)
-    apart &= events.clock[other] == events.clock[low]
-    if not (differs.any() or apart.any()):
+    pieces = [*_pieces(run_starts(group, events.sequence))]
+
+    def compared() -> Iterator[tuple[list[np.ndarray], np.ndarray, np.ndarray]]:
+        for piece in pieces:
+            yield _compared(events[piece], group[piece], kinds)
+
+    if not any(differs.any() or apart.any() for _, differs, apart in compared()):
         return {}
-    pair, of = distinct_rows([group[other], events.rank[low], events.rank[other]])
-    compared = np.bincount(of)
+    tallies = []
+    for pairs, differs, apart in compared():
+        row, of = distinct_rows(pairs)
+        counts = (
+            np.bincount(of, marks) for marks in (differs | True, differs, apart, differs | apart)
+        )
+        tallies.append([*(column[row] for column in pairs), *counts])
+    *pairs, count, differing, apart, either = map(np.concatenate, zip(*tallies, strict=True))
+    row, of = distinct_rows(pairs)
+    count, differing, apart, either = (
+        np.bincount(of, n) for n in (count, differing, apart, either)
+    )
     # A device's times may be off for a while; numbers that are, are off throughout.
-    differs |= apart & (2 * np.bincount(of, apart) > compared)[of]
-    differing = np.bincount(of, differs)
+    differing = np.where(2 * apart > count, either, differing)
     names = [*kinds.groups]
     misnumbered: dict[int, Misnumbered] = {}
     for at in np.argsort(-differing, kind="stable"):
         if differing[at] < _LEAST_DIFFERING:
             break
-        row = pair[at]
-        ranks = int(events.rank[low[row]]), int(events.rank[other[row]])
-        of_group = int(group[other[row]])
+        of_group, low, other = (int(column[row[at]]) for column in pairs)
         _, size_count, name = names[of_group]
         misnumbered.setdefault(
             of_group,
-            Misnumbered(name, size_count, ranks, int(differing[at]), int(compared[at])),
+            Misnumbered(name, size_count, (low, other), int(differing[at]), int(count[at])),
         )
     return misnumbered
 
 
+def _compared(
+    events: _Rows, group: np.ndarray, kinds: _Kinds
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Compare the events of each number with that of the lowest rank.
+
+    Args:
+        events: sorted by group, number and rank.
+
+    Returns:
+        (group and both ranks of each two that are compared, whether they differ in name or size,
+        whether they were never in a collective together).
+    """
+    rank, sequence, kind = events.rank, events.sequence, events.kind
+    what, size = kinds.what[kind], kinds.agreed[kind]
+    first = run_starts(group, sequence)
+    number = np.cumsum(first) - 1
+    twice = ~run_starts(group, sequence, rank)
+    several = row_set(number[twice], int(first.sum()))
+    other = np.flatnonzero(~first & ~several[number])
+    low = np.flatnonzero(first)[number[other]]
+    sized = (size[other] >= 0) & (size[low] >= 0)
+    differs = (what[other] != what[low]) | (sized & (size[other] != size[low]))
+    start, end, clock, together = events.start, events.end, events.clock, kinds.symmetric[kind]
+    apart_ns = np.maximum(start[other] - end[low], start[low] - end[other])
+    apart = together[other] & together[low] & (apart_ns > LEFT_EARLY_NS)
+    apart &= clock[other] == clock[low]
+    return [group[other], rank[low], rank[other]], differs, apart
+
+
 def _instances(
-    events: _Clocked,
-    key: np.ndarray,
-    sequence: np.ndarray,
+    events: _Rows,
+    new_group: np.ndarray,
     kinds: _Kinds,
     clocks: _Clocks | None,
-) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+    doubtful_rows: list[np.ndarray],
+) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
     """Group events, sorted by key, number, rank and start, into collectives.
 
     Where every rank has equally many, the n-th of one is the n-th of all: always when they are
     numbered (coalesced collectives share a number), else when all of these overlap in time.
     Otherwise the ranks are walked in time order. Events of no collective are left out.
 
-    Returns:
-        (positions, the collective of each, how many of those were not found by walking, positions
-        of events that wait for clocks to be compared).
+    Args:
+        new_group: whether key or number differ from those of the event before.
+        doubtful_rows: gets the rows of events that wait for clocks to be compared.
+
+    Yields:
+        (positions, collective by collective; whether one begins there; whether walking found them).
     """
-    count = len(key)
-    if not count:
-        none = np.zeros(0, np.int64)
-        return none, none, 0, none
-    new_group = run_starts(key, sequence)
-    group = np.cumsum(new_group) - 1
-    first = np.flatnonzero(run_starts(key, sequence, events.rank))
-    each = np.diff(np.append(first, count))
-    occurrence = np.arange(count) - np.repeat(first, each)
     start_of_group = np.flatnonzero(new_group)
+    first = np.flatnonzero(new_group | run_starts(events.rank))
+    each = np.diff(np.append(first, len(events)))
     of_group = np.flatnonzero(new_group[first])
     most, least = np.maximum.reduceat(each, of_group), np.minimum.reduceat(each, of_group)
-    present = np.bincount(group[first])
-    complete = present == kinds.rank_count[events.kind[start_of_group]]
+    present = np.diff(np.append(of_group, len(first)))
+    complete = present == kinds.rank_count[events[start_of_group].kind]
     even = complete & (most == least)
-    together = np.flatnonzero(even[group])
-    together = together[np.lexsort((events.rank[together], occurrence[together], group[together]))]
-    block = run_starts(group[together], occurrence[together])
-    instance = np.cumsum(block) - 1
-    bounds = np.append(start_of_group, count)
+    together = _side_by_side(first, each, of_group, present, even)
+    width, group = np.repeat(present[even], most[even]), np.repeat(np.flatnonzero(even), most[even])
     failed = np.zeros(len(present), dtype=bool)
     if len(together):
-        at = np.flatnonzero(block)
-        latest_start = np.maximum.reduceat(events.start[together], at)
-        apart = latest_start > np.minimum.reduceat(events.end[together], at)
-        failed[group[together][at[apart]]] = True
-        failed &= sequence[start_of_group] < 0
+        some, at = events[together], np.cumsum(width) - width
+        apart = np.maximum.reduceat(some.start, at) > np.minimum.reduceat(some.end, at)
+        failed[group[apart]] = True
+        failed &= kinds.keys_of(events[start_of_group])[1] < 0
         for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
-            low, high = np.searchsorted(group[together], [number, number + 1])
-            failed[number] = not _shifted(events[together[low:high]], int(present[number]))
-        kept = ~failed[group[together]]
-        together, instance = together[kept], np.cumsum(run_starts(instance[kept])) - 1
-    positions, numbers = [together], [instance]
-    even_count = following = int(instance.max(initial=-1)) + 1
+            low = at[np.searchsorted(group, number)]
+            high = low + present[number] * most[number]
+            failed[number] = not _shifted(some[low:high], int(present[number]))
+        kept = ~failed[group]
+        together, width = together[np.repeat(kept, width)], width[kept]
+        del some
+        yield together, row_set(np.cumsum(width) - width, len(together)), False
+        del together
     walks = failed | (complete & ~even)
+    bounds = np.append(start_of_group, len(events))
+    clock = events[first].clock
     if clocks is None:
         doubtful = walks & (
-            np.maximum.reduceat(events.clock, start_of_group)
-            > np.minimum.reduceat(events.clock, start_of_group)
+            np.maximum.reduceat(clock, of_group) > np.minimum.reduceat(clock, of_group)
         )
         walks &= ~doubtful
-    else:
-        doubtful = np.zeros(len(walks), dtype=bool)
-        lead_ns = clocks.leads_ns(events.clock)
-        events = replace(events, start=events.start - lead_ns, end=events.end - lead_ns)
+        doubtful_rows.append(events.rows[np.repeat(doubtful, np.diff(bounds))])
     for number in np.flatnonzero(walks):
-        walked = _walk(events, int(bounds[number]), int(bounds[number + 1]))
-        positions.append(walked.reshape(-1))
-        numbers.append(following + np.repeat(np.arange(len(walked)), walked.shape[1]))
-        following += len(walked)
-    left = np.flatnonzero(doubtful[group])
-    return np.concatenate(positions), np.concatenate(numbers), even_count, left
+        low, high = of_group[number], of_group[number] + present[number]
+        lead_ns = 0 * clock[low:high] if clocks is None else clocks.leads_ns(clock[low:high])
+        walked = _walk(events, lead_ns, int(bounds[number]), int(bounds[number + 1]))
+        begins = np.zeros(walked.shape, dtype=bool)
+        begins[:, 0] = True
+        yield walked.reshape(-1), begins.reshape(-1), True
 
 
-def _shifted(events: _Clocked, ranks: int) -> bool:
+def _side_by_side(
+    first: np.ndarray,
+    each: np.ndarray,
+    of_group: np.ndarray,
+    present: np.ndarray,
+    even: np.ndarray,
+) -> np.ndarray:
+    """Return the positions of the events of even groups: the n-th of all ranks one by one.
+
+    Args:
+        first, each: where each rank's events of a group begin, and how many they are.
+        of_group, present: where each group's ranks begin among those, and how many they are.
+        even: groups of whose ranks each has equally many events.
+    """
+    group = np.repeat(np.arange(len(present)), present)
+    rank = np.flatnonzero(even[group])
+    group, count = group[rank], each[rank]
+    before = np.cumsum(count) - count
+    begin = before[np.searchsorted(group, group)]  # of the group's first rank
+    nth = np.arange(int(count.sum())) - np.repeat(before, count)
+    at = np.repeat(begin + rank - of_group[group], count) + nth * np.repeat(present[group], count)
+    nth += np.repeat(first[rank], count)
+    positions = np.empty(len(at), dtype=np.int64)
+    positions[at] = nth
+    return positions
+
+
+def _shifted(events: _Rows, ranks: int) -> bool:
     """Tell whether collectives of one key overlap once each clock is shifted by its median lead.
 
     The n-th events of all ranks stand side by side, rank by rank.
     """
-    if (events.clock == events.clock[0]).all():
+    clock = events[:ranks].clock
+    if (clock == clock[0]).all():
         return False
-    start, end = events.start.reshape(-1, ranks), events.end.reshape(-1, ranks)
+    end = events.end.reshape(-1, ranks)
     lead = end - end[:, :1]
     offset = np.median(lead, axis=0).astype(np.int64)
-    spread = np.abs(lead - offset)
-    if np.quantile(spread, 0.9) > _SHIFTED_SPREAD_NS:
+    # In place: there may be many.
+    lead -= offset
+    if np.quantile(np.abs(lead, out=lead), 0.9, overwrite_input=True) > _SHIFTED_SPREAD_NS:
         return False
-    return bool(((start - offset).max(axis=1) <= (end - offset).min(axis=1)).all())
+    latest_start = (events.start.reshape(-1, ranks) - offset).max(axis=1)
+    return bool((latest_start <= (end - offset).min(axis=1)).all())
 
 
 class _Clocks:
@@ -739,23 +862,26 @@ class _Clocks:
         root[part] = root[fixed]
 
 
-def _walk(events: _Clocked, low: int, high: int) -> np.ndarray:
+def _walk(events: _Rows, lead_ns: np.ndarray, low: int, high: int) -> np.ndarray:
     """Positions (collectives, ranks) of those events of one key that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
     moment in common they are one collective, else those that end before the latest of them starts
     have lost their partners. Where one is found, as many that follow as can be are tried at once.
+
+    Args:
+        lead_ns: of each rank's clock.
     """
-    first = low + np.flatnonzero(run_starts(events.rank[low:high]))
+    first = low + np.flatnonzero(run_starts(events[low:high].rank))
     stop, at = np.append(first[1:], high), first
     walked = [np.zeros((0, len(first)), dtype=np.int64)]
     ahead = 1
     while (left := int((stop - at).min())) > 0:
         block = at + np.arange(min(left, ahead))[:, None]
-        latest_start = events.start[block].max(axis=1)
-        together = latest_start <= events.end[block].min(axis=1)
+        latest_start = (events[block].start - lead_ns).max(axis=1)
+        together = latest_start <= (events[block].end - lead_ns).min(axis=1)
         count = len(block) if together.all() else int(together.argmin())
         walked.append(block[:count])
-        at = at + (count if count else events.end[at] < latest_start[0])
+        at = at + (count if count else events[at].end - lead_ns < latest_start[0])
         ahead = min(2 * ahead, _WALKED_AT_A_TIME // len(first) + 1) if count == len(block) else 1
     return np.concatenate(walked)

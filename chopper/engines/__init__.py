@@ -84,6 +84,9 @@ class Engine(Protocol):
             What became of each call, in their order.
         """
 
+    def rest(self) -> None:
+        """Free what workers take, until there are tasks again; what is held stays."""
+
     def close(self) -> None:
         """End the workers and free what is held."""
 

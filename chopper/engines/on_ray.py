@@ -224,6 +224,9 @@ class OnRay:
             )
         return Done(_unpacked(packed), InCluster(big) if is_held else None)
 
+    def rest(self) -> None:
+        """Do nothing: the cluster ends workers that are idle."""
+
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends, with what it holds."""
         self._copying.clear()

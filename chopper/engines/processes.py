@@ -176,6 +176,10 @@ class Processes:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
+    def rest(self) -> None:
+        """End the processes; others start with the next task."""
+        self._end_workers()
+
     def close(self) -> None:
         """End the processes; files stay as long as somebody holds a value in them."""
         self._end_workers()

@@ -47,6 +47,9 @@ class Serial:
         held: Held | None = None if result.big is None else InMemory(result.big)
         return Done(result.value, held)
 
+    def rest(self) -> None:
+        """Do nothing: there are no workers."""
+
     def close(self) -> None:
         """Free nothing: values live as long as somebody has them."""
 
