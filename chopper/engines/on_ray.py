@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import io
+import itertools
 import os
 import pickle
 import platform
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from chopper.engines import Done, Kept, Lost, lost, ray_cluster
 from chopper.engines.processes import check_memory, portable
+from chopper.engines.spill import Folder, Spilled, write_parts
 from chopper.engines.workers import limited, work_alone
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
@@ -30,6 +32,10 @@ _Packed = tuple[bytes, int]
 """A compressed pickle, and its length."""
 _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
+_PART_BYTES, _MOST_PARTS = 90_000, 16
+"""Ray sends what is below 100 kB with its own messages. A value of so many parts travels with its
+task's result, and with the tasks that need it; a larger one lies in the object store, which takes
+longer than a small task does: a request for a process, and several messages for each copy."""
 _ANSWER_S = 30.0
 """Patience with the nodes of a cluster, which start a process to answer."""
 
@@ -63,7 +69,7 @@ class InCluster:
 
 @dataclass(frozen=True)
 class _Brought:
-    """A value of the store that Ray brought to the worker before its task began."""
+    """A value that Ray brought to the worker before its task began."""
 
     data: Any
 
@@ -87,26 +93,30 @@ def _brought(number: int) -> _Brought:
 
 
 class _Pickler(pickle.Pickler):
-    """Arguments of a task, without the values of the cluster that are somewhere in them.
+    """Arguments of a task, without the held values that are somewhere in them.
 
     Ray runs a task where its values are, and starts it when they are there; a task that fetched
     them itself would wait, and another process be started for the core that it does not use.
     A copy of what lies at an address goes as the address: a node that lacks it fetches it itself.
+
+    Attributes:
+        brought: the parts of each value; the reference of one that is in the object store.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.references: list[Any] = []
+        self.brought: list[list[Any]] = []
         # By type: `persistent_id` is asked for each of thousands of objects.
         self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
             **copyreg.dispatch_table,
-            InCluster: self._reduce_value,
+            InCluster: lambda value: self._reduced([value.reference]),
+            Spilled: lambda value: self._reduced(_parts(value.data())),
             type(Path()): self._reduce_path,
         }
 
-    def _reduce_value(self, value: InCluster) -> tuple[Any, ...]:
-        self.references.append(value.reference)
-        return _brought, (len(self.references) - 1,)
+    def _reduced(self, parts: list[Any]) -> tuple[Any, ...]:
+        self.brought.append(parts)
+        return _brought, (len(self.brought) - 1,)
 
     def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
         copied = remote.origin(path)
@@ -154,7 +164,9 @@ class OnRay:
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
         self._copying: deque[Any] = deque(maxlen=2 * self.workers)
-        self._task = ray.remote(num_returns=2, max_retries=_MOST_RETRIES)(_call)
+        self._folder: Folder | None = None
+        self._numbers = itertools.count()
+        self._task = ray.remote(num_returns=2 + _MOST_PARTS, max_retries=_MOST_RETRIES)(_call)
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
@@ -163,7 +175,7 @@ class OnRay:
         import ray
 
         results: dict[int, Done | Lost] = {}
-        running: dict[Any, tuple[int, Any]] = {}
+        running: dict[Any, tuple[int, list[Any]]] = {}
         waiting = enumerate(calls)
         following, count, directory = 0, 0, str(Path.cwd())
         try:
@@ -172,28 +184,29 @@ class OnRay:
                     number, arguments = call
                     pickler = _Pickler(packed := io.BytesIO())
                     pickler.dump((function, arguments))
-                    value, big = self._task.remote(
+                    brought = [_parts(packed.getbuffer()), *pickler.brought]
+                    value, *held = self._task.remote(
                         _version(),
                         directory,
                         self._memory_bytes,
-                        packed.getvalue(),
-                        *pickler.references,
+                        [len(parts) for parts in brought],
+                        *itertools.chain.from_iterable(brought),
                     )
-                    running[value] = number, big
+                    running[value] = number, held
                 if not running:
                     break
-                # Waiting for a held value copies it here: it is not lost with the node that made
-                # it. A store that is full drops the copy.
+                # Waiting for a value of the store copies it here: it is not lost with the node that
+                # made it. A store that is full drops the copy.
                 finished, _ = ray.wait([*running, *self._copying], num_returns=1)
                 for reference in finished:
                     if reference not in running:
                         self._copying.remove(reference)
                         continue
-                    number, big = running.pop(reference)
-                    results[number] = done = self._done(reference, big)
+                    number, held = running.pop(reference)
+                    results[number] = done = self._done(reference, held)
                     count += 1
-                    if isinstance(done, Done) and done.held is not None:
-                        self._copying.append(big)
+                    if isinstance(done, Done) and isinstance(done.held, InCluster):
+                        self._copying.append(done.held.reference)
                     if self._progress is not None:
                         self._progress(label, count)
                 while following in results:
@@ -205,11 +218,13 @@ class OnRay:
                     ray.cancel(reference, force=True)
             raise
 
-    def _done(self, reference: Any, big: Any) -> Done | Lost:
+    def _done(self, reference: Any, held: list[Any]) -> Done | Lost:
         import ray
 
+        big, *parts = held
         try:
-            packed, is_held = ray.get(reference)
+            packed, parts_count = ray.get(reference)
+            data = ray.get(parts[: parts_count or 0])
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _Failed):
                 of_task: Lost = error.cause.args[0]
@@ -222,14 +237,27 @@ class OnRay:
             return Lost(
                 f"its process or node died {1 + _MOST_RETRIES} times ({_line(error)})", None
             )
-        return Done(_unpacked(packed), InCluster(big) if is_held else None)
+        if data:
+            return Done(_unpacked(packed), self._spilled(data))
+        return Done(_unpacked(packed), None if parts_count is None else InCluster(big))
+
+    def _spilled(self, parts: list[bytes]) -> Spilled:
+        """Hold a value in a file here: no node takes it along when it leaves."""
+        self._folder = self._folder or Folder()
+        path = self._folder.path / str(next(self._numbers))
+        write_parts(path, parts)
+        return self._folder.spilled(path)
 
     def rest(self) -> None:
         """Do nothing: the cluster ends workers that are idle."""
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this ends, with what it holds."""
+        """Leave the cluster; one that was started for this ends, with what it holds.
+
+        Files stay as long as somebody holds a value in them.
+        """
         self._copying.clear()
+        self._folder = None
         self._cluster.close()
 
     def __enter__(self) -> Self:
@@ -243,13 +271,21 @@ def _call(
     version: tuple[str, str],
     directory: str,
     memory_bytes: int | None,
-    packed: bytes,
+    parts_counts: Sequence[int],
     *brought: Any,
-) -> tuple[tuple[_Packed, bool], Any]:
+) -> tuple[Any, ...]:
     """Run a task in a worker.
 
+    Args:
+        version: of chopper and Python where the command runs.
+        directory: current one of the command.
+        memory_bytes: what the task may allocate; None for no limit.
+        parts_counts: number of parts of the function with its arguments, and of each of its values.
+        brought: these parts.
+
     Returns:
-        What travels back, with whether anything is held; and what is held.
+        What travels back, with the number of parts of what is held: None where nothing is, 0 for
+        a value in the store; that value; and the parts, with None for those that it does not need.
 
     Raises:
         _Failed: the task is lost.
@@ -260,20 +296,36 @@ def _call(
     with contextlib.suppress(OSError):  # paths are relative to where the user is
         os.chdir(directory)
     try:
-        _of_task[:] = map(_Brought, brought)
+        each = iter(brought)
+        packed, *held = (_whole([*itertools.islice(each, count)]) for count in parts_counts)
+        _of_task[:] = map(_Brought, held)
         function, arguments = pickle.loads(packed)
         _of_task.clear()
         with limited(memory_bytes):
             result = function(*(a.get() if isinstance(a, _Brought) else a for a in arguments))
+        no_parts = (None,) * _MOST_PARTS
         if not isinstance(result, Kept):
-            return (_packed(result), False), None
+            return (_packed(result), None), None, *no_parts
         if result.big is None:
-            return (_packed(result.value), False), None
-        # Workers map the bytes of an array, and copy those of bytes.
-        held = np.frombuffer(values.encode(result.big, compressed=True), np.uint8)
-        return (_packed(result.value), True), held
+            return (_packed(result.value), None), None, *no_parts
+        data = values.encode(result.big, compressed=True)
+        if len(data) > _MOST_PARTS * _PART_BYTES:
+            # Workers map the bytes of an array, and copy those of bytes.
+            return (_packed(result.value), 0), np.frombuffer(data, np.uint8), *no_parts
+        parts = _parts(data)
+        return (_packed(result.value), len(parts)), None, *parts, *no_parts[len(parts) :]
     except (ChopperError, MemoryError) as error:
         raise _Failed(lost(portable(error), memory_bytes)) from None
+
+
+def _parts(data: bytes | memoryview) -> list[bytes]:
+    """Cut bytes into parts that Ray sends with its own messages."""
+    return [bytes(data[at : at + _PART_BYTES]) for at in range(0, len(data), _PART_BYTES)]
+
+
+def _whole(parts: list[Any]) -> Any:
+    """Return what was cut into parts, or is in the store."""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _packed(value: Any) -> _Packed:

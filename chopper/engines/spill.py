@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,21 @@ class Spilled:
         """
         from chopper.storage import values
 
+        return values.decode(self.data())
+
+    def data(self) -> memoryview:
+        """Map the encoded value.
+
+        Raises:
+            InputError: the file is gone.
+        """
         try:
             with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError as exc:
             raise InputError(
                 f"{self.path}: a temporary file was removed while it was in use; run again"
             ) from exc
-        return values.decode(memoryview(mapped))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Spilled, (self.path, None)
@@ -98,9 +106,19 @@ def write(path: Path, value: Any) -> None:
     """
     from chopper.storage import values
 
+    write_parts(path, [values.encode(value, compressed=True)])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write the parts of an encoded value to a file, as a whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     partial = path.with_suffix(".partial")
     try:
-        partial.write_bytes(values.encode(value, compressed=True))
+        with partial.open("wb") as file:
+            file.writelines(parts)
         partial.replace(path)
     except BaseException as exc:
         with contextlib.suppress(OSError):
