@@ -434,11 +434,11 @@ def _merged(parts: list[Part]) -> Part:
     found = Found.stacked([part.found for part in parts])
     groups = {key.process_group for key, _ in kinds}
     whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
-    part = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
+    stacked = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
     parts.clear()
     waiting.clear()
     del found
-    return _settled(part.pop(), whole)
+    return _settled(stacked.pop(), whole)
 
 
 def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
