@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
+from chopper.experiments.declarations import MEASURED, Needs, Variant, Workload, as_program
 from chopper.experiments.options import DEVICE, SEED, Option, positive
 from chopper.experiments.results import Experiment, Headline, Labels
 from chopper.workloads.microbenchmarks import clock_and_power
@@ -28,6 +28,7 @@ WORKLOAD = Workload(
         Option("shapes", "MxNxK, comma-separated; or a sweep", "sweep"),
         Option("dtypes", "comma-separated torch names; or those the device computes", "all"),
         Option("seconds", "whole seconds per shape and type", 1, positive),
+        Option("steps", "steps of all products, once measured; as many again traced", 5, positive),
         SEED,
         DEVICE,
     ),
@@ -50,14 +51,18 @@ DTYPES = {
 }
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _ROUNDS = 3
+_STEP_FLOP = {"cuda": {2: 2 * 10**13, 4: 2 * 10**12, 8: 2 * 10**12}}
+"""FLOP of each product in such a step by bytes of an element: some tens of ms on an H100. Of a CPU,
+whose clock is not sampled, one product."""
+_MOST_CALLS = 200
+"""Calls of a small product in such a step at most: each is an event of the trace."""
 
 
 def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
-    """Three matrices of the largest shape in the widest type."""
-    dtypes = chosen_dtypes(args, device)
+    """Three matrices of the largest shape in each type."""
     largest = max(m * n + n * k + m * k for m, n, k in chosen_shapes(args, device))
     return Needs(
-        memory_bytes=largest * max(_ELEMENT_BYTES[d] for d in dtypes),
+        memory_bytes=largest * sum(_ELEMENT_BYTES[d] for d in chosen_dtypes(args, device)),
         what=f"--shapes {args.shapes}",
         remedy="choose smaller shapes",
     )
@@ -98,7 +103,7 @@ def main() -> None:
     """Measure every shape in every type."""
     import torch
 
-    from chopper.hardware.measure import Bench, Call, product, rate
+    from chopper.hardware.measure import Bench, Call, product, rate, wait
     from chopper.workloads.machine import own_device
     from chopper.workloads.progress import Progress
 
@@ -107,33 +112,41 @@ def main() -> None:
     torch.manual_seed(args.seed)
     make = torch.zeros if args.variant == "zeros" else torch.randn
 
-    def call(dtype: str, m: int, n: int, k: int) -> Call:
+    shapes = chosen_shapes(args, device.type)
+    products: dict[tuple[str, int, int, int], Call] = {}
+    for dtype in chosen_dtypes(args, device.type):
         kind = getattr(torch, dtype)
-        values = make(m * k + k * n, device=device).to(kind)
-        return product(values, torch.empty(m * n, dtype=kind, device=device), m, n, k)
-
-    products = [
-        (dtype, *shape)
-        for dtype in chosen_dtypes(args, device.type)
-        for shape in chosen_shapes(args, device.type)
-    ]
-    # Tracing costs time: one product of each is traced, what is measured is not.
-    with chopper.profile(args.output, steps=(0, 1)) as prof:
-        for chosen in products:
-            call(*chosen)()
-        prof.step()
+        values = make(max(m * k + k * n for m, n, k in shapes), device=device).to(kind)
+        out = torch.empty(max(m * n for m, n, _ in shapes), dtype=kind, device=device)
+        products |= {(dtype, *shape): product(values, out, *shape) for shape in shapes}
+    # Tracing costs time: what is measured is not traced. What is traced comes after it, on a device
+    # that is as hot and as slow as it gets.
+    with chopper.profile(args.output, steps=(1 + args.steps, 1 + 2 * args.steps)) as prof:
         progress = Progress(len(products), "product")
-        for dtype, m, n, k in products:
+        for (dtype, m, n, k), call in products.items():
             bench: Bench[str] = Bench(device)
-            bench.add("", call(dtype, m, n, k), flop=2 * m * n * k)
-            times_s = bench.run(_ROUNDS, budget_s=args.seconds / _ROUNDS)[""]
+            bench.add("", call, flop=2 * m * n * k)
+            with prof.phase(MEASURED):
+                times_s = bench.run(_ROUNDS, budget_s=args.seconds / _ROUNDS)[""]
             achieved = rate("", 2 * m * n * k, times_s)
             labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}
             # The fastest is what the device can do; the median what it did.
             prof.measure("median_flop_per_s", achieved.median_per_s, **labels)
             prof.measure("best_flop_per_s", achieved.best_per_s, **labels)
-            prof.step()
             progress.advance()
+        prof.step()
+        for _ in range(2 * args.steps):
+            for (dtype, m, n, k), call in products.items():
+                for _ in range(calls_per_step(device.type, dtype, 2 * m * n * k)):
+                    call()
+            wait(device)
+            prof.step()
+
+
+def calls_per_step(device: str, dtype: str, flop: int) -> int:
+    """Calls of a product of so many FLOP in each step after the measurement."""
+    budget = _STEP_FLOP.get(device, {}).get(_ELEMENT_BYTES[dtype], 0)
+    return min(max(budget // flop, 1), _MOST_CALLS)
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:

@@ -4,6 +4,9 @@ A driver's clock is a reading at one moment. Between two readings the clock is t
 linearly: where it stepped from one level to the other at a moment that nobody saw, that is its
 expectation, and the error of the mean is at most half of the difference. The mean over a kernel is
 the integral over it divided by its duration, exact for any placing of kernels among samples.
+
+A driver may refresh what it tells less often than it is asked (NVML on an H100: every 100 ms). Only
+the first sample of each such reading has a time, so the others are left out.
 """
 
 from __future__ import annotations
@@ -34,10 +37,16 @@ _IDLE_BIT, _SET_BIT = 0x1, 0x2
 
 MAX_GAP_NS = 500_000_000
 """Samples further apart tell nothing of the time between, even when they agree."""
-SAMPLES_PER_CHANGE = 4
-"""At least this many gaps must fit between two changes of the clock, in the mean."""
+MOST_CHANGE_LN = 0.125
+"""Neighbours may differ by so much in ln clock, in the mean: an eighth of the clock."""
 CHANGE_RATIO = 1.10
 """Neighbours that differ by more are a change."""
+_HELD_GAPS = 2.5
+"""Values that change less often than every so many samples are held by the driver between."""
+_HELD_CHANGES = 8
+"""Changes of the power at least, before anything is said of how often a driver refreshes it."""
+_REGULAR_RATIO = 0.75
+"""Share of the times between changes, at least, that one refresh period explains."""
 _SET_RATIO = 0.01
 """A clock this close to the one that was set, with nothing else that holds it, is held by that."""
 _IDLE_NS = 5_000_000
@@ -56,12 +65,14 @@ class EventClocks:
         clock_hz: mean over the event, NaN where not known.
         error_hz: bound of its error from sampling, NaN where not known.
         state: KNOWN, or why the clock is not.
+        reading: number of the last reading before the event, -1 where none is.
         readers: device → its samples, for labels.
     """
 
     clock_hz: np.ndarray
     error_hz: np.ndarray
     state: np.ndarray
+    reading: np.ndarray
     readers: dict[int, ClockSeries]
 
     @property
@@ -81,6 +92,7 @@ def join_clocks(
     count = len(events)
     clock_hz, error_hz = np.full((2, count), np.nan)
     state = np.full(count, NO_SAMPLES, dtype=np.int8)
+    reading = np.full(count, -1, dtype=np.int64)
     readers: dict[int, ClockSeries] = {}
     sample_device = ints(samples, "device_id")
     devices = np.unique(events.device_id[events.device_id >= 0])
@@ -104,9 +116,39 @@ def join_clocks(
         trusted = bad[at.last + 1] == bad[at.first]
         state[rows] = np.where(~at.inside, NO_OVERLAP, np.where(trusted, KNOWN, SPARSE))
         known = at.inside & trusted
+        reading[rows] = np.where(known, at.first, -1)
         clock_hz[rows] = np.where(known, series.mean(series.clock_hz, at), np.nan)
         error_hz[rows] = np.where(known, series.mean_error(at), np.nan)
-    return EventClocks(clock_hz, error_hz, state, readers)
+    return EventClocks(clock_hz, error_hz, state, reading, readers)
+
+
+def _refreshed(
+    time_ns: np.ndarray, clock_hz: np.ndarray, power_w: np.ndarray, reasons: np.ndarray
+) -> np.ndarray:
+    """Mask of the samples at which the driver told something new; all where it always does.
+
+    Power differs from one reading to the next nearly always. Where it changes at regular intervals
+    of several samples, these are the driver's refresh period. A reading that equals the one before
+    counts as new one period after it.
+    """
+    every = np.ones(len(time_ns), dtype=bool)
+    power_changed = np.diff(np.nan_to_num(power_w, nan=-1.0)) != 0
+    between = np.diff(time_ns[1:][power_changed])
+    if len(between) < _HELD_CHANGES:
+        return every
+    period, gap = np.median(between), np.median(np.diff(time_ns))
+    regular = np.mean(np.abs(between - period) <= gap)
+    if period < _HELD_GAPS * gap or regular < _REGULAR_RATIO:
+        return every
+    # A sample in which clock and power were not yet refreshed both is followed by one with both.
+    changes = 1 + np.flatnonzero(power_changed | (np.diff(clock_hz) != 0))
+    changes = changes[np.append(np.diff(time_ns[changes]) >= period / 2, True)]
+    fresh = np.isin(np.arange(len(every)), changes)
+    fresh[0] = True
+    since = time_ns - time_ns[np.maximum.accumulate(np.where(fresh, np.arange(len(every)), 0))]
+    # Half a gap late: a new reading may be seen that much later than it was due.
+    periods = np.maximum(since - gap / 2, 0) // period
+    return fresh | (np.diff(periods, prepend=0) > 0) | (np.diff(reasons, prepend=reasons[0]) != 0)
 
 
 def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,12 +206,14 @@ class ClockSeries:
         if set_hz is not None:
             at_it = np.abs(clock[keep] / set_hz - 1) <= _SET_RATIO
             reasons = np.where((reasons == 0) & at_it, _SET_BIT, reasons)
+        fresh = _refreshed(time, clock[keep], power[keep], reasons)
+        keep = keep[fresh]
         return cls(
-            time,
+            time[fresh],
             np.maximum(ints(samples, "span_ns"), 0)[keep],
             clock[keep].astype(np.float64),
             power[keep],
-            reasons,
+            reasons[fresh],
         )
 
     def ramped(self, idle_from_ns: np.ndarray, idle_until_ns: np.ndarray) -> ClockSeries:
@@ -243,11 +287,11 @@ class ClockSeries:
     @cached_property
     def bound_ns(self) -> float:
         """Longest trusted time between two readings, in ns: less where the clock changes faster."""
-        changes = int(self.changes.sum())
-        if not changes:
+        change_ln = float(np.abs(np.diff(np.log(self.clock_hz)))[self.changes].sum())
+        if not change_ln:
             return float(MAX_GAP_NS)
-        between = (self.time_ns[-1] - self.time_ns[0]) / changes
-        return float(min(MAX_GAP_NS, between / SAMPLES_PER_CHANGE))
+        span_ns = float(self.time_ns[-1] - self.time_ns[0])
+        return min(float(MAX_GAP_NS), MOST_CHANGE_LN / change_ln * span_ns)
 
     @cached_property
     def trusted(self) -> np.ndarray:
@@ -300,8 +344,15 @@ class ClockSeries:
         return np.where(touched[at.last + 1] == touched[at.first], power, np.nan)
 
     def mean_error(self, at: Place) -> np.ndarray:
-        """Bound of the error of the mean clock: half of the change over each gap, time-weighted."""
-        half = np.abs(np.diff(self.clock_hz)) / 2
+        """Bound of the error of the mean clock: half of the change over each gap, time-weighted.
+
+        Neighbours may agree by chance while the clock moved between them. So it is at least half of
+        what lies between a reading and the middle of its neighbours, in the median.
+        """
+        clock = self.clock_hz
+        off = np.abs(clock[1:-1] - (clock[:-2] + clock[2:]) / 2)
+        least = np.median(off) / 2 if len(off) else 0.0
+        half = np.maximum(np.abs(np.diff(clock)) / 2, least)
         return self._mean(half, half, at)
 
     @cached_property

@@ -6,6 +6,13 @@ clock (ordinary least squares, one pass without outliers). Elsewhere it is the k
 the roofline: ideal time over roofline time. Both are joined as two measurements, each weighted by
 the inverse of its variance, so an estimate from few or similar clocks moves the value only a
 little, and the roofline is believed less where a slope contradicts it.
+
+Errors of the clock flatten a slope, by their variance over that of the clock (Fuller 1987,
+Measurement Error Models, 1.1). So instances of uncertain clocks are left out, no slope is taken
+where the others' clocks spread by less than three times their error, and the rest of the flattening
+is part of the slope's error. Instances between the same two
+readings share its error, so the slope's standard error counts them as one where their residuals
+agree (Liang and Zeger 1986, doi.org/10.1093/biomet/73.1.13).
 """
 
 from __future__ import annotations
@@ -15,12 +22,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chopper.analyzers.trace.columns import distinct_rows
+
 ROOFLINE_ERROR = 0.25
 """Standard error of a sensitivity that is read off the roofline."""
 MIN_INSTANCES = 8
 """Instances of one signature, on their own on the device, before a slope is taken."""
 MIN_SPREAD = 0.01
 """Standard deviation of ln clock among them: 1 % of the clock, about one step of it."""
+_SPREAD_PER_ERROR = 3.0
+"""The same, in errors of the clock: they flatten the slope by less than a tenth."""
 _MAX_CLOCK_ERROR = 0.01
 """Instances whose clock is less sure flatten a slope: not used."""
 _LEAST_NOISE = 0.002
@@ -57,6 +68,7 @@ def estimate(
     clock_error_hz: np.ndarray,
     usable: np.ndarray,
     roofline: np.ndarray,
+    reading: np.ndarray | None = None,
 ) -> Sensitivity:
     """Sensitivity of each signature to the clock.
 
@@ -66,20 +78,27 @@ def estimate(
         usable: instances that nothing ran beside.
         roofline: ideal over roofline time of each instance, NaN where not known. A signature
             without any has the slope alone, and NaN without a slope.
+        reading: number of the clock reading before each instance; None: each has its own.
     """
     sure = usable & (duration_ns > 0) & (clock_error_hz <= _MAX_CLOCK_ERROR * clock_hz)
     x = np.log(clock_hz[sure])
     y = np.log(duration_ns[sure])
     of = group[sure]
-    *_, residual = _fit(x, y, of, count)
+    between = np.arange(len(x)) if reading is None else reading[sure]
+    *_, residual = _fit(x, y, of, count, between)
     # For a normal distribution the standard deviation is √(π/2) times the mean absolute value, in
     # which outliers weigh less than in squares.
     size = np.maximum(np.bincount(of, minlength=count), 1)
     spread = np.bincount(of, weights=np.abs(residual), minlength=count) / size
     noise = np.maximum(spread * np.sqrt(np.pi / 2), _LEAST_NOISE)
     kept = np.abs(residual) <= _OUTLIER * noise[of]
-    slope, error, spread, used, _ = _fit(x[kept], y[kept], of[kept], count)
-    fitted = (used >= MIN_INSTANCES) & (spread >= MIN_SPREAD)
+    slope, error, spread, used, _ = _fit(x[kept], y[kept], of[kept], count, between[kept])
+    unsure = (clock_error_hz[sure] / clock_hz[sure])[kept]
+    unsure = np.sqrt(_mean(unsure**2, of[kept], count))
+    fitted = (used >= MIN_INSTANCES) & np.isfinite(error)
+    fitted &= spread >= np.maximum(MIN_SPREAD, _SPREAD_PER_ERROR * unsure)
+    flattened = np.divide(unsure, spread, out=np.zeros(count), where=fitted) ** 2
+    error = np.hypot(error, slope * flattened)
     slope = np.where(fitted, -slope, np.nan)
     error = np.where(fitted, error, np.nan)
     known = ~np.isnan(roofline)
@@ -183,25 +202,34 @@ def averaged_readings(
 
 
 def _fit(
-    x: np.ndarray, y: np.ndarray, group: np.ndarray, count: int
+    x: np.ndarray, y: np.ndarray, group: np.ndarray, count: int, reading: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Per group: slope of y on x, its standard error, standard deviation of x, and how many.
 
     Last, the residual of each row.
     """
     used = np.bincount(group, minlength=count)
-    dx, dy = _centred(x, group, count), _centred(y, group, count)
+    dx, dy = x - _mean(x, group, count)[group], y - _mean(y, group, count)[group]
     sxx = np.bincount(group, weights=dx * dx, minlength=count)
     sxy = np.bincount(group, weights=dx * dy, minlength=count)
     slope = np.divide(sxy, sxx, out=np.zeros(count), where=sxx > 0)
     residual = dy - slope[group] * dx
     left = np.bincount(group, weights=residual**2, minlength=count)
     noise = np.maximum(left / np.maximum(used - 2, 1), _LEAST_NOISE**2)
-    error = np.sqrt(np.divide(noise, sxx, out=np.full(count, np.inf), where=sxx > 0))
+    # Of sums over the instances between two readings: the variance if these share their errors.
+    first, shared = distinct_rows([group, reading])
+    of = group[first]
+    scores = np.bincount(shared, weights=dx * residual, minlength=len(first))
+    readings = np.bincount(of, minlength=count)
+    # Few sums: the variance of Student's t (Cameron and Miller 2015, doi.org/10.3368/jhr.50.2.317).
+    few = readings / np.maximum(readings - 3, 1)
+    together = np.bincount(of, weights=scores**2, minlength=count) * few
+    variance = np.where(readings > 3, np.maximum(noise * sxx, together), np.inf)
+    error = np.sqrt(np.divide(variance, sxx**2, out=np.full(count, np.inf), where=sxx > 0))
     return slope, error, np.sqrt(sxx / np.maximum(used, 1)), used, residual
 
 
-def _centred(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+def _mean(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     size = np.maximum(np.bincount(group, minlength=count), 1)
-    mean = np.bincount(group, weights=values, minlength=count) / size
-    return values - mean[group]
+    mean: np.ndarray = np.bincount(group, weights=values, minlength=count) / size
+    return mean

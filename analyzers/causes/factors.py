@@ -140,6 +140,7 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
             out=np.zeros(len(rows)),
             where=work.roofline_ns[rows] > 0,
         ),
+        clocks.reading[rows],
     )
     sensitivity = pick(by_signature.value, signature, np.nan)
     slower = np.log(np.divide(reference, clocks.clock_hz))
@@ -220,6 +221,7 @@ def _of_unknown_work(
         clocks.error_hz[rows],
         ran_alone(duration, shared_ns[rows]),
         np.full(len(rows), np.nan),
+        clocks.reading[rows],
     )
     return UnknownWork(rows, group, fit)
 

@@ -244,3 +244,16 @@ def canonical_uuid(uuid: str) -> str:
         if re.fullmatch("[0-9a-fA-F]{16}", text):
             return text.lower()
     return plain
+
+
+def in_phase(run: Run, rank: int, samples: pa.Table, phase: str) -> pa.Table:
+    """Return the samples of a phase that the program names, once or again; all where it does not."""
+    phases = run.table(rank, "program_phase")
+    phases = phases.filter(pc.equal(phases["name"].cast("string"), phase))
+    if not phases.num_rows:
+        return samples
+    time_ns = samples["time_ns"].to_numpy()
+    start_ns, end_ns = (phases[name].to_numpy() for name in ("start_ns", "end_ns"))
+    # One after the other: as many have begun as have ended, and one more.
+    begun, over = start_ns.searchsorted(time_ns, "right"), end_ns.searchsorted(time_ns, "right")
+    return samples.filter(pa.array(begun > over))

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 from chopper.experiments.options import OUTPUT, Option
 
+MEASURED = "measured"
+"""Phase in which a workload measures. Where it names any, clock and power are of this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:

@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chopper import pipeline
-from chopper.analyzers.trace.samples import of_rank
+from chopper.analyzers.trace.samples import in_phase, of_rank
 from chopper.errors import ChopperError, InputError
 from chopper.experiments.catalogue import program
+from chopper.experiments.declarations import MEASURED
 from chopper.experiments.results import (
     STEP,
     Experiment,
@@ -87,10 +88,15 @@ def _rows_of_view(attribution: Attributed, name: str) -> list[dict[str, Any]]:
 
 
 def _sensed(run: Run) -> Iterator[tuple[str, float]]:
-    """Mean clock and power of the ranks' devices over the whole recording, where sampled."""
+    """Mean clock and power of the ranks' devices, where sampled.
+
+    Over the phases in which the workload measured; over the whole recording where it names none.
+    """
     import pyarrow.compute as pc
 
-    tables = [of_rank(run, rank, "device_clock") for rank in run.ranks]
+    tables = [
+        in_phase(run, rank, of_rank(run, rank, "device_clock"), MEASURED) for rank in run.ranks
+    ]
     for column in ("sm_clock_hz", "power_w"):
         means = [m for t in tables if (m := pc.mean(t[column]).as_py()) is not None]
         if means:

@@ -573,20 +573,14 @@ def data_dependence(machine: Machine) -> str:
 
 def under_load(run: Run) -> tuple[float, float]:
     """Return mean power and clock of the device that drew most while products were measured."""
+    from chopper.analyzers.trace.samples import in_phase
+    from chopper.experiments.declarations import MEASURED
+
     rank = run.ranks[0]
-    steps = run.table(rank, "step").to_pylist()
-    clocks = run.table(rank, "device_clock")
-    if len(steps) < 2:
-        raise Missed(f"{fmt.plural(len(steps), 'step')} recorded, not two")
-    # The first step is traced; the second measures. Its begin makes the matrices.
-    start, end = steps[1]["start_ns"], steps[1]["end_ns"]
-    start += (end - start) // 3
-    inside = pc.and_(
-        pc.greater_equal(clocks["time_ns"], start), pc.less_equal(clocks["time_ns"], end)
-    )
+    clocks = in_phase(run, rank, run.table(rank, "device_clock"), MEASURED)
     means = []
     for device in {*clocks["device_id"].to_pylist()}:
-        rows = clocks.filter(pc.and_(inside, pc.equal(clocks["device_id"], device)))
+        rows = clocks.filter(pc.equal(clocks["device_id"], device))
         power, clock = numbers(rows, "power_w"), numbers(rows, "sm_clock_hz")
         if len(power) and len(clock):
             means.append((float(power.mean()), float(clock.mean())))

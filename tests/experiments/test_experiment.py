@@ -306,3 +306,12 @@ def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):
     power = found.find("power_w", "b")
     assert power is not None
     assert power.values == (400.0, 400.0, 400.0)
+    # Where the workload says when it measured, only that time counts: 500 W at 3 ns.
+    for name in plan.variants[1].runs:
+        file = traced / name / "rank-00000" / "program_phase.arrow"
+        with contextlib.closing(StreamWriter(file, "program_phase")) as out:
+            of = {"name": ["measured", "measured", "other"], "tid": [1, 1, 1]}
+            out.write(of | {"start_ns": [0, 3, 1], "end_ns": [1, 4, 3]})
+    power = load(traced).find("power_w", "b")
+    assert power is not None
+    assert power.values == (450.0, 450.0, 450.0)

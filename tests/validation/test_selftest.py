@@ -202,18 +202,8 @@ def test_a_scripted_mi300x_passes(tmp_path: Path, tmp_path_factory: Any) -> None
 
 
 def products(watts: float, mhz: int) -> Run:
-    """A run of two steps whose second draws ``watts`` at ``mhz`` after it has begun."""
-    steps = [
-        {
-            "number": i,
-            "start_ns": i * 9_000,
-            "end_ns": (i + 1) * 9_000,
-            "source": "mark",
-            "traced": False,
-            "profiled": False,
-        }
-        for i in range(2)
-    ]
+    """A run that draws ``watts`` at ``mhz`` while it measures."""
+    phases = [{"name": "measured", "tid": 1, "start_ns": 11_001, "end_ns": 17_000}]
     rows = [
         {
             "time_ns": at,
@@ -222,13 +212,13 @@ def products(watts: float, mhz: int) -> Run:
             "device_uuid": None,
             "memory_clock_hz": None,
             "event_reasons": 0,
-            "sm_clock_hz": (mhz if at > 11_000 else 345) * 10**6,
-            "power_w": watts if at > 11_000 else 70.0,
+            "sm_clock_hz": (mhz if 11_000 < at < 17_000 else 345) * 10**6,
+            "power_w": watts if 11_000 < at < 17_000 else 70.0,
         }
         for at in range(0, 18_000, 500)
     ]
     manifest = m.RunManifest(kind="recorded", name="made", ranks=[m.RankManifest(rank=0)])
-    tables: dict[str, list[dict[str, Any]]] = {"step": steps, "device_clock": rows}
+    tables: dict[str, list[dict[str, Any]]] = {"program_phase": phases, "device_clock": rows}
     return Run(manifest, None, {(0, n): TABLES[n].of_rows(r) for n, r in tables.items()})
 
 

@@ -20,7 +20,7 @@ from chopper.workloads.collectives import fit  # noqa: E402
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("gemm", ["--shapes", "1000000x1000000x1000000"], "needs about 24000 GB, one rank here"),
+        ("gemm", ["--shapes", "1000000x1000000x1000000"], "needs about 42000 GB, one rank here"),
         ("gemm", ["--shapes", "8x8"], "'8x8' is not MxNxK, for example 4096x4096x4096"),
         ("gemm", ["--shapes", "8x8x0"], "'8x8x0' is not MxNxK"),
         (
@@ -60,6 +60,23 @@ def test_a_data_type_that_the_gpu_lacks_is_refused_where_it_is_named(monkeypatch
         "float16",
         "float64",
     ]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "side", "count"),
+    [
+        # 20 TFLOP of 16-bit numbers, 2 of wider ones, of 1.1 TFLOP each; a small one 200 times.
+        ("cuda", "bfloat16", 8192, 18),
+        ("cuda", "float64", 8192, 1),
+        ("cuda", "float16", 1024, 200),
+        ("cuda", "float32", 32768, 1),
+        ("cpu", "float32", 512, 1),
+    ],
+)
+def test_both_variants_of_gemm_repeat_a_product_as_often(device, dtype, side, count):
+    from chopper.workloads.gemm import calls_per_step
+
+    assert calls_per_step(device, dtype, 2 * side**3) == count
 
 
 def test_bus_factors_are_those_of_nccl_tests():

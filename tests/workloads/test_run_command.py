@@ -102,7 +102,7 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
             "no variant of fsdp is called 'fspd2'; did you mean fsdp2",
         ),
         ({"name": "gemm", "options": ["--variant", "zeros"]}, "name those to run with --variants"),
-        ({"name": "gemm", "steps": 3}, "--steps: gemm has no steps"),
+        ({"name": "membw", "steps": 3}, "--steps: membw has no steps"),
         ({"options": ["--output", "x"]}, "name the run's directory with -o"),
         ({"options": ["-o", "x"]}, "name the run's directory with -o, before the --"),
         ({"options": ["--size", "9b"]}, "argument --size: invalid choice: '9b'"),

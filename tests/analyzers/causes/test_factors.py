@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chopper
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
+from chopper.analyzers.causes.clock import ClockSeries
 from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
 from chopper.analyzers.causes.compute import apportion, fit
 from chopper.analyzers.causes.contention import contend, shared_time
 from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.hardware.devices import DTYPES
+from chopper.views import view
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
 from tests.analyzers.views.clock_script import Script, samples
+from tests.golden.own import OWN
 
 MS = 1_000_000
 REFERENCE = 1.98e9
@@ -183,6 +187,68 @@ def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
     assert "reference clock" in result.factors.unmeasured["clock"]
 
 
+@pytest.fixture(scope="module")
+def measured() -> dict[str, tuple[chopper.Attribution, dict[str, Any]]]:
+    """The same products on a real H100, on random numbers and on zeros; the clock of each."""
+    runs = {data: chopper.attribute(OWN / f"dvfs_{data}") for data in ("random", "zeros")}
+    rows = {data: view(run, "clock_by_operator").to_pylist() for data, run in runs.items()}
+    return {
+        data: (runs[data], next(r for r in rows[data] if r["op"] == "aten::mm")) for data in runs
+    }
+
+
+def readings(data: str) -> tuple[np.ndarray, np.ndarray]:
+    """Times and clocks of a recording while it was traced, as recorded: held for 100 ms each."""
+    run = chopper.load(OWN / f"dvfs_{data}")
+    traced = [row for row in run.table(0, "step").to_pylist() if row["profiled"]][1:]
+    clock = run.table(0, "device_clock")
+    time = clock["time_ns"].to_numpy()
+    inside = (time >= traced[0]["start_ns"]) & (time <= traced[-1]["end_ns"])
+    return time[inside], clock["sm_clock_hz"].to_numpy()[inside]
+
+
+@pytest.mark.parametrize(("data", "clock_hz"), [("random", 1.40e9), ("zeros", 1.66e9)])
+def test_a_real_clock_that_the_driver_holds_is_recovered(
+    data: str, clock_hz: float, measured: Any
+) -> None:
+    # 40 products 8192³ per step at 989.4 TFLOP/s take 44.45 ms. They are compute-bound, so their
+    # time is proportional to 1 ÷ clock, and the clock has its logarithmic share of what is above.
+    run, row = measured[data]
+    assert readings(data)[1].mean() == pytest.approx(clock_hz, rel=0.01)
+    assert row["clock_mean_hz"] == pytest.approx(clock_hz, rel=0.01)
+    time_ns, ideal_ns = row["time_ns"], 10 * 40 * 2 * 8192**3 / 989.4e12 * 1e9
+    share = np.log(1.83e9 / clock_hz) / np.log(time_ns / ideal_ns)
+    truth_ns = (time_ns - ideal_ns) * share
+    assert row["loss_ns"] == pytest.approx(truth_ns, rel=0.05)
+    assert abs(row["loss_ns"] - truth_ns) < row["loss_error_ns"] < 0.5 * row["loss_ns"]
+    causes = {leaf.id: leaf.time_ns for leaf in run.leaves()}
+    assert causes["compute.clock.power_cap"] == row["loss_ns"]
+    assert sum(causes.values()) == run.observed_ns
+
+
+def test_at_the_reference_clock_the_same_real_work_takes_the_same_time(measured: Any) -> None:
+    # Per step 64.0 ms on random numbers, 53.3 ms on zeros, at 1.40 and 1.66 of 1.83 GHz.
+    of_random, of_zeros = (measured[data][1] for data in ("random", "zeros"))
+    assert of_random["time_ns"] / of_zeros["time_ns"] == pytest.approx(1.20, abs=0.01)
+    at_reference = of_random["at_reference_ns"] / of_zeros["at_reference_ns"]
+    assert at_reference == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("data", ["random", "zeros"])
+def test_of_a_reading_that_a_driver_holds_the_first_sample_counts(data: str) -> None:
+    series = ClockSeries.of(chopper.load(OWN / f"dvfs_{data}").table(0, "device_clock"))
+    assert series is not None
+    gap_ms = np.diff(series.time_ns) / 1e6
+    assert np.median(gap_ms) == pytest.approx(100, abs=1)
+    assert np.percentile(gap_ms, 5) > 85
+    assert gap_ms.max() < 115
+    time, clock = readings(data)
+    kept = np.isin(time, series.time_ns)
+    stepped = np.flatnonzero(np.diff(clock)) + 1
+    # Where power follows one sample later, both are new in that one.
+    assert (kept[stepped] | kept[np.minimum(stepped + 1, len(kept) - 1)]).all()
+
+
 # Sensitivity ------------------------------------------------------------------------------------
 
 
@@ -252,6 +318,43 @@ def test_a_roofline_within_the_error_of_the_slope_is_believed_in_full() -> None:
     weights = np.array([1 / error**2, 1 / ROOFLINE_ERROR**2])
     assert found.value[0] == pytest.approx(slope * weights[0] / weights.sum())
     assert found.error[0] == pytest.approx(weights.sum() ** -0.5)
+
+
+def test_instances_between_the_same_readings_share_their_error() -> None:
+    # Eight readings, each wrong by 3 %, of fifty products each: as sure as eight products, not 400.
+    rng = np.random.default_rng(4)
+    inside, inside_alone = [], []
+    for _ in range(200):
+        clock = rng.uniform(1.2e9, 1.8e9, 8)
+        taken = 1e6 * 1.98e9 / np.repeat(clock * np.exp(rng.normal(0, 0.03, 8)), 50)
+        reading = np.repeat(np.arange(8), 50)
+        told, none = np.repeat(clock, 50), np.zeros(400)
+        args = (np.zeros(400, np.int64), 1, taken, told, none, none == 0, np.ones(400))
+        found, alone = estimate(*args, reading), estimate(*args)
+        inside.append(abs(found.slope[0] - 1) < 2 * found.slope_error[0])
+        inside_alone.append(abs(alone.slope[0] - 1) < 2 * alone.slope_error[0])
+    assert np.mean(inside_alone) < 0.4
+    assert np.mean(inside) > 0.8
+
+
+def test_a_slope_over_three_readings_is_none() -> None:
+    clock, reading = np.repeat([1.2e9, 1.5e9, 1.8e9], 10), np.repeat([0, 1, 2], 10)
+    none = np.zeros(30)
+    args = (np.zeros(30, np.int64), 1, 1e15 / clock, clock, none, none == 0, np.full(30, 0.3))
+    assert np.isnan(estimate(*args, reading).slope[0])
+    assert estimate(*args).slope[0] == pytest.approx(1)
+
+
+def test_clocks_that_spread_by_less_than_their_errors_give_no_slope() -> None:
+    rng = np.random.default_rng(5)
+    clock = rng.normal(1.5e9, 0.02e9, 60)
+    taken = 1e6 * 1.98e9 / clock
+    args = (np.zeros(60, np.int64), 1, taken, clock)
+    more = (np.ones(60, bool), np.full(60, 0.5))
+    assert np.isnan(estimate(*args, 0.008 * clock, *more).slope[0])
+    sure, loose = (estimate(*args, error * clock, *more) for error in (0.001, 0.004))
+    assert sure.slope[0] == loose.slope[0] == pytest.approx(1)
+    assert sure.slope_error[0] < 0.03 < loose.slope_error[0] < 0.15
 
 
 def test_overlapped_unsure_and_odd_instances_do_not_bend_the_slope() -> None:
