@@ -152,7 +152,7 @@ def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) ->
     last = tmp_path / "last.json"
     trace = json.loads(gzip.decompress(timeline.read_bytes()))
     last.write_text(json.dumps({"traceEvents": trace.pop("traceEvents"), **trace}))
-    with pytest.raises(InputError, match="last.json: carries a run, but not at its beginning"):
+    with pytest.raises(InputError, match=r"last.json: carries a run, but not at its beginning"):
         chopper.load(last)
 
 
