@@ -259,7 +259,7 @@ def read_manifest(path: Path) -> m.RunManifest:
     if file.is_file():
         data = read_bytes(file, error=RunFormatError)
         try:
-            run = _checked_run(data, file)
+            run = checked_run(data, str(file))
         except m.NewerRunError:
             raise
         except RunFormatError as exc:
@@ -283,10 +283,14 @@ def read_manifest(path: Path) -> m.RunManifest:
     return run_of_parts(path, parts, [*findings, *missing_ranks(parts), *processes.findings(path)])
 
 
-def _checked_run(data: bytes, file: Path) -> m.RunManifest:
-    """Decode a run's manifest, which must name each rank once."""
-    run = m.decode_run(data, str(file))
+def checked_run(data: bytes, where: str) -> m.RunManifest:
+    """Decode a run's manifest, which must name each rank once; ``where`` names it in errors.
+
+    Raises:
+        RunFormatError: damaged, or written by a newer version.
+    """
+    run = m.decode_run(data, where)
     ranks = [part.rank for part in run.ranks]
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
-        raise RunFormatError(f"{file}: damaged manifest (ranks {some(ranks) or 'none'})")
+        raise RunFormatError(f"{where}: damaged manifest (ranks {some(ranks) or 'none'})")
     return run

@@ -19,9 +19,10 @@ import msgspec
 from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.errors import InputError, reason_of
 from chopper.limits import Intake
-from chopper.storage import manifest, parquet
+from chopper.storage import parquet
 from chopper.storage.files import decode_json, inside
 from chopper.storage.layout import MANIFEST
+from chopper.storage.parts import checked_run
 from chopper.tables import TABLES
 
 _KEY = "chopperRun"
@@ -82,7 +83,7 @@ def unpack(path: Path, directory: Path) -> None:
             )
     if MANIFEST not in files:
         raise InputError(f"{path}: the run that it carries lacks {MANIFEST}; export the run again")
-    run = manifest.decode_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
+    run = checked_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
     damaged = "of the run that it carries is damaged; export the run again"
     if said != checksum.digest():
         raise InputError(f"{path}: the checksum {damaged}")

@@ -152,17 +152,20 @@ def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) ->
     last = tmp_path / "last.json"
     trace = json.loads(gzip.decompress(timeline.read_bytes()))
     last.write_text(json.dumps({"traceEvents": trace.pop("traceEvents"), **trace}))
-    with pytest.raises(InputError, match=r"last.json: carries a run behind its events, .* export"):
+    with pytest.raises(InputError, match=r"last.json: carries a run, but not at its beginning"):
         chopper.load(last)
 
 
 EVENTS = "rank-00000/device_event.parquet"
 
 
-def _with_traces(files: dict[str, bytes]) -> None:
-    run = json.loads(files["manifest.json"])
-    run["ranks"][0]["traces"] = ["../gone.json.gz"]
-    files["manifest.json"] = json.dumps(run).encode()
+def _with(**of_first_rank: Any) -> Callable[[dict[str, bytes]], None]:
+    def change(files: dict[str, bytes]) -> None:
+        run = json.loads(files["manifest.json"])
+        run["ranks"][0] |= of_first_rank
+        files["manifest.json"] = json.dumps(run).encode()
+
+    return change
 
 
 def _with_times(files: dict[str, bytes]) -> None:
@@ -193,7 +196,11 @@ ONE_COLUMN = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
             lambda files: files.update({"manifest.json": b'{"schema_version": 99}'}),
             "manifest.json of the run that it carries: written by a newer",
         ),
-        (_with_traces, "the run that it carries names raw traces, which no timeline holds"),
+        (_with(rank=1), "manifest.json of the run that it carries: damaged manifest .ranks 1, 1."),
+        (
+            _with(traces=["../gone.json.gz"]),
+            "the run that it carries names raw traces",
+        ),
         (lambda files: files.update({EVENTS: b"PAR1 nothing PAR1"}), f"{EVENTS} .* is damaged"),
         (lambda files: files.update({EVENTS: _parquet(ONE_COLUMN[:9])}), f"{EVENTS} .* is damaged"),
         (_with_times, f"{EVENTS} of the run that it carries is damaged; export the run again"),
@@ -202,7 +209,7 @@ ONE_COLUMN = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
             ".* of it unpack to 22.9 MiB, more than 200",
         ),
     ],
-    ids=("path", "no manifest", "newer", "traces", "no table", "columns", "times", "size"),
+    ids=("path", "no manifest", "newer", "ranks", "traces", "no table", "columns", "times", "size"),
 )
 def test_a_forged_timeline_is_one_clear_line(
     timeline: Path, tmp_path: Path, change: Any, message: str

@@ -79,8 +79,8 @@ class FileReader:
         self.header, self.ids = scanned.header, scanned.ids
         if self.header.chopperRun is not None:
             raise InputError(
-                f"{path}: carries a run behind its events, where it is not read; export the run "
-                "again, or name the trace that it was made from"
+                f"{path}: carries a run, but not at its beginning, where it is read; export the "
+                "run again, or name the trace that it was made from"
             )
         self.names, self.unknown, self.counts = scanned.called, scanned.unknown, scanned.counts
         self.base_ns = base_of(self.header) or 0
