@@ -434,11 +434,19 @@ def _merged(parts: list[Part]) -> Part:
     found = Found.stacked([part.found for part in parts])
     groups = {key.process_group for key, _ in kinds}
     whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
+<<<<<<< HEAD
     stacked = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
     parts.clear()
     waiting.clear()
     del found
     return _settled(stacked.pop(), whole)
+=======
+    held = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
+    parts.clear()
+    waiting.clear()
+    del found
+    return _settled(held.pop(), whole)
+>>>>>>> 685e4b2e6ec269ede8bf716ce0ea3ac9acd2bd02
 
 
 def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
@@ -452,7 +460,7 @@ def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     part = _settled(held.pop(), every, clocks)
     clocks, found, instances = _Clocks(part), part.found, part.found.instances
     count = len(instances.key)
-    number = np.empty(count, dtype=np.int64)
+    number = np.empty(count, dtype=np.int32)
     number[np.lexsort((instances.sequence, instances.key, instances.walked))] = np.arange(count)
     latest = found.arrivals.latest - clocks.leads_ns(found.arrivals.clock)
     first = np.flatnonzero(run_starts(found.arrivals.instance))
@@ -463,17 +471,22 @@ def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     ranks = sorted(part.clocks.items())
     of_rank = [rank for rank, _ in ranks]
     first = np.searchsorted(found.membership.rank, of_rank, sorter=rows)
-    bounds = itertools.pairwise([*first, len(rows)])
+    # Each rank gets slices of these: thousands of small arrays would leave gaps in the heap.
+    event, instance = found.membership.event[rows], found.membership.instance[rows]
+    ready, number = last[instance], number[instance]
+    counts = part.device_event_counts
+    bounds = [*itertools.pairwise([*first, len(rows)])]
+    del part, found, rows, instance
     for (mine, clock), (low, high) in zip(ranks, bounds, strict=True):
-        instance = found.membership.instance[rows[low:high]]
         offset_ns, offset_rank = clocks.lead_of(clock)
+        ready[low:high] += offset_ns
         yield (
             mine,
             Matched(
-                found.membership.event[rows[low:high]],
-                last[instance] + offset_ns,
-                number[instance],
-                part.device_event_counts[mine],
+                event[low:high],
+                ready[low:high],
+                number[low:high],
+                counts[mine],
                 offset_ns,
                 offset_rank,
                 misnumbered,

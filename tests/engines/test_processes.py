@@ -115,6 +115,19 @@ def test_values_stay_as_long_as_they_are_held(folder: Path) -> None:
     assert [*folder.iterdir()] == []
 
 
+def test_workers_that_rest_are_gone_and_what_they_held_is_not() -> None:
+    with Processes(2) as engine:
+        (held,) = engine.map(tasks.table, [(3,)], label="")
+        assert isinstance(held, Done)
+        assert held.held is not None
+        (worker,) = engine.map(tasks.where, [(0,)], label="")
+        assert isinstance(worker, Done)
+        engine.rest()
+        assert not psutil.pid_exists(worker.value[0])
+        assert held.held.get()["number"] == 3
+        assert done(engine.map(tasks.doubled, [(4,)], label="")) == [8]
+
+
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(folder: Path) -> None:
     used, left, new = Folder(folder), folder / "chopper-spill-left", folder / "chopper-spill-new"
     for path in (left, new):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from benchmarks.collectives_at_scale import (
     SLOT_NS,
     Job,
 )
+from chopper.analyzers.trace import match as match_module
 from chopper.analyzers.trace.collectives import Communication, Key, Kind
 from chopper.analyzers.trace.match import (
     Matched,
@@ -119,9 +121,15 @@ def members_of(
     st.sets(st.integers(0, RANKS - 1), max_size=3),
     st.dictionaries(st.integers(0, RANKS - 1), st.sampled_from([0.02, 0.1, 0.9]), max_size=3),
     st.sets(st.integers(0, RANKS - 1), max_size=2),
+    st.sampled_from([1, 100, 1 << 16]),
 )
 def test_any_order_of_ranks_and_any_tree_give_the_same_to_the_nanosecond(
-    order: random.Random, case: str, missing: set[int], lost: dict[int, float], ahead: set[int]
+    order: random.Random,
+    case: str,
+    missing: set[int],
+    lost: dict[int, float],
+    ahead: set[int],
+    events_at_a_time: int,
 ) -> None:
     # Ranks without a trace, ranks that lost events, ranks that count from elsewhere.
     _, communication = told(case, sorted({*range(RANKS)} - missing), slots=25)
@@ -134,11 +142,32 @@ def test_any_order_of_ranks_and_any_tree_give_the_same_to_the_nanosecond(
     parts = parts_of(communication)
     expected = plain(resolve(merge(parts.values())))
     left = [*parts.values()]
-    while len(left) > 1:
-        order.shuffle(left)
-        count = order.randint(2, 6)
-        left = [again(merge(left[:count])), *left[count:]]
-    assert plain(resolve(left[0])) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(match_module, "_EVENTS_AT_A_TIME", events_at_a_time)
+        while len(left) > 1:
+            order.shuffle(left)
+            count = order.randint(2, 6)
+            left = [again(merge(left[:count])), *left[count:]]
+        assert plain(resolve(left[0])) == expected
+
+
+@pytest.mark.parametrize("case", ["numbered", "one group", "one group, by time"])
+def test_matching_takes_little_more_memory_than_its_events(case: str) -> None:
+    ranks = 96
+    _, communication = told(case, range(ranks), 2000, ranks)
+    # Each rank has a clock of its own, as in traces that name no host.
+    parts = [participation(rank, one) for rank, one in communication.items()]
+    count = sum(len(part.waiting) for part in parts)
+    tracemalloc.start()
+    try:
+        matched = dict(resolve(merge(parts)))
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(len(one.event_row) for one in matched.values()) == count
+    # Beside the ranks' own events, which are there before: their copy, and what was matched.
+    assert held_bytes < 20 * count + 500_000
+    assert peak_bytes < 100 * count + 5_000_000
 
 
 @pytest.mark.parametrize("case", ["numbered", "by time"])
