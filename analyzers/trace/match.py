@@ -434,19 +434,11 @@ def _merged(parts: list[Part]) -> Part:
     found = Found.stacked([part.found for part in parts])
     groups = {key.process_group for key, _ in kinds}
     whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
-<<<<<<< HEAD
     stacked = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
     parts.clear()
     waiting.clear()
     del found
     return _settled(stacked.pop(), whole)
-=======
-    held = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
-    parts.clear()
-    waiting.clear()
-    del found
-    return _settled(held.pop(), whole)
->>>>>>> 685e4b2e6ec269ede8bf716ce0ea3ac9acd2bd02
 
 
 def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
