@@ -87,8 +87,6 @@ def arm(start: Callable[..., Any]) -> None:
 
     from chopper.recording.module_calls import ModuleCalls, parameters
     from chopper.recording.optimizers import BackwardWatch, StepHook, optimizer_was_made
-    from chopper.recording.phases import Phase
-    from chopper.recording.trainers import TrainerPhases
 
     def trains(module: torch.nn.Module) -> bool:
         return (
@@ -138,15 +136,6 @@ def arm(start: Callable[..., Any]) -> None:
         if not _in_loader_worker():
             begin()
 
-    def micro_step() -> None:
-        recording = None if _in_loader_worker() else begin()
-        if recording is not None:
-            recording.micro_step()
-
-    def phase(name: str) -> Any:
-        trains = name == "rollout" and optimizer_was_made() and not _in_loader_worker()
-        return Phase(begin() if trains else None, name)
-
     if _from_import():
         begin(infers=True)
         return
@@ -155,6 +144,24 @@ def arm(start: Callable[..., Any]) -> None:
     _handles.append(backward.remove)
     _handles.append(ModuleCalls(before_forward, after_forward).remove)
     _handles.append(StepHook(register_optimizer_step_pre_hook, sign).remove)
+    _watch_trainers(begin)
+
+
+def _watch_trainers(begin: Callable[[], Any]) -> None:
+    """Watch for a known trainer's first micro-step and first rollout, which are recorded whole."""
+    from chopper.recording.optimizers import optimizer_was_made
+    from chopper.recording.phases import Phase
+    from chopper.recording.trainers import TrainerPhases
+
+    def micro_step() -> None:
+        recording = None if _in_loader_worker() else begin()
+        if recording is not None:
+            recording.micro_step()
+
+    def phase(name: str) -> Phase:
+        trains = name == "rollout" and optimizer_was_made() and not _in_loader_worker()
+        return Phase(begin() if trains else None, name)
+
     trainers = TrainerPhases(phase, micro_step)
     _handles.append(trainers.end)
     trainers.begin()
