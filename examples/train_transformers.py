@@ -3,8 +3,7 @@
     python examples/train_transformers.py runs/mine
 
 A small GPT-2 learns random sentences by heart, with two micro-steps of accumulated gradients in
-each step, evaluations and checkpoints. TRL's trainers take the same callback, for PEFT's models
-too.
+each step, evaluations and checkpoints.
 """
 
 from __future__ import annotations

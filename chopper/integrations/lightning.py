@@ -24,7 +24,7 @@ else:  # the program's own, also where both are installed
     from pytorch_lightning.profilers import Profiler
 
 _LIBRARY = Callback.__module__.partition(".")[0].replace("_", "-")
-_LEAST_VERSION = "2.0"
+_LEAST_VERSION = "2.4"
 _OPTIMIZER_STEP = "optimizer_step"
 
 

@@ -15,9 +15,10 @@ from chopper.integrations.recording import TrainerRecording
 
 
 class ChopperProfiler(Profiler):
-    """Records each rank from torchtitan's first step to its last, as torchtitan counts them.
+    """Records each rank from torchtitan's first step to its last; the optimizer's steps are steps.
 
-    torchtitan's own profiler goes on to work as it is configured.
+    torchtitan's own profiler goes on to work as it is configured. Its ``step()`` comes after the
+    validation and the checkpoint that follow a step.
 
     Raises:
         UsageError: an option is wrong.
@@ -41,11 +42,6 @@ class ChopperProfiler(Profiler):
         super().__enter__()
         self._recording.begin()
         return self
-
-    def step(self) -> None:
-        """End a step."""
-        self._recording.step()
-        super().step()
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> bool:
         self._recording.end(exc)

@@ -6,12 +6,15 @@ trainer = Trainer(..., callbacks=[ChopperCallback("runs/mine")])
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from chopper.integrations.recording import TrainerRecording
+from chopper.recording.trainers import Redirection
 
 
 class ChopperCallback(TrainerCallback):
@@ -28,9 +31,10 @@ class ChopperCallback(TrainerCallback):
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self._recording = TrainerRecording("transformers", "4.46", output, **options)
+        self._recording.safely(_watch_train)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Begin the recording; end that of a training that failed, which nothing else tells."""
+        """Begin the recording; end that of a try with larger batches, which no event tells."""
         self._recording.end()
         self._recording.begin()
 
@@ -42,6 +46,28 @@ class ChopperCallback(TrainerCallback):
         """End the recording."""
         self._recording.end()
 
+    def on_train_error(self, error: BaseException) -> None:
+        """End the recording of a training that failed; transformers has no such event."""
+        self._recording.end(error)
+
     def close(self) -> None:
-        """End the recording where an error that the program survived left it open."""
+        """End the recording where nothing else did. Idempotent."""
         self._recording.end()
+
+
+def _watch_train() -> None:
+    """Have ``Trainer.train()`` tell our callbacks what it raises."""
+    function = vars(Trainer).get("train")
+    if isinstance(function, FunctionType):
+        redirection = Redirection.of(function)
+        redirection.begin(functools.partial(_train, redirection.original))
+
+
+def _train(original: FunctionType, trainer: Trainer, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return original(trainer, *args, **kwargs)
+    except BaseException as exc:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ChopperCallback):
+                callback.on_train_error(exc)
+        raise

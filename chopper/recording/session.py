@@ -82,7 +82,7 @@ class Session:
             self._backward_ended,
             self._cycle.dropped,
         )
-        self._trainers = TrainerPhases(functools.partial(Phase, self), self._micro_step)
+        self._trainers = TrainerPhases(functools.partial(Phase, self), self.micro_step)
         self._evaluations = Evaluations(self._evaluated, self._in_phase)
         self._steps: StepRecorder
         """Set from the claim of the rank's folder on, before ``recording`` is."""
@@ -222,7 +222,8 @@ class Session:
         if self.recording and self._steps.watches_backward:
             self._safely(self._steps.backward_ended, makes_graph, time.perf_counter_ns())
 
-    def _micro_step(self) -> None:
+    def micro_step(self) -> None:
+        """Note that a trainer begins a backward pass."""
         if self.recording:
             self._safely(self._steps.log.micro_step)
 

@@ -38,6 +38,9 @@ _MICRO_STEP = "micro-step"
 """Stands in ``trainers.json`` for a function that is no phase: it begins the backward pass of
 a micro-step."""
 
+_within = threading.local()
+"""Whether a thread is within a micro-step: one trainer's may call another's."""
+
 redirected: dict[int, Callable[..., Any]] = {}
 """Number of a function with exchanged code → function that it calls."""
 _numbers = itertools.count()
@@ -137,8 +140,6 @@ class TrainerPhases:
     ) -> None:
         self._phase: Callable[[str], AbstractContextManager[Any]] | None = phase
         self._note_micro_step = micro_step
-        self._within = threading.local()
-        """Whether this thread is within a micro-step: one trainer's may call another's."""
         self._watches: list[ImportWatch] = []
         self._redirections: list[Redirection] = []
 
@@ -182,14 +183,14 @@ class TrainerPhases:
             return original(*args, **kwargs)
 
     def _micro_step(self, original: FunctionType, /, *args: Any, **kwargs: Any) -> Any:
-        if self._phase is None or getattr(self._within, "micro_step", False) or compiling():
+        if self._phase is None or getattr(_within, "micro_step", False) or compiling():
             return original(*args, **kwargs)
-        self._within.micro_step = True
+        _within.micro_step = True
         try:
             self._note_micro_step()
             return original(*args, **kwargs)
         finally:
-            self._within.micro_step = False
+            _within.micro_step = False
 
 
 class Evaluations:

@@ -57,6 +57,41 @@ def test_a_training_after_one_that_failed_is_a_run_of_its_own():
     assert (len(steps_of("run")), len(steps_of("run-2"))) == (2, 3)
 
 
+def test_a_training_that_fails_ends_its_run(tmp_path):
+    """With transformers itself, whose callbacks hear of no error."""
+    transformers = pytest.importorskip("transformers")
+    from chopper.integrations.transformers import ChopperCallback
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.fails = True
+
+        def forward(self, inputs, labels):
+            if self.fails and trainer.state.global_step == 2:
+                raise ValueError("of the program")
+            return {"loss": (self.layer(inputs) - labels).square().mean()}
+
+    arguments = transformers.TrainingArguments(
+        output_dir="saved", max_steps=4, per_device_train_batch_size=2, report_to=[],
+        disable_tqdm=True, save_strategy="no", use_cpu=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    data = [{"inputs": torch.ones(4), "labels": torch.ones(1)}] * 8
+    trainer = transformers.Trainer(model=Model(), args=arguments, train_dataset=data)
+    trainer.add_callback(ChopperCallback("run", collect=TRACE_ONLY, trace=False))
+    with pytest.raises(ValueError, match="of the program"):
+        trainer.train()
+    assert session.active() is None
+    part = Run.open(tmp_path / "run").part(0)
+    assert (part.status, part.error) == ("failed", "ValueError: of the program")
+    assert len(steps_of("run")) == 2
+    trainer.model.fails = False
+    trainer.train()
+    assert Run.open(tmp_path / "run-2").part(0).status == "complete"
+    assert len(steps_of("run-2")) == 4
+
+
 def test_a_library_that_is_too_old_is_one_line(capsys):
     train(recording(least_version="99.1"))
     found = torch.__version__.partition("+")[0]
@@ -181,6 +216,22 @@ def test_it_may_begin_with_the_training(capsys):
     driver.end()
     task.step()
     assert session.active() is None
+
+
+def test_a_micro_step_may_be_the_first_sign_of_training():
+    """Of what is no module, a backward pass is: the one that the trainer's function is within."""
+    from accelerate import Accelerator
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer, accelerator = torch.optim.SGD([weight], lr=0.1), Accelerator(cpu=True)
+    driver = recording()
+    driver.begin_with_training()
+    for _ in range(3):
+        for _ in range(2):
+            accelerator.backward(weight.square().sum())
+        optimizer.step()
+    driver.end()
+    assert [row["micro_steps"] for row in steps_of("run")] == [2, 2, 2]
 
 
 def test_micro_steps_are_those_that_began_before_the_step_ended():

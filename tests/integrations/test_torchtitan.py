@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from chopper.storage.run import Run
+from tests.integrations.test_examples import TWO_RANKS, Example, compare
 from tests.recording.conftest import clean_environment  # noqa: F401 - a fixture
 from tests.recording.make import TRACE_ONLY, Task, steps_of
 
@@ -32,7 +34,16 @@ def test_the_component_stands_where_the_profiler_does(tmp_path):
         for _ in range(3):
             task.step()
             profiler.step()
-    assert [row["source"] for row in steps_of("run")] == ["mark"] * 3
+    assert [row["source"] for row in steps_of("run")] == ["optimizer"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_whole_training_is_what_the_command_records(tmp_path):
+    timed = {"evaluation": "torchtitan.components.validate:Validator.validate"}
+    program = Path(__file__).parent / "programs/torchtitan_debugmodel.py"
+    phases = {"evaluation": 3, "checkpoint": 2}
+    compare(Example("torchtitan", 12, 2, phases, timed, TWO_RANKS, 2, program), tmp_path)
 
 
 def test_an_error_is_in_the_run(tmp_path):

@@ -2,9 +2,10 @@
 
 The sign is a forward call of a module in training mode, with gradients on and something to train,
 outside data loader workers; or, for models that are no modules, the first backward pass or step of
-an optimizer. A program without an optimizer that calls modules again and again infers: it is
-recorded, too, by time. What calls no module shows no sign, and is recorded from the import of torch
-on where the user asks for it.
+an optimizer. A known trainer may show one before: a micro-step, a rollout to train on. A program
+without an optimizer that calls modules again and again infers: it is recorded, too, by time. What
+calls no module shows no sign, and is recorded from the import of torch on where the user asks for
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ HOOK_VARIABLE = "CHOPPER_HOOK"
 """Options of the recording, JSON: keywords of ``make_options``."""
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms
-_handles: list[Any] = []
+_handles: list[Callable[[], None]] = []
+"""Each ends a watch."""
 _INFERENCE_CALLS = 3
 """Outermost calls of modules, without an optimizer, from which on a program infers: one or two look
 at shapes or warm something up before the training."""
@@ -139,9 +141,30 @@ def arm(start: Callable[..., Any]) -> None:
         return
     backward = BackwardWatch(before=sign)
     backward.begin()
-    _handles.append(backward)
-    _handles.append(ModuleCalls(before_forward, after_forward))
-    _handles.append(StepHook(register_optimizer_step_pre_hook, sign))
+    _handles.append(backward.remove)
+    _handles.append(ModuleCalls(before_forward, after_forward).remove)
+    _handles.append(StepHook(register_optimizer_step_pre_hook, sign).remove)
+    _watch_trainers(begin)
+
+
+def _watch_trainers(begin: Callable[[], Any]) -> None:
+    """Watch for a known trainer's first micro-step and first rollout, which are recorded whole."""
+    from chopper.recording.optimizers import optimizer_was_made
+    from chopper.recording.phases import Phase
+    from chopper.recording.trainers import TrainerPhases
+
+    def micro_step() -> None:
+        recording = None if _in_loader_worker() else begin()
+        if recording is not None:
+            recording.micro_step()
+
+    def phase(name: str) -> Phase:
+        trains = name == "rollout" and optimizer_was_made() and not _in_loader_worker()
+        return Phase(begin() if trains else None, name)
+
+    trainers = TrainerPhases(phase, micro_step)
+    _handles.append(trainers.end)
+    trainers.begin()
 
 
 def _from_import() -> bool:
@@ -156,7 +179,7 @@ def _from_import() -> bool:
 def disarm() -> None:
     """Watch no longer: the program records itself, or a recording began."""
     while _handles:
-        _handles.pop().remove()
+        _handles.pop()()
 
 
 def _in_loader_worker() -> bool:
