@@ -51,9 +51,9 @@ DTYPES = {
 }
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _ROUNDS = 3
-_STEP_FLOP = {"cuda": {2: 2 * 10**13, 4: 2 * 10**12, 8: 2 * 10**12}}
-"""FLOP of each product in such a step by bytes of an element: some tens of ms on an H100. Of a CPU,
-whose clock is not sampled, one product."""
+_STEP_FLOP = {"cuda": {2: 10**14, 4: 5 * 10**12, 8: 5 * 10**12}}
+"""FLOP of each product in such a step by bytes of an element: some 100 ms on an H100, whose driver
+renews its clock as often. Of a CPU, whose clock is not sampled, one product."""
 _MOST_CALLS = 200
 """Calls of a small product in such a step at most: each is an event of the trace."""
 

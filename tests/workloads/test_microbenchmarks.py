@@ -65,9 +65,9 @@ def test_a_data_type_that_the_gpu_lacks_is_refused_where_it_is_named(monkeypatch
 @pytest.mark.parametrize(
     ("device", "dtype", "side", "count"),
     [
-        # 20 TFLOP of 16-bit numbers, 2 of wider ones, of 1.1 TFLOP each; a small one 200 times.
-        ("cuda", "bfloat16", 8192, 18),
-        ("cuda", "float64", 8192, 1),
+        # 100 TFLOP of 16-bit numbers, 5 of wider ones, of 1.1 TFLOP each; a small one 200 times.
+        ("cuda", "bfloat16", 8192, 90),
+        ("cuda", "float64", 8192, 4),
         ("cuda", "float16", 1024, 200),
         ("cuda", "float32", 32768, 1),
         ("cpu", "float32", 512, 1),
