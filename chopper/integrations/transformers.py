@@ -46,17 +46,13 @@ class ChopperCallback(TrainerCallback):
         """End the recording."""
         self._recording.end()
 
-    def on_train_error(self, error: BaseException) -> None:
-        """End the recording of a training that failed; transformers has no such event."""
-        self._recording.end(error)
-
     def close(self) -> None:
         """End the recording where nothing else did. Idempotent."""
         self._recording.end()
 
 
 def _watch_train() -> None:
-    """Have ``Trainer.train()`` tell our callbacks what it raises."""
+    """End our recordings when ``Trainer.train()`` raises: transformers has no such event."""
     function = vars(Trainer).get("train")
     if isinstance(function, FunctionType):
         redirection = Redirection.of(function)
@@ -67,7 +63,8 @@ def _train(original: FunctionType, trainer: Trainer, /, *args: Any, **kwargs: An
     try:
         return original(trainer, *args, **kwargs)
     except BaseException as exc:
-        for callback in trainer.callback_handler.callbacks:
+        handler = getattr(trainer, "callback_handler", None)
+        for callback in getattr(handler, "callbacks", ()):
             if isinstance(callback, ChopperCallback):
-                callback.on_train_error(exc)
+                callback._recording.end(exc)
         raise
