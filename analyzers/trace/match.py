@@ -179,28 +179,32 @@ class _Rows:
 
     @property
     def rank(self) -> np.ndarray:
-        return self.events.rank[self.rows]
+        return self._of(self.events.rank)
 
     @property
     def kind(self) -> np.ndarray:
-        return self.events.kind[self.rows]
+        return self._of(self.events.kind)
 
     @property
     def sequence(self) -> np.ndarray:
-        return self.events.sequence[self.rows]
+        return self._of(self.events.sequence)
 
     @property
     def start(self) -> np.ndarray:
-        return self.events.start[self.rows]
+        return self._of(self.events.start)
 
     @property
     def end(self) -> np.ndarray:
-        return self.events.end[self.rows]
+        return self._of(self.events.end)
 
     @property
     def clock(self) -> np.ndarray:
         clock: np.ndarray = self.clock_of[self.rank]
         return clock
+
+    def _of(self, column: np.ndarray) -> np.ndarray:
+        picked: np.ndarray = column[self.rows]
+        return picked
 
 
 @dataclass(frozen=True, slots=True)
