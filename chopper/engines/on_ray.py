@@ -178,45 +178,41 @@ class OnRay:
         running: dict[Any, tuple[int, list[Any]]] = {}
         waiting = enumerate(calls)
         following, count, directory = 0, 0, str(Path.cwd())
-        try:
-            while True:
-                while len(running) < 2 * self.workers and (call := next(waiting, None)):
-                    number, arguments = call
-                    pickler = _Pickler(packed := io.BytesIO())
-                    pickler.dump((function, arguments))
-                    brought = [_parts(packed.getbuffer()), *pickler.brought]
-                    value, *held = self._task.remote(
-                        _version(),
-                        directory,
-                        self._memory_bytes,
-                        [len(parts) for parts in brought],
-                        *itertools.chain.from_iterable(brought),
-                    )
-                    running[value] = number, held
-                if not running:
-                    break
-                # Waiting for a value of the store copies it here: it is not lost with the node that
-                # made it. A store that is full drops the copy.
-                finished, _ = ray.wait([*running, *self._copying], num_returns=1)
-                for reference in finished:
-                    if reference not in running:
-                        self._copying.remove(reference)
-                        continue
-                    number, held = running.pop(reference)
-                    results[number] = done = self._done(reference, held)
-                    count += 1
-                    if isinstance(done, Done) and isinstance(done.held, InCluster):
-                        self._copying.append(done.held.reference)
-                    if self._progress is not None:
-                        self._progress(label, count)
-                while following in results:
-                    yield results.pop(following)
-                    following += 1
-        except BaseException:
-            for reference in running:
-                with contextlib.suppress(Exception):  # the cluster may be what failed
-                    ray.cancel(reference, force=True)
-            raise
+        # Where somebody stops asking, a few tasks go on until they end, or the cluster is left: who
+        # cancels one whose result is on its way has Ray abort this process (ray 2.60).
+        while True:
+            while len(running) < 2 * self.workers and (call := next(waiting, None)):
+                number, arguments = call
+                pickler = _Pickler(packed := io.BytesIO())
+                pickler.dump((function, arguments))
+                brought = [_parts(packed.getbuffer()), *pickler.brought]
+                value, *held = self._task.remote(
+                    _version(),
+                    directory,
+                    self._memory_bytes,
+                    [len(parts) for parts in brought],
+                    *itertools.chain.from_iterable(brought),
+                )
+                running[value] = number, held
+            if not running:
+                break
+            # Waiting for a value of the store copies it here: it is not lost with the node that
+            # made it. A store that is full drops the copy.
+            finished, _ = ray.wait([*running, *self._copying], num_returns=1)
+            for reference in finished:
+                if reference not in running:
+                    self._copying.remove(reference)
+                    continue
+                number, held = running.pop(reference)
+                results[number] = done = self._done(reference, held)
+                count += 1
+                if isinstance(done, Done) and isinstance(done.held, InCluster):
+                    self._copying.append(done.held.reference)
+                if self._progress is not None:
+                    self._progress(label, count)
+            while following in results:
+                yield results.pop(following)
+                following += 1
 
     def _done(self, reference: Any, held: list[Any]) -> Done | Lost:
         import ray
