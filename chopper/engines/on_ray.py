@@ -105,22 +105,25 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.brought: list[list[Any]] = []
-        # By type: `persistent_id` is asked for each of thousands of objects.
+        self.brought = brought = list[list[Any]]()
+
+        def reduced(parts: list[Any]) -> tuple[Any, ...]:
+            brought.append(parts)
+            return _brought, (len(brought) - 1,)
+
+        # By type: `persistent_id` is asked for each of thousands of objects. Nothing here refers to
+        # the pickler, which would keep its parts until garbage is collected.
         self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
             **copyreg.dispatch_table,
-            InCluster: lambda value: self._reduced([value.reference]),
-            Spilled: lambda value: self._reduced(_parts(value.data())),
-            type(Path()): self._reduce_path,
+            InCluster: lambda value: reduced([value.reference]),
+            Spilled: lambda value: reduced(_parts(value.data())),
+            type(Path()): _reduce_path,
         }
 
-    def _reduced(self, parts: list[Any]) -> tuple[Any, ...]:
-        self.brought.append(parts)
-        return _brought, (len(self.brought) - 1,)
 
-    def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
-        copied = remote.origin(path)
-        return path.__reduce__() if copied is None else (remote.restored, copied)
+def _reduce_path(path: Path) -> str | tuple[Any, ...]:
+    copied = remote.origin(path)
+    return path.__reduce__() if copied is None else (remote.restored, copied)
 
 
 class OnRay:
