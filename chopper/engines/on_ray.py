@@ -36,6 +36,8 @@ _PART_BYTES, _MOST_PARTS = 90_000, 16
 """Ray sends what is below 100 kB with its own messages. A value of so many parts travels with its
 task's result, and with the tasks that need it; a larger one lies in the object store, which takes
 longer than a small task does: a request for a process, and several messages for each copy."""
+_READY = 8
+"""Tasks beyond two for each worker: Ray gives a process back as soon as no task waits for it."""
 _ANSWER_S = 30.0
 """Patience with the nodes of a cluster, which start a process to answer."""
 
@@ -184,7 +186,7 @@ class OnRay:
         # Where somebody stops asking, a few tasks go on until they end, or the cluster is left: who
         # cancels one whose result is on its way has Ray abort this process (ray 2.60).
         while True:
-            while len(running) < 2 * self.workers and (call := next(waiting, None)):
+            while len(running) < 2 * self.workers + _READY and (call := next(waiting, None)):
                 number, arguments = call
                 pickler = _Pickler(packed := io.BytesIO())
                 pickler.dump((function, arguments))
