@@ -36,6 +36,8 @@ _PART_BYTES, _MOST_PARTS = 90_000, 16
 """Ray sends what is below 100 kB with its own messages. A value of so many parts travels with its
 task's result, and with the tasks that need it; a larger one lies in the object store, which takes
 longer than a small task does: a request for a process, and several messages for each copy."""
+_READY = 8
+"""Tasks beyond two for each worker: Ray gives a process back as soon as no task waits for it."""
 _ANSWER_S = 30.0
 """Patience with the nodes of a cluster, which start a process to answer."""
 
@@ -105,22 +107,25 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.brought: list[list[Any]] = []
-        # By type: `persistent_id` is asked for each of thousands of objects.
+        self.brought = brought = list[list[Any]]()
+
+        def reduced(parts: list[Any]) -> tuple[Any, ...]:
+            brought.append(parts)
+            return _brought, (len(brought) - 1,)
+
+        # By type: `persistent_id` is asked for each of thousands of objects. Nothing here refers to
+        # the pickler, which would keep its parts until garbage is collected.
         self.dispatch_table: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {
             **copyreg.dispatch_table,
-            InCluster: lambda value: self._reduced([value.reference]),
-            Spilled: lambda value: self._reduced(_parts(value.data())),
-            type(Path()): self._reduce_path,
+            InCluster: lambda value: reduced([value.reference]),
+            Spilled: lambda value: reduced(_parts(value.data())),
+            type(Path()): _reduce_path,
         }
 
-    def _reduced(self, parts: list[Any]) -> tuple[Any, ...]:
-        self.brought.append(parts)
-        return _brought, (len(self.brought) - 1,)
 
-    def _reduce_path(self, path: Path) -> str | tuple[Any, ...]:
-        copied = remote.origin(path)
-        return path.__reduce__() if copied is None else (remote.restored, copied)
+def _reduce_path(path: Path) -> str | tuple[Any, ...]:
+    copied = remote.origin(path)
+    return path.__reduce__() if copied is None else (remote.restored, copied)
 
 
 class OnRay:
@@ -178,45 +183,41 @@ class OnRay:
         running: dict[Any, tuple[int, list[Any]]] = {}
         waiting = enumerate(calls)
         following, count, directory = 0, 0, str(Path.cwd())
-        try:
-            while True:
-                while len(running) < 2 * self.workers and (call := next(waiting, None)):
-                    number, arguments = call
-                    pickler = _Pickler(packed := io.BytesIO())
-                    pickler.dump((function, arguments))
-                    brought = [_parts(packed.getbuffer()), *pickler.brought]
-                    value, *held = self._task.remote(
-                        _version(),
-                        directory,
-                        self._memory_bytes,
-                        [len(parts) for parts in brought],
-                        *itertools.chain.from_iterable(brought),
-                    )
-                    running[value] = number, held
-                if not running:
-                    break
-                # Waiting for a value of the store copies it here: it is not lost with the node that
-                # made it. A store that is full drops the copy.
-                finished, _ = ray.wait([*running, *self._copying], num_returns=1)
-                for reference in finished:
-                    if reference not in running:
-                        self._copying.remove(reference)
-                        continue
-                    number, held = running.pop(reference)
-                    results[number] = done = self._done(reference, held)
-                    count += 1
-                    if isinstance(done, Done) and isinstance(done.held, InCluster):
-                        self._copying.append(done.held.reference)
-                    if self._progress is not None:
-                        self._progress(label, count)
-                while following in results:
-                    yield results.pop(following)
-                    following += 1
-        except BaseException:
-            for reference in running:
-                with contextlib.suppress(Exception):  # the cluster may be what failed
-                    ray.cancel(reference, force=True)
-            raise
+        # Where somebody stops asking, a few tasks go on until they end, or the cluster is left: who
+        # cancels one whose result is on its way has Ray abort this process (ray 2.60).
+        while True:
+            while len(running) < 2 * self.workers + _READY and (call := next(waiting, None)):
+                number, arguments = call
+                pickler = _Pickler(packed := io.BytesIO())
+                pickler.dump((function, arguments))
+                brought = [_parts(packed.getbuffer()), *pickler.brought]
+                value, *held = self._task.remote(
+                    _version(),
+                    directory,
+                    self._memory_bytes,
+                    [len(parts) for parts in brought],
+                    *itertools.chain.from_iterable(brought),
+                )
+                running[value] = number, held
+            if not running:
+                break
+            # Waiting for a value of the store copies it here: it is not lost with the node that
+            # made it. A store that is full drops the copy.
+            finished, _ = ray.wait([*running, *self._copying], num_returns=1)
+            for reference in finished:
+                if reference not in running:
+                    self._copying.remove(reference)
+                    continue
+                number, held = running.pop(reference)
+                results[number] = done = self._done(reference, held)
+                count += 1
+                if isinstance(done, Done) and isinstance(done.held, InCluster):
+                    self._copying.append(done.held.reference)
+                if self._progress is not None:
+                    self._progress(label, count)
+            while following in results:
+                yield results.pop(following)
+                following += 1
 
     def _done(self, reference: Any, held: list[Any]) -> Done | Lost:
         import ray

@@ -63,8 +63,8 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
     second = nodes.start()
     made = tmp_path / "made"
     made.mkdir()
-    # Every other value travels with its task's result; the rest are too large for that.
-    calls = [(n if n % 2 else LARGE_ROWS + n, made) for n in range(12)]
+    # Every other value travels with its task's result, in parts; the rest are too large for that.
+    calls = [(30_000 * n if n % 2 else LARGE_ROWS + n, made) for n in range(12)]
     seen: list[int] = []
     with Serial() as serial, OnRay(nodes.address, progress=lambda _, n: seen.append(n)) as engine:
         assert engine.workers == 2
