@@ -247,7 +247,7 @@ def canonical_uuid(uuid: str) -> str:
 
 
 def in_phase(run: Run, rank: int, samples: pa.Table, phase: str) -> pa.Table:
-    """Return samples of a phase that the program names, once or again; all where it does not."""
+    """Return the samples of a phase that the program names; all where it names no such phase."""
     phases = run.table(rank, "program_phase")
     phases = phases.filter(pc.equal(phases["name"].cast("string"), phase))
     if not phases.num_rows:
