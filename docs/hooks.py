@@ -554,6 +554,8 @@ FIELDS = {
         "tracing_ratio": "The same, of the untraced step time.",
         "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
         "well, tracing is not the reason.",
+        "drained_ns": "Length, for the host, of the shortest of the three untraced steps right "
+        "after a trace, mean over traces; null without any.",
         "tracing_ci95_ns": (
             "95 % interval of `tracing_ns`; null with fewer than three traced steps."
         ),

@@ -1,0 +1,96 @@
+"""The gate with history on real runs of this machine: a GPU where there is one, else the CPU.
+
+    python -m benchmarks.history [--earlier 10] [--folder DIR]
+
+Records one program again and again, each run in a process of its own: as often as the history is
+to be long, then in turn unchanged and with steps about 2.5 % and 4 % longer by waiting, which is no
+other work. Prints what `chopper compare RUN --history` says of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STEPS, TRACED = 200, (40, 45)
+JUDGED = (1.0, 1.025, 1.0, 1.04, 1.0)
+_WAIT_S = 0.004
+
+
+def record(run: str, factor: float) -> None:
+    """Train a little, with a wait that makes a step so many times as long as it is with 1."""
+    import torch
+
+    import chopper
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)
+    side = 2048 if device.type == "cuda" else 384
+    weight = torch.randn(side, side, device=device, requires_grad=True)
+    large = torch.randn(256 << 20 if device.type == "cuda" else 1 << 20, device=device)
+    optimizer = torch.optim.SGD([weight], 1e-6)
+    wait: Callable[[int], None] = torch.cuda._sleep
+    whole_s = 0.0
+    with chopper.profile(run, steps=TRACED) as prof:
+        for step in range(STEPS):
+            begin = time.perf_counter()
+            torch.autograd.backward((weight @ weight).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            for _ in range(10):
+                large.mul_(1.0001)
+            if device.type == "cuda":
+                # The device decides how long a step takes: 10⁷ cycles of some 13 ms.
+                wait(int(1e7 * (1 + 2.6 * (factor - 1))))
+            else:
+                if step < 20:
+                    whole_s = time.perf_counter() - begin + _WAIT_S
+                until = time.perf_counter() + _WAIT_S + whole_s * (factor - 1)
+                while time.perf_counter() < until:
+                    pass
+            prof.step()
+
+
+def verdict(run: Path, history: Path, *options: str) -> dict[str, object]:
+    """What the gate says of a run."""
+    command = [sys.executable, "-m", "chopper", "compare", str(run), "--history", str(history)]
+    done = subprocess.run([*command, *options, "--json"], stdout=subprocess.PIPE, check=False)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--earlier", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="where runs and history are kept")
+    parser.add_argument("--record", nargs=2, metavar=("RUN", "FACTOR"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.record:
+        record(args.record[0], float(args.record[1]))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.folder or Path(made)
+        print("| run | step | change | noise limit | found in 90 % | verdict |")
+        print("|---|--:|--:|--:|--:|---|")
+        for at, factor in enumerate((*(1.0,) * args.earlier, *JUDGED)):
+            run = folder / f"run-{at}"
+            mine = [sys.executable, "-m", "benchmarks.history"]
+            subprocess.run([*mine, "--record", str(run), str(factor)], check=True)
+            adds = ("--add",) if at < args.earlier else ()
+            found = verdict(run, folder / "history", *adds)
+            if not adds:
+                ratios = (found[f"{name}_ratio"] for name in ("change", "limit", "detectable"))
+                cells = [f"{r:+.2%}" if isinstance(r, float) else "–" for r in ratios]
+                step_ms = f"{float(str(found['step_ns'])) / 1e6:.2f} ms"
+                row = (f"×{factor}", step_ms, *cells, found["verdict"])
+                print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
