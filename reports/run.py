@@ -223,9 +223,10 @@ def _top_list(story: Story) -> Section:
     items = []
     for row, evidence in story.top:
         of = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in evidence)
+        time_ns, share, unit = story.figure(row)
         items.append(
-            f"{full_label(row.id)}: {fmt.duration(row.time_ns / story.windows)} per "
-            f"{story.traced_unit}, {fmt.ratio(row.share_ratio)}. {CAUSES[row.id].doc} "
+            f"{full_label(row.id)}: {fmt.duration(time_ns)} per {unit}, {fmt.ratio(share)}. "
+            f"{CAUSES[row.id].doc} "
             f"{advice(row.id)}{of and f' ({of})'}"
         )
     return Section(title="The largest causes", blocks=(Items(items=items),))

@@ -83,6 +83,14 @@ class Story:
             scale = self.idle_scale if cause.id.split(".")[0] == "idle" else 1.0
         return cause.time_ns * scale
 
+    def figure(self, cause: CauseRow) -> tuple[float, float | None, str]:
+        """Return a cause's time and share of a step, and of which: as causes are ranked."""
+        if self.idle_scale is None:
+            return cause.time_ns / self.windows, cause.share_ratio, self.traced_unit
+        time_ns = self.untraced_ns(cause) / self.windows
+        whole_ns = self.observed_per_window_ns * (self.scale or 1.0)
+        return time_ns, time_ns / whole_ns if whole_ns else None, f"untraced {self.unit}"
+
     def _idle_scale(self) -> float | None:
         idle_ns = sum(r.time_ns for r in self.run.causes() if r.id == "idle")
         if (

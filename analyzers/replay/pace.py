@@ -70,10 +70,12 @@ def host_pace(
         pace = _largest(lambda ratio: step_ns(ratio, False) <= _FLAT * untraced_ns, pace)
     if drained_ns is not None:
         least_ns = step_ns(pace, False) / _FLAT
-        pace = _largest(
+        quicker = _largest(
             lambda ratio: step_ns(ratio, True) <= drained_ns or step_ns(ratio, False) < least_ns,
             pace,
         )
+        # Nor does one that the host decides, or that had its data ready, tell its pace.
+        pace = quicker if step_ns(quicker, True) <= drained_ns else pace
     return pace
 
 
