@@ -65,7 +65,8 @@ _SCALED = (
 )
 _LEFT = (
     "The device's work as recorded, since tracing slows the host alone; its idle time is what is "
-    "then left of the untraced step, shared as in the traced one."
+    "then left of the untraced step, shared as in the traced one; what tracing does not slow, such "
+    "as waiting for data, keeps its time."
 )
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = (

@@ -24,14 +24,12 @@ from chopper.causes import CODES
 if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Scenario
 
-_RECORDED = [
-    CALL,
-    *(
-        CODES[f"idle.preparation.{c}"]
-        for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
-    ),
-]
-"""Work that tracing slows. Data, collections of garbage and compilation take the time they take."""
+SLOWED = tuple(
+    f"idle.preparation.{c}" for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
+)
+"""Work that tracing slows, besides calls that launch. Data, collections of garbage and compilation
+take the time they take."""
+_RECORDED = [CALL, *(CODES[cause] for cause in SLOWED)]
 _LEAST = 0.1
 """No recording slows a host more than tenfold."""
 _PRECISION = 0.005

@@ -60,9 +60,11 @@ def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: chopper.At
     story = stories.Story(lead)
     assert story.idle_scale is not None
     assert story.scale is not None
-    times = {c.id: c.time_ns for c in lead.causes() if "." not in c.id}
-    idle = times.pop("idle")
-    whole = (sum(times.values()) + idle * story.idle_scale) / story.windows
+    times = {c.id: c for c in lead.causes() if "." not in c.id}
+    assert story.untraced_ns(times["compute"]) == times["compute"].time_ns
+    whole = sum(map(story.untraced_ns, times.values())) / story.windows
+    leaves = sum(map(story.untraced_ns, lead.leaves())) / story.windows
+    assert whole == pytest.approx(leaves)
     assert whole == pytest.approx(story.observed_per_window_ns * story.scale)
     shown = CliRunner().invoke(cli, ["analyze", str(LEAD)])
     assert "Untraced" in shown.output
