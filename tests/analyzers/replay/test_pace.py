@@ -89,6 +89,15 @@ def test_a_clock_is_of_traced_steps_and_says_what_it_makes_of_untraced_ones(
     assert "replayed without tracing, predicted" in str(page(found, Replay(lead)).summary)
 
 
+@pytest.mark.parametrize("change", [{"fix": "compute.clock"}, {"clock": "reference"}])
+def test_nothing_of_a_clock_is_left_where_it_is_the_reference(change: dict[str, str]) -> None:
+    found = chopper.whatif(OWN / "dvfs_random", **change)  # type: ignore[arg-type]
+    times = {c.id: c.time_ns for c in found.attribution.causes()}
+    assert times["compute.efficiency"] > 0
+    assert not times.get("compute.clock")
+    assert {c.id: c.time_ns for c in found.unchanged.causes()}["compute.clock"] > 0
+
+
 def test_a_run_on_the_host_has_no_pace() -> None:
     replay = Replay(chopper.attribute(OWN / "loading"))
     assert replay.pace == 1
