@@ -186,7 +186,7 @@ def whatif(
 ) -> WhatIf:
     """Predict the step time of a changed run by replaying its dependency graph.
 
-    Without a change, replay the run as it was.
+    Without a change, replay the run: as it was, or as fast as its steps without a trace.
 
     Args:
         run: a run or its attribution, or anything that :func:`load` takes.

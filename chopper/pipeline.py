@@ -637,6 +637,7 @@ def whatif(
         InputError: the run cannot be replayed.
     """
     from chopper.analyzers.estimates import step_energy
+    from chopper.analyzers.replay.answers import summary
     from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.views.allocator_replay import determinism_advice
 
@@ -647,12 +648,15 @@ def whatif(
         prediction = replay.predict(changes)
         return _answer(run.recording, prediction)
     # Energy and power are known of the traced steps alone.
-    replay = replay.at_traced_pace()
+    untraced, replay = replay, replay.at_traced_pace()
     clocks = step_energy.Clocks.of(run.detailed, power)
     changes, clock_ci95 = step_energy.resolved(changes, clocks)
     prediction = replay.predict(changes)
     found = _answer(run.recording, prediction)
     found = step_energy.with_errors(found, replay, changes, clock_ci95)
+    if untraced.pace < 1:
+        before, after, *_ = summary(untraced.predict(changes).steps.values())
+        found = replace(found, untraced_ratio=after / before if before else None)
     if (advice := determinism_advice(run)) is not None:
         found = replace(found, notes=[*found.notes, advice])
     return replace(found, energy=step_energy.energy_of(found, replay, changes, clocks))

@@ -65,7 +65,8 @@ _SCALED = (
 )
 _LEFT = (
     "The device's work as recorded, since tracing slows the host alone; its idle time is what is "
-    "then left of the untraced step, shared as in the traced one."
+    "then left of the untraced step, shared as in the traced one; what tracing does not slow, such "
+    "as waiting for data, keeps its time."
 )
 _RECOVERABLE = "Predicted saving if only this cause were removed; savings overlap"
 _SCRIPTS = (
@@ -223,9 +224,10 @@ def _top_list(story: Story) -> Section:
     items = []
     for row, evidence in story.top:
         of = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in evidence)
+        time_ns, share, unit = story.figure(row)
         items.append(
-            f"{full_label(row.id)}: {fmt.duration(row.time_ns / story.windows)} per "
-            f"{story.traced_unit}, {fmt.ratio(row.share_ratio)}. {CAUSES[row.id].doc} "
+            f"{full_label(row.id)}: {fmt.duration(time_ns)} per {unit}, {fmt.ratio(share)}. "
+            f"{CAUSES[row.id].doc} "
             f"{advice(row.id)}{of and f' ({of})'}"
         )
     return Section(title="The largest causes", blocks=(Items(items=items),))

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.pace import SLOWED
 from chopper.attribution import TRAINING, CauseRow, Group, StepTime
-from chopper.causes import Level
+from chopper.causes import LEAVES, Level
 from chopper.hardware.ceilings import UNNAMED
 from chopper.reports.labels import full_label, sentence
 from chopper.views import views
@@ -21,6 +22,7 @@ _IDEAL = "compute.ideal"
 _NO_MODEL = ("compute.no_peak", "compute.unmodelled")
 # Time that a model could not split: shown as what is not known, not as what to mend first.
 _UNKNOWN = frozenset((*_NO_MODEL, "compute.vector.no_bytes", "idle.no_step"))
+_STEADY = frozenset(c for c in LEAVES if c.startswith("idle.preparation.") and c not in SLOWED)
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
 _WORDS_IDLE: dict[Level, str] = {"op": "host in operator", "phase": "phase"}
 _COVERED_RATIO = 0.8
@@ -54,8 +56,10 @@ class Story:
         tracing: which steps the step time is of, and the tracing overhead; empty where all are
             traced.
         scale: untraced over traced time, where tracing made the steps much longer; else None.
-        idle_scale: the same of the device's idle time alone, where the device's own work fits into
-            an untraced step; None where the host computes, or it does not.
+        steady: causes of idle time that tracing does not slow, such as waiting for data; none where
+            that is more than an untraced step has left.
+        idle_scale: untraced over traced time of the device's other idle time, where the device's
+            own work fits into an untraced step; None where the host computes, or it does not.
         traced_unit: ``traced step`` where untraced ones are the step time, else the unit.
         ideal_per_window_ns: None when unknown, for ``ideal_reason``.
     """
@@ -70,7 +74,7 @@ class Story:
         self.step = run.step_time()
         self.tracing = tracing(self.step)
         self.scale = self.step.scale if self.step.is_slowed_by_tracing else None
-        self.idle_scale = self._idle_scale()
+        self.steady, self.idle_scale = self._idle_scale()
         self.traced_unit = f"traced {self.unit}" if self.tracing else self.unit
         self.observed_per_window_ns = run.observed_ns / self.windows
         self.ideal_per_window_ns = run.ideal_ns / self.windows if run.ideal_ns else None
@@ -78,21 +82,35 @@ class Story:
 
     def untraced_ns(self, cause: CauseRow) -> float:
         """Return the time of a cause in steps without a trace, where that is another one."""
-        scale = self.scale or 1.0
-        if self.idle_scale is not None:
-            scale = self.idle_scale if cause.id.split(".")[0] == "idle" else 1.0
-        return cause.time_ns * scale
+        if self.idle_scale is None:
+            return cause.time_ns * (self.scale or 1.0)
+        if cause.id.split(".")[0] != "idle":
+            return cause.time_ns
+        kept_ns = self._steady_ns(self.steady, cause.id)
+        return kept_ns + (cause.time_ns - kept_ns) * self.idle_scale
 
-    def _idle_scale(self) -> float | None:
+    def figure(self, cause: CauseRow) -> tuple[float, float | None, str]:
+        """Return a cause's time and share of a step, and of which: as causes are ranked."""
+        if self.idle_scale is None:
+            return cause.time_ns / self.windows, cause.share_ratio, self.traced_unit
+        time_ns = self.untraced_ns(cause) / self.windows
+        whole_ns = self.observed_per_window_ns * (self.scale or 1.0)
+        return time_ns, time_ns / whole_ns if whole_ns else None, f"untraced {self.unit}"
+
+    def _steady_ns(self, steady: frozenset[str], within: str = "idle") -> int:
+        leaves = [r for r in self.run.leaves() if r.id in steady]
+        return sum(r.time_ns for r in leaves if f"{r.id}.".startswith(f"{within}."))
+
+    def _idle_scale(self) -> tuple[frozenset[str], float | None]:
         idle_ns = sum(r.time_ns for r in self.run.causes() if r.id == "idle")
-        if (
-            self.scale is None
-            or not idle_ns
-            or all(_on_host(self.run, r.rank) for r in self.run.ranks)
-        ):
-            return None
+        if self.scale is None or all(_on_host(self.run, r.rank) for r in self.run.ranks):
+            return frozenset(), None
         left_ns = idle_ns - self.run.observed_ns * (1 - self.scale)
-        return left_ns / idle_ns if left_ns > 0 else None
+        for steady in (_STEADY, frozenset[str]()):
+            kept_ns = self._steady_ns(steady)
+            if kept_ns < min(left_ns, idle_ns):
+                return steady, (left_ns - kept_ns) / (idle_ns - kept_ns)
+        return frozenset(), None
 
     def table(self, view: str) -> pa.Table:
         """Return a view of the run."""

@@ -117,6 +117,9 @@ def _details(prediction: WhatIf) -> list[str]:
                 f"{fmt.duration(step.traced_mean_ns)}. The host's work is taken to last "
                 f"{fmt.ratio(prediction.pace)} of its traced time, or less"
             )
+        elif prediction.untraced_ratio is not None:
+            predicted = fmt.duration(prediction.untraced_step_ns)
+            line += f"; replayed without tracing, predicted {predicted}"
         elif prediction.changes and step.is_slowed_by_tracing:
             line += f"; scaled to it, predicted {fmt.duration(prediction.untraced_step_ns)}"
         lines.append(f"{line}.")
@@ -139,17 +142,18 @@ def _causes(prediction: WhatIf) -> Section:
             name = cause_cell(cause, CAUSES[cause].label)
             change = fmt.duration(b - a) if abs(b - a) >= _LEAST_CHANGE_NS else ""
             rows.append((name, fmt.duration(a), fmt.duration(b), change))
-    table = Table(columns=("Cause", "Observed", "Predicted", "Change"), rows=rows)
+    observed = "Observed" if prediction.pace == 1 else "Replayed"
+    table = Table(columns=("Cause", observed, "Predicted", "Change"), rows=rows)
     return Section(title="Causes, per rank and step", blocks=(table,))
 
 
 def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Section:
     """Show the predicted saving of each cause, the largest first."""
-    attribution = prediction.observed
+    attribution, before = prediction.observed, _per_window(prediction.unchanged)
     windows = max(int(attribution.windows.num_rows), 1)
     step_ns = attribution.observed_ns / windows or 1
     if prediction.pace < 1:
-        step_ns = prediction.observed_step_ns
+        step_ns = prediction.observed_step_ns or 1
     leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
     same = {(row.time_ns, row.parent) for row in leaves}
@@ -167,7 +171,7 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
                 Cell(text=row.id, code=True),
-                fmt.duration(row.time_ns / windows),
+                fmt.duration(before.get(row.id, 0.0)),
                 fmt.duration(saved_ns),
                 fmt.ratio(saved_ns / step_ns),
                 Cell(text=fmt.interval(saving[row.id].ci95_ns), dim=True),

@@ -59,8 +59,9 @@ _MOST_CALLS = 200
 
 
 def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
-    """Three matrices of the largest shape in each type."""
-    largest = max(m * n + n * k + m * k for m, n, k in chosen_shapes(args, device))
+    """Factors of the largest shape, and the largest product, in each type."""
+    shapes = chosen_shapes(args, device)
+    largest = max(m * k + k * n for m, n, k in shapes) + max(m * n for m, n, _ in shapes)
     return Needs(
         memory_bytes=largest * sum(_ELEMENT_BYTES[d] for d in chosen_dtypes(args, device)),
         what=f"--shapes {args.shapes}",

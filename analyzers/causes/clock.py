@@ -45,6 +45,8 @@ _HELD_GAPS = 2.5
 """Values that change less often than every so many samples are held by the driver between."""
 _HELD_CHANGES = 8
 """Changes of the power at least, before anything is said of how often a driver refreshes it."""
+_LIVE_CHANGES = 2
+"""A clock that changes more than so many times as often as power is not held with it."""
 _REGULAR_RATIO = 0.75
 """Share of the times between changes, at least, that one refresh period explains."""
 _SET_RATIO = 0.01
@@ -133,15 +135,18 @@ def _refreshed(
     """
     every = np.ones(len(time_ns), dtype=bool)
     power_changed = np.diff(np.nan_to_num(power_w, nan=-1.0)) != 0
+    clock_changed = np.diff(clock_hz) != 0
     between = np.diff(time_ns[1:][power_changed])
-    if len(between) < _HELD_CHANGES:
+    # A driver that averages power over a while may tell the clock as it is.
+    is_live = clock_changed.sum() > _LIVE_CHANGES * power_changed.sum()
+    if len(between) < _HELD_CHANGES or is_live:
         return every
     period, gap = np.median(between), np.median(np.diff(time_ns))
     regular = np.mean(np.abs(between - period) <= gap)
     if period < _HELD_GAPS * gap or regular < _REGULAR_RATIO:
         return every
     # A sample in which clock and power were not yet refreshed both is followed by one with both.
-    changes = 1 + np.flatnonzero(power_changed | (np.diff(clock_hz) != 0))
+    changes = 1 + np.flatnonzero(power_changed | clock_changed)
     changes = changes[np.append(np.diff(time_ns[changes]) >= period / 2, True)]
     fresh = np.isin(np.arange(len(every)), changes)
     fresh[0] = True

@@ -77,6 +77,8 @@ class WhatIf:
         unchanged: attribution of the replay without changes, where the host's pace is not 1; else
             that is the run's.
         pace: share of its traced time that the host's work is taken to last without tracing.
+        untraced_ratio: predicted over observed step at the host's pace, where that is known and the
+            answer is of traced steps; else None.
         reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
         energy: energy and cost of a step, where the clock changes; else None.
@@ -95,6 +97,7 @@ class WhatIf:
     observed: Attributed
     unchanged: Attributed
     pace: float = 1.0
+    untraced_ratio: float | None = None
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
     energy: StepEnergy | None = None
@@ -106,11 +109,14 @@ class WhatIf:
 
     @property
     def untraced_step_ns(self) -> float:
-        """The predicted step, scaled to untraced steps; unscaled where all are traced."""
+        """The prediction of untraced steps; that of the traced ones where all are traced."""
         untraced = self.observed.step_time().untraced
         if untraced is None or not self.observed_step_ns:
             return self.predicted_step_ns
-        return self.predicted_step_ns * untraced.value_ns / self.observed_step_ns
+        ratio = self.untraced_ratio
+        if ratio is None:
+            ratio = self.predicted_step_ns / self.observed_step_ns
+        return untraced.value_ns * ratio
 
     @property
     def next_bottleneck(self) -> CauseRow | None:

@@ -143,6 +143,7 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
     scenario.dependency |= "idle.dependency" in leaves
     scenario.synchronization |= LEAVES[SYNCHRONIZATION] in leaves
     scenario.uncoupled |= "communication.wait" in leaves
+    scenario.new_clock |= leaves.issuperset(leaves_of("compute.clock"))
     wanted = [CODES[c] for c in leaves if c.startswith("idle.")]
     for place, fact in enumerate(facts):
         node = fact.node
@@ -248,6 +249,7 @@ def set_clock(
     Returns:
         Nanoseconds of kernels whose clock is known, and of all.
     """
+    scenario.new_clock = True
     changed = concerned = 0
     for place, fact in enumerate(facts):
         links = fact.node.links

@@ -24,14 +24,12 @@ from chopper.causes import CODES
 if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Scenario
 
-_RECORDED = [
-    CALL,
-    *(
-        CODES[f"idle.preparation.{c}"]
-        for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
-    ),
-]
-"""Work that tracing slows. Data, collections of garbage and compilation take the time they take."""
+SLOWED = tuple(
+    f"idle.preparation.{c}" for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
+)
+"""Work that tracing slows, besides calls that launch. Data, collections of garbage and compilation
+take the time they take."""
+_RECORDED = [CALL, *(CODES[cause] for cause in SLOWED)]
 _LEAST = 0.1
 """No recording slows a host more than tenfold."""
 _PRECISION = 0.005
@@ -70,10 +68,12 @@ def host_pace(
         pace = _largest(lambda ratio: step_ns(ratio, False) <= _FLAT * untraced_ns, pace)
     if drained_ns is not None:
         least_ns = step_ns(pace, False) / _FLAT
-        pace = _largest(
+        quicker = _largest(
             lambda ratio: step_ns(ratio, True) <= drained_ns or step_ns(ratio, False) < least_ns,
             pace,
         )
+        # Nor does one that the host decides, or that had its data ready, tell its pace.
+        pace = quicker if step_ns(quicker, True) <= drained_ns else pace
     return pace
 
 

@@ -84,6 +84,7 @@ class Scenario:
         calm: rank's place → mask of the moments of its program at which it does not wait.
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
+        new_clock: the device's clock is not the one that was sampled.
         part_scale: rank's place → how many times as long each host part takes.
         freed: rank's place → nanoseconds waited for a core that are gone, and that stay; each of
             computing and of preparing, by window.
@@ -102,7 +103,7 @@ class Scenario:
         self.freed: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
-        self.synchronization = self.uncoupled = self.overlap = False
+        self.synchronization = self.uncoupled = self.overlap = self.new_clock = False
 
     @property
     def ranks(self) -> list[RankNodes]:

@@ -56,7 +56,8 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
 
     Returns:
         ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and,
-        where they were sampled, ``device_clock`` and ``core_wait``.
+        where they were sampled, ``device_clock`` (of a clock that was not changed) and
+        ``core_wait``.
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.inputs
@@ -73,7 +74,8 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
         "step": step,
         "collective": _collectives(given.collective, host_order, event_order),
     }
-    if given.device_clock is not None and given.device_clock.num_rows:
+    sampled = given.device_clock is not None and given.device_clock.num_rows > 0
+    if sampled and not outcome.scenario.new_clock:
         ran = node.links.events
         moved = _Warp(
             np.concatenate([ran.start_ns, ran.end_ns]),

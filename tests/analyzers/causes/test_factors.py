@@ -234,6 +234,26 @@ def test_at_the_reference_clock_the_same_real_work_takes_the_same_time(measured:
     assert at_reference == pytest.approx(1.0, abs=0.03)
 
 
+def test_a_clock_that_is_told_as_it_is_beside_power_that_is_averaged_counts_each_time() -> None:
+    clock_hz = [1.20e9 + 15e6 * (i * 7 % 11) for i in range(300)]
+    power = [300.0 + i // 10 for i in range(300)]
+    held = [clock_hz[i // 10] for i in range(300)]
+    for clocks, count in ((clock_hz, 300), (held, 30)):
+        series = ClockSeries.of(
+            pa.table(
+                {
+                    "time_ns": [i * 10 * MS for i in range(300)],
+                    "span_ns": [0] * 300,
+                    "sm_clock_hz": [int(c) for c in clocks],
+                    "power_w": power,
+                    "event_reasons": [0] * 300,
+                }
+            )
+        )
+        assert series is not None
+        assert len(series.time_ns) == count
+
+
 @pytest.mark.parametrize("data", ["random", "zeros"])
 def test_of_a_reading_that_a_driver_holds_the_first_sample_counts(data: str) -> None:
     series = ClockSeries.of(chopper.load(OWN / f"dvfs_{data}").table(0, "device_clock"))

@@ -11,6 +11,7 @@ from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import changes_of
 from chopper.cli import cli
 from chopper.reports import story as stories
+from chopper.reports.whatif import page
 from tests.golden.own import OWN
 
 LEAD = OWN / "h100-lead"
@@ -59,14 +60,42 @@ def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: chopper.At
     story = stories.Story(lead)
     assert story.idle_scale is not None
     assert story.scale is not None
-    times = {c.id: c.time_ns for c in lead.causes() if "." not in c.id}
-    idle = times.pop("idle")
-    whole = (sum(times.values()) + idle * story.idle_scale) / story.windows
+    times = {c.id: c for c in lead.causes() if "." not in c.id}
+    assert story.untraced_ns(times["compute"]) == times["compute"].time_ns
+    whole = sum(map(story.untraced_ns, times.values())) / story.windows
+    leaves = sum(map(story.untraced_ns, lead.leaves())) / story.windows
+    assert whole == pytest.approx(leaves)
     assert whole == pytest.approx(story.observed_per_window_ns * story.scale)
     shown = CliRunner().invoke(cli, ["analyze", str(LEAD)])
     assert "Untraced" in shown.output
     assert "the host's work is taken to last" in " ".join(shown.output.split())
     assert "Launch-bound" not in shown.output
+    first, *_ = story.top
+    time_ns, share, unit = story.figure(first[0])
+    assert (round(time_ns), unit) == (round(first[0].time_ns / story.windows), "untraced step")
+    assert share == pytest.approx((first[0].share_ratio or 0) / story.scale)
+
+
+def test_a_clock_is_of_traced_steps_and_says_what_it_makes_of_untraced_ones(
+    lead: chopper.Attribution,
+) -> None:
+    found = chopper.whatif(lead, clock="1500MHz")
+    untraced = found.observed.step_time().untraced
+    assert untraced is not None
+    assert found.pace == 1
+    # The traced host hides that the device takes longer.
+    assert found.predicted_step_ns == pytest.approx(found.observed_step_ns, rel=0.001)
+    assert found.untraced_step_ns > 1.01 * untraced.value_ns
+    assert "replayed without tracing, predicted" in str(page(found, Replay(lead)).summary)
+
+
+@pytest.mark.parametrize("change", [{"fix": "compute.clock"}, {"clock": "reference"}])
+def test_nothing_of_a_clock_is_left_where_it_is_the_reference(change: dict[str, str]) -> None:
+    found = chopper.whatif(OWN / "dvfs_random", **change)  # type: ignore[arg-type]
+    times = {c.id: c.time_ns for c in found.attribution.causes()}
+    assert times["compute.efficiency"] > 0
+    assert not times.get("compute.clock")
+    assert {c.id: c.time_ns for c in found.unchanged.causes()}["compute.clock"] > 0
 
 
 def test_a_run_on_the_host_has_no_pace() -> None:
@@ -102,3 +131,15 @@ def step(pace: float, alone: bool) -> float:
 )
 def test_pace(untraced: float | None, drained: float | None, low: float, high: float) -> None:
     assert low <= host_pace(step, untraced, drained) <= high
+
+
+def test_a_step_after_a_trace_whose_data_were_ready_tells_no_pace() -> None:
+    def waiting(pace: float, alone: bool) -> float:
+        return 12e6 + step(pace, alone) if alone else max(100e6, 12e6 + HOST * pace)
+
+    assert host_pace(waiting, None, 8e6) == 1.0
+    assert 0.29 <= host_pace(waiting, None, 18e6) <= 0.31
+
+
+def test_a_host_that_decides_the_steps_is_no_faster_for_a_quick_one() -> None:
+    assert host_pace(step, None, 15e6) == 1.0
