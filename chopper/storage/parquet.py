@@ -272,7 +272,9 @@ def check(path: Path, name: str) -> None:
         for block in blocks(path, [column]):
             if not nullable and block[column].null_count:
                 raise InputError(f"{path}: {column} holds nulls")
-            of = pc.min_max(block[column]).as_py() if column in times else {"min": None}
+            if column not in times:
+                continue
+            of = pc.min_max(block[column]).as_py()
             if of["min"] is not None and (of["min"] < least or of["max"] > TIME_MOST_NS):
                 raise InputError(f"{path}: {column} holds an impossible time")
 
