@@ -353,7 +353,7 @@ def signed(ratio: float | None) -> str:
     if ratio is None:
         return fmt.UNKNOWN
     text = percent(ratio)
-    return text if text.startswith(("−", "0.00", ">")) else f"+{text}"
+    return text if text.startswith(("−", "0.00", ">", "<")) else f"+{text}"
 
 
 def signed_duration(time_ns: float | None) -> str:

@@ -88,7 +88,7 @@ def tokens_of_steps(
     Summed over ranks: by the program's count, or of a mean step by its embedding. Ranks of one
     tensor-parallel group work on the same tokens, which count once.
     """
-    ranks = _with_own_tokens(run, ranks)
+    ranks = with_own_tokens(run, ranks)
     counted = [run.recording.table(rank, "step_work") for rank in ranks]
     if all(table.num_rows for table in counted):
         work = pa.concat_tables(table.select(["step", "tokens_count"]) for table in counted)
@@ -103,10 +103,10 @@ def tokens_of_steps(
     return np.full(len(numbers), per_step), "embeddings of traced steps"
 
 
-def _with_own_tokens(run: Attributed, ranks: tuple[int, ...]) -> tuple[int, ...]:
+def with_own_tokens(run: Attributed, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks without those that share the tokens of an earlier one."""
     sharing: set[int] = set()
-    for part in run.recording.manifest.ranks:
+    for part in run.recording.manifest.ranks if len(ranks) > 1 else ():
         for group in part.process_groups:
             members = group.get("ranks")
             named = str(group.get("pg_desc", "")).lower() in _TENSOR_PARALLEL

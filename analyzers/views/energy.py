@@ -26,7 +26,7 @@ from chopper.analyzers.events.meter import (
     ranks_by_host,
     ranks_by_socket,
 )
-from chopper.analyzers.events.steps import steps_of, tokens_of_steps
+from chopper.analyzers.events.steps import steps_of, tokens_of_steps, with_own_tokens
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
 from chopper.analyzers.views import View, column, optional
@@ -90,17 +90,15 @@ def energy(run: Attributed, events: Events) -> pa.Table:
     spans that another tool measured.
     """
     rows: list[Row] = []
-    devices: list[Row] = []
-    ranks: set[int] = set()
+    devices: list[tuple[_Unit, Row]] = []
     for unit in [*_devices(run), *_hosts(run)]:
         of_steps = _of_steps(unit)
         rows += of_steps
         if unit.device:
-            devices.append(of_steps[0])
-            ranks.update(unit.ranks)
+            devices.append((unit, of_steps[0]))
             rows += _of_phases(events, unit)
     if len(devices) > 1:
-        rows.insert(0, _together(devices) | {"ranks": ranges(ranks)})
+        rows.insert(0, _all_devices(run, devices))
     rows += _of_windows(run)
     rows.sort(key=lambda row: _SCOPES.index(row["scope"]))
     return VIEW.of_rows(rows)
@@ -372,6 +370,23 @@ def _of_windows(run: Attributed) -> list[Row]:
     return rows
 
 
+def _all_devices(run: Attributed, devices: list[tuple[_Unit, Row]]) -> Row:
+    """Return the row of all devices, where tokens that several ranks work on count once."""
+    ranks = {rank for unit, _ in devices for rank in unit.ranks}
+    own = {*with_own_tokens(run, tuple(sorted(ranks)))}
+    together = _together([row for _, row in devices])
+    if "tokens_count" in together:
+        tokens_count = per_step = 0.0
+        for unit, row in devices:
+            counted = with_own_tokens(run, unit.ranks)
+            tokens = row["tokens_count"] * len(own.intersection(counted)) / len(counted)
+            tokens_count += tokens
+            per_step += tokens / row["step_count"]
+        together["tokens_count"] = round(tokens_count)
+        together["energy_per_token_j"] = together["energy_per_step_j"] / per_step
+    return together | {"ranks": ranges(ranks)}
+
+
 def _together(rows: list[Row]) -> Row:
     """Return the row of all devices; with the reasons where one of them is not known."""
     row: Row = {name: rows[0].get(name) for name in ("scope", "window", "ranks")}
@@ -400,7 +415,5 @@ def _together(rows: list[Row]) -> Row:
         "basis": " and ".join(sorted({r["basis"] for r in rows})),
     }
     if "tokens_count" in row:
-        tokens_per_step = sum(r["tokens_count"] / r["step_count"] for r in rows)
         row["tokens_from"] = rows[0]["tokens_from"]
-        row["energy_per_token_j"] = row["energy_per_step_j"] / tokens_per_step
     return row

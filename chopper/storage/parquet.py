@@ -210,6 +210,8 @@ def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     try:
         with _opened(path) as file:
             there = pq.read_schema(file).names  # an older file lacks columns of today
+            if len({*there}) < len(there):
+                raise SchemaError(f"table {name}: a column occurs twice")
             texts = [text for text in texts if text in there]
             opened = pq.ParquetFile(file, read_dictionary=texts)
             table = opened.read() if ranges is None else _rows(opened, ranges)
@@ -261,10 +263,17 @@ def check(path: Path, name: str) -> None:
     Raises:
         InputError: it is damaged, not this table, or holds times that no clock shows.
     """
-    columns = read(path, name, np.zeros((0, 2), dtype=np.int64)).column_names
-    for column in {"start_ns", "end_ns", "time_ns", "dur_ns"} & {*columns}:
+    there = read(path, name, np.zeros((0, 2), dtype=np.int64)).column_names
+    times = {"start_ns", "end_ns", "time_ns", "dur_ns"}
+    for column, nullable in [(c.name, c.nullable) for c in TABLES[name].columns]:
+        if column not in there or (nullable and column not in times):
+            continue
         least = 0 if column == "dur_ns" else -TIME_MOST_NS
         for block in blocks(path, [column]):
+            if not nullable and block[column].null_count:
+                raise InputError(f"{path}: {column} holds nulls")
+            if column not in times:
+                continue
             of = pc.min_max(block[column]).as_py()
             if of["min"] is not None and (of["min"] < least or of["max"] > TIME_MOST_NS):
                 raise InputError(f"{path}: {column} holds an impossible time")

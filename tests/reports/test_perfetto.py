@@ -175,6 +175,17 @@ def _with_times(files: dict[str, bytes]) -> None:
     files[EVENTS] = _parquet(events.set_column(at, events.field(at), times))
 
 
+def _with_nulls(files: dict[str, bytes]) -> None:
+    events = pq.read_table(io.BytesIO(files[EVENTS]))
+    at = events.schema.get_field_index("start_ns")
+    files[EVENTS] = _parquet(events.set_column(at, "start_ns", pa.nulls(len(events), pa.int64())))
+
+
+def _with_a_column_twice(files: dict[str, bytes]) -> None:
+    events = pq.read_table(io.BytesIO(files[EVENTS]))
+    files[EVENTS] = _parquet(events.append_column("start_ns", events["start_ns"]))
+
+
 def _parquet(table: pa.Table) -> bytes:
     content = io.BytesIO()
     pq.write_table(table, content, compression="zstd")
@@ -204,12 +215,26 @@ ONE_COLUMN = pa.table({"dur_ns": pa.repeat(pa.scalar(1), 6_000_000)})
         (lambda files: files.update({EVENTS: b"PAR1 nothing PAR1"}), f"{EVENTS} .* is damaged"),
         (lambda files: files.update({EVENTS: _parquet(ONE_COLUMN[:9])}), f"{EVENTS} .* is damaged"),
         (_with_times, f"{EVENTS} of the run that it carries is damaged; export the run again"),
+        (_with_nulls, f"{EVENTS} of the run that it carries is damaged; export the run again"),
+        (_with_a_column_twice, f"{EVENTS} of the run that it carries is damaged; export the run"),
         (
             lambda files: files.update({EVENTS: _parquet(ONE_COLUMN)}),
             ".* of it unpack to 22.9 MiB, more than 200",
         ),
     ],
-    ids=("path", "no manifest", "newer", "ranks", "traces", "no table", "columns", "times", "size"),
+    ids=(
+        "path",
+        "no manifest",
+        "newer",
+        "ranks",
+        "traces",
+        "no table",
+        "columns",
+        "times",
+        "nulls",
+        "twice",
+        "size",
+    ),
 )
 def test_a_forged_timeline_is_one_clear_line(
     timeline: Path, tmp_path: Path, change: Any, message: str

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import chopper
-from chopper.analyzers.compare.result import Comparison, Outcome
+from chopper.analyzers.compare.result import Comparison, Outcome, signed
 from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
 from chopper.storage import manifest as m
@@ -182,6 +182,11 @@ def test_each_host_counts_the_tokens_of_the_steps_whose_energy_it_knows() -> Non
     found = outcomes(two, two)
     assert found["energy_per_step_j"].a == pytest.approx(600.0, rel=1e-6)
     assert found["energy_per_token_j"].a == pytest.approx(0.3, rel=1e-6)
+
+
+def test_changes_beyond_any_measure_have_one_sign() -> None:
+    assert signed(2e4) == ">1000000 %"
+    assert signed(-2e4) == "<−1000000 %"
 
 
 @pytest.mark.parametrize(("described", "tokens_per_s"), [("mesh_tp", 1000.0), ("dp", 2000.0)])

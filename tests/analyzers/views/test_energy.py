@@ -317,6 +317,20 @@ def test_devices_add_up_and_hosts_stand_apart() -> None:
     assert rows["package-0/dram"]["power_mean_w"] == pytest.approx(12)
 
 
+def test_devices_of_a_tensor_parallel_group_work_on_the_same_tokens() -> None:
+    run = a_run(ranks=4)
+    for rank in range(4):
+        group = {"pg_desc": "mesh_tp", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
+        run.part(rank).process_groups.append(group)
+        put_table(run, rank, "device_counter", counter(rank, power_w=400))
+        put_table(run, rank, "step_work", tokens(1000))
+    rows = {r["source"]: r for r in energy_of(run) if r["scope"] == "run"}
+    assert rows["device 1"]["energy_per_token_j"] == pytest.approx(400 / 1000)
+    whole = rows["all devices"]
+    assert whole["tokens_count"] == 2000 * whole["step_count"]
+    assert whole["energy_per_token_j"] == pytest.approx(4 * 400 / 2000)
+
+
 @pytest.mark.parametrize(("dead", "said"), [((1,), "device 1: "), ((0, 1), "")])
 def test_of_all_devices_those_without_energy_are_named(dead: tuple[int, ...], said: str) -> None:
     run = a_run(ranks=2)
