@@ -352,12 +352,13 @@ class ClockSeries:
         """Bound of the error of the mean clock: half of the change over each gap, time-weighted.
 
         Neighbours may agree by chance while the clock moved between them. So it is at least half of
-        what lies between a reading and the middle of its neighbours, in the median.
+        what lies between a reading and the closer of its neighbours, in the median: nothing where
+        the clock keeps its levels for longer than a reading.
         """
-        clock = self.clock_hz
-        off = np.abs(clock[1:-1] - (clock[:-2] + clock[2:]) / 2)
-        least = np.median(off) / 2 if len(off) else 0.0
-        half = np.maximum(np.abs(np.diff(clock)) / 2, least)
+        change = np.abs(np.diff(self.clock_hz))
+        apart = np.minimum(change[:-1], change[1:])
+        least = np.median(apart) / 2 if len(apart) else 0.0
+        half = np.maximum(change / 2, least)
         return self._mean(half, half, at)
 
     @cached_property
