@@ -676,13 +676,14 @@ def read_power(table: str | Path) -> Power:
 
 def _answer(recording: Run, prediction: Prediction) -> WhatIf:
     """Attribute a predicted run, and put it beside the observed one."""
+    from chopper.analyzers.replay.whatif_options import Changes
+
     spans = {node.rank: node.joined.inputs.span for node in prediction.replay.base.graph.ranks}
     begins_ns = {
         rank: span.device_begin_ns
         for rank, span in spans.items()
         if span is not None and span.device_begin_ns is not None
     }
-    from chopper.analyzers.replay.whatif_options import Changes
 
     def attributed(outcome: Prediction) -> Attributed:
         return attribute(_replayed(recording, outcome.tables()), begins_ns=begins_ns)
@@ -691,7 +692,8 @@ def _answer(recording: Run, prediction: Prediction) -> WhatIf:
     changed = attributed(prediction)
     if replay.pace == 1:
         return prediction.answer(changed)
-    return prediction.answer(changed, attributed(replay.predict(Changes())))
+    unchanged = attributed(replay.predict(Changes())) if prediction.said else changed
+    return prediction.answer(changed, unchanged)
 
 
 def _replayed(recording: Run, changed: Mapping[int, Mapping[str, pa.Table]]) -> Run:

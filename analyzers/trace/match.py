@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -32,7 +32,6 @@ _LEAST_DIFFERING = 2
 _SHIFTED_COUNT = 3
 _SHIFTED_SPREAD_NS = 20_000
 """A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
-_T = TypeVar("_T")
 _FAN_IN = 32
 """Parts that are merged at a time."""
 _KIND_BITS = 20
@@ -416,8 +415,8 @@ def merge(parts: Iterable[Part]) -> Part:
     return merge(_emptied(merged)) if len(merged) > 1 else merged[0] if merged else _merged([])
 
 
-def _emptied(parts: list[_T]) -> Iterator[_T]:
-    """Yield items and forget them: each is in memory as long as it is needed."""
+def _emptied(parts: list[Part]) -> Iterator[Part]:
+    """Yield parts and forget them: each is in memory as long as it is needed."""
     while parts:
         yield parts.pop()
 
