@@ -304,7 +304,7 @@ class Outcome:
         node = self.scenario.ranks[place]
         links = node.links
         observed = node.joined.windows
-        start, end = self.time_ns[node.start], self.time_ns[node.end]
+        start, end = self.time_ns[node.start], self.time_ns[node.end] + node.late_ns
         # What does not happen ends nothing: it would hold the window of its step.
         kept = self.scenario.happens(place)
         steps = len(links.steps.start_ns)
@@ -329,7 +329,7 @@ class Outcome:
         # Steps that had no window of their own when observed have none now.
         was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         inside = (links.step >= 0) & (links.step < steps)
-        np.maximum.at(was, links.step[inside], links.events.end_ns[inside])
+        np.maximum.at(was, links.step[inside], (links.events.end_ns + node.late_ns)[inside])
         first = int(observed.bounds_ns[0])
         lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
         return np.concatenate([bounds[:1], bounds[1:][lasting]])
