@@ -229,7 +229,7 @@ def _collective_waits(
 def _segments(
     links: Links, main: int, of_work: Callable[[str], bool]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of the program's segments, one innermost span each; mask of those in such operators."""
+    """Starts of the program's segments, one innermost span each; mask of those in operators."""
     acts, host = links.host.activity, links.host
     mine = slice(acts.first[main], acts.first[main + 1])
     computing = np.append(host.of("cpu_op") & host.named(of_work), False)
