@@ -243,11 +243,14 @@ class Scenario:
     def _events(self, place: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray) -> None:
         base = self.base
         run = self.durations(place)
+        observed = np.where(node.coupled, node.transfer_ns, node.links.events.dur_ns)
         of = node.event_base + np.arange(len(run))
         for kind in (g.RUN, g.TRANSFER):
             edge = base.edge_of(kind, of)
-            some = np.flatnonzero(edge >= 0)
-            weight[edge[some]] = run[some]
+            some = np.flatnonzero((edge >= 0) & (run != observed))
+            # Where the observed order left an edge less than its event ran, it keeps that share.
+            share = np.minimum(weight[edge[some]] / np.maximum(observed[some], 1), 1.0)
+            weight[edge[some]] = np.where(observed[some] > 0, np.rint(run[some] * share), run[some])
         if place not in self.gone:
             return
         gone = np.flatnonzero(self.gone[place])
