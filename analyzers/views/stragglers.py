@@ -259,9 +259,13 @@ def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
         return None
     work_ns = _work(run, events)
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
+    waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
+    steps_count = next(rank.steps for rank in run.ranks if rank.rank == found.rank)
+    caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / max(steps_count, 1)
     others_ns = work_ns[found.rank] - more_ns
     work_ratio = work_ns[found.rank] / others_ns if others_ns > 0 else None
-    is_uneven = (work_ratio or 0) >= _UNEVEN_RATIO and more_ns >= _HALF * longer_ns
+    is_uneven = more_ns >= _HALF * max(longer_ns, caused_ns)
+    is_uneven &= work_ratio is not None and work_ratio >= _UNEVEN_RATIO
     traits = strings(members.table, "collective")
     sent = matching(*traits, lambda name: name == "sendrecv") & _in_steps(run, members)
     turns = _sends_its_own(run, members, sent, events)
@@ -275,7 +279,6 @@ def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
         kind = "taking_turns"
     elif found.entered_ratio > _HALF:
         kind = "late_entry"
-    waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
     return Uneven(
         kind=kind,
         worst=found,
@@ -332,21 +335,20 @@ def _sends_its_own(run: Attributed, found: Members, sent: np.ndarray, events: Ev
     early = []
     for rank in np.unique(found.rank[sent]).tolist():
         rows = found.row[sent & (found.rank == rank)]
+        sent_by = run.joined[rank].communication
+        outward = [bool(k.key and k.key.what.startswith(f"send {rank}→")) for k in sent_by.kinds]
+        sends = np.array(outward)[sent_by.kind[np.searchsorted(sent_by.event_row, rows)]]
         device = run.joined[rank].device_event
         step = ints(run.links[rank], "step_index")[rows]
         start = ints(device, "start_ns")[rows]
         end = start + ints(device, "dur_ns")[rows]
-        codes, names = strings(device, "name")
-        sends = matching(codes[rows], names, lambda name: "send" in name.lower())
-        receives = matching(codes[rows], names, lambda name: "recv" in name.lower())
         computed = np.sort(events.start_ns[(events.rank == rank) & of_class(events, "compute")])
         own = []
         for number in np.unique(step):
             of_step = step == number
-            if not (sends & of_step).any() or not (receives & of_step).any():
+            if not (sends & of_step).any() or not (~sends & of_step).any():
                 return False
-            first = start[sends & of_step].min()
-            received = end[receives & of_step].min()
+            first, received = start[sends & of_step].min(), end[~sends & of_step].min()
             own.append(np.searchsorted(computed, first) <= np.searchsorted(computed, received))
         early.append(np.mean(own) > _HALF)
     return bool(early) and all(early)

@@ -14,6 +14,8 @@ from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.api import AttributedRun
+from chopper.storage.manifest import RankManifest, RunManifest
+from chopper.storage.run import Run
 from tests.analyzers import make
 from tests.analyzers.replay.make import base, run, tables
 
@@ -77,6 +79,55 @@ def test_a_barrier_follows_the_call_that_issues_it() -> None:
     parts = scenario.ranks[0].program.parts
     scenario.without_host(0, (parts.start_ns >= 30 * MS) & (parts.end_ns <= 60 * MS))
     assert scenario.solve().windows(0)[-1] == 50 * MS
+
+
+def two_ranks(*ranks: list[dict[str, Any]], until: int) -> AttributedRun:
+    """Ranks of one host without a device, that reduce gradients together, in one step."""
+    parts = [RankManifest(rank=r, world_size=2, hostname="one") for r in range(len(ranks))]
+    manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)
+    given_tables = {
+        (rank, name): table
+        for rank, spans in enumerate(ranks)
+        for name, table in given(*spans, until=until).items()
+    }
+    return chopper.attribute(Run(manifest, None, given_tables, source="made"))
+
+
+@pytest.mark.parametrize("stamped", [60, 65, 69])
+def test_a_worker_that_stamps_the_end_late_hides_no_wait(stamped: int) -> None:
+    # Rank 0 waits from 11 until rank 1 comes at 51, and goes on at 60; its backend's thread gets a
+    # core for the stamp when the program computes already.
+    quick = [op(0, 10), issue(10), collective(11, stamped), op(60, 70)]
+    slow = [op(0, 50), issue(50), collective(51, 60), op(60, 70)]
+    attribution = two_ranks(quick, slow, until=70)
+    replay = Replay(attribution)
+    assert waited_for(replay.base) == ["gloo:all_reduce"]
+    assert replay.error_ratio == 0
+    # 10 to compute, 9 to transfer, 10 to compute, and what issuing took.
+    found = chopper.whatif(attribution, fix="straggler")
+    assert found.predicted_step_ns == pytest.approx(30 * MS, rel=1e-3)
+    assert found.observed_step_ns == 70 * MS
+
+
+def test_a_collective_that_ends_while_the_program_computes_is_no_wait() -> None:
+    # The last rank comes at 21, in the middle of an operator that was begun at 12.
+    overlapped = [op(0, 10), issue(10), collective(11, 30), op(12, 40), op(60, 70)]
+    other = [op(0, 20), issue(20), collective(21, 30), op(60, 70)]
+    attribution = two_ranks(overlapped, other, until=70)
+    assert waited_for(Replay(attribution).base) == []
+
+
+def test_loading_in_the_training_process_takes_its_waits_for_a_core_along() -> None:
+    # 80 ms of loading and 20 of computing share 60 ms of waiting for a core: 48 go with loading,
+    # and 12 of the 20 ms that are left stay waiting, as they were.
+    loading = make.span(0, 80 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
+    told = given(loading, op(80, 100), until=100)
+    told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 60, 40))
+    before = chopper.attribute(run(told))
+    assert times(before)["compute.no_peak"] == 8 * MS
+    after = times(chopper.whatif(before, fix="data").attribution)
+    assert after["compute.no_peak"] == pytest.approx(8 * MS, rel=1e-3)
+    assert after["compute.core_wait"] == pytest.approx(12 * MS, rel=1e-3)
 
 
 def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:
