@@ -14,10 +14,8 @@ from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.api import AttributedRun
-from chopper.storage.manifest import RankManifest, RunManifest
-from chopper.storage.run import Run
 from tests.analyzers import make
-from tests.analyzers.replay.make import base, run, tables
+from tests.analyzers.replay.make import base, run, tables, two_ranks
 
 MS = 1_000_000
 
@@ -81,25 +79,13 @@ def test_a_barrier_follows_the_call_that_issues_it() -> None:
     assert scenario.solve().windows(0)[-1] == 50 * MS
 
 
-def two_ranks(*ranks: list[dict[str, Any]], until: int) -> AttributedRun:
-    """Ranks of one host without a device, that reduce gradients together, in one step."""
-    parts = [RankManifest(rank=r, world_size=2, hostname="one") for r in range(len(ranks))]
-    manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)
-    given_tables = {
-        (rank, name): table
-        for rank, spans in enumerate(ranks)
-        for name, table in given(*spans, until=until).items()
-    }
-    return chopper.attribute(Run(manifest, None, given_tables, source="made"))
-
-
 @pytest.mark.parametrize("stamped", [60, 65, 69])
 def test_a_worker_that_stamps_the_end_late_hides_no_wait(stamped: int) -> None:
     # Rank 0 waits from 11 until rank 1 comes at 51, and goes on at 60; its backend's thread gets a
     # core for the stamp when the program computes already.
     quick = [op(0, 10), issue(10), collective(11, stamped), op(60, 70)]
     slow = [op(0, 50), issue(50), collective(51, 60), op(60, 70)]
-    attribution = two_ranks(quick, slow, until=70)
+    attribution = two_ranks(given(*quick, until=70), given(*slow, until=70))
     replay = Replay(attribution)
     assert waited_for(replay.base) == ["gloo:all_reduce"]
     assert replay.error_ratio == 0
@@ -109,11 +95,32 @@ def test_a_worker_that_stamps_the_end_late_hides_no_wait(stamped: int) -> None:
     assert found.observed_step_ns == 70 * MS
 
 
+def test_what_a_change_leaves_alone_takes_no_longer_for_it() -> None:
+    # Rank 0 asks at 0, rank 1 sends at 30; their spans begin at 20 and 40, so that of the 20 ms
+    # from 30 on only 10 lie after the later one.
+    def transfer(name: str, call: str, asked: int, start: int, peer: int) -> list[dict[str, Any]]:
+        asks = make.span(asked * MS, 50 * MS, call, concrete_inputs=f'["", "", "{peer}", "0"]')
+        return [asks, make.span(start * MS, 50 * MS, name, "annotation")]
+
+    receives = [
+        *transfer("gloo:recv", "c10d::recv_", 0, 20, 1),
+        op(60, 90),
+        op(90, 100, "aten::add"),
+    ]
+    sends = [op(0, 30), *transfer("gloo:send", "c10d::send", 30, 40, 0), op(60, 100)]
+    attribution = two_ranks(given(*receives, until=100), given(*sends, until=100))
+    replay = Replay(attribution)
+    assert [node.coupled.sum() for node in replay.base.graph.ranks] == [1, 1]
+    scenario = replay.scenario()
+    scenario.scale(0, np.where(replay.base.graph.ranks[0].links.events.dur_ns == 10 * MS, 0.0, 1.0))
+    assert scenario.solve().windows(0)[-1] == 90 * MS + replay.unmodified.windows(0)[0]
+
+
 def test_a_collective_that_ends_while_the_program_computes_is_no_wait() -> None:
     # The last rank comes at 21, in the middle of an operator that was begun at 12.
     overlapped = [op(0, 10), issue(10), collective(11, 30), op(12, 40), op(60, 70)]
     other = [op(0, 20), issue(20), collective(21, 30), op(60, 70)]
-    attribution = two_ranks(overlapped, other, until=70)
+    attribution = two_ranks(given(*overlapped, until=70), given(*other, until=70))
     assert waited_for(Replay(attribution).base) == []
 
 
