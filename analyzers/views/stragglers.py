@@ -266,10 +266,10 @@ def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
     work_ratio = work_ns[found.rank] / others_ns if others_ns > 0 else None
     is_uneven = more_ns >= _HALF * max(longer_ns, caused_ns)
     is_uneven &= work_ratio is not None and work_ratio >= _UNEVEN_RATIO
-    traits = strings(members.table, "collective")
-    sent = matching(*traits, lambda name: name == "sendrecv") & _in_steps(run, members)
+    inside = _in_steps(run, members)
+    sent = inside & matching(*strings(members.table, "collective"), lambda name: name == "sendrecv")
     turns = _sends_its_own(run, members, sent, events)
-    at_sends = members.wait_ns[sent].sum() > _HALF * members.wait_ns[_in_steps(run, members)].sum()
+    at_sends = members.wait_ns[sent].sum() > _HALF * members.wait_ns[inside].sum()
     kind: Kind = "late_rank"
     if at_sends and not turns:
         kind = "pipeline"
