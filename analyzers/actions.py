@@ -16,6 +16,7 @@ import numpy as np
 from chopper.analyzers import cause_detectors, detectors
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.places import Where
 from chopper.analyzers.events.steps import spans_in_steps
@@ -26,6 +27,7 @@ from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.names import is_program_frame
+from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.errors import ChopperError
 from chopper.statistics import MIN_STEPS
 from chopper.wording import ratio
@@ -97,6 +99,13 @@ class Material:
     def events(self) -> Events:
         """Device events of all ranks in the steps."""
         return events_of(self.run)
+
+    @cached_property
+    def uneven(self) -> Uneven | None:
+        """Why ranks wait for each other."""
+        if len(self.run.joined) < 2:
+            return None
+        return uneven(self.run, members_of(self.run), self.events)
 
     @cached_property
     def waiting(self) -> dict[int, Waiting]:
