@@ -17,8 +17,11 @@ from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import LONG
 from chopper.analyzers.detectors.initialization import Initialization, initialization_of
+from chopper.analyzers.events.collectives import members_of
+from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.attribution import FIRST, CauseRow, StepKind
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
@@ -33,7 +36,10 @@ _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER = 0.5
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LISTED = 3
-_STARTUP, _OPTIMIZER = "startup", "optimizer"
+_STARTUP, _OPTIMIZER, _STRAGGLER = "startup", "optimizer", "straggler"
+_LEAST_WAIT_RATIO = 0.05
+_SAID = {"late_entry": "late_rank", "taking_turns": "turns"}
+"""Why ranks wait, and the entry of ``verdicts.toml``, where that has another name."""
 _HALF = 0.5
 _ENOUGH_STEPS = 10
 """With fewer recorded steps the first one takes a large part of any program's time."""
@@ -145,7 +151,8 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         )
     links = links_of(run) if isinstance(replay, str) else replay.links
     started = initialization_of(run, links)
-    shares = _step_shares(story, started)
+    ranks = _uneven(run)
+    shares = _step_shares(story, started, ranks)
     groups = _groups(shares)
     loop = _loop_shares(story)
     rest = 1 - sum(loop.values())
@@ -165,6 +172,8 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
         if name == _STARTUP and started is not None:
             sentence = _of_startup(story, shares, share, started, largest)
+        elif name == _STRAGGLER and ranks is not None:
+            name, sentence = _of_ranks(story, ranks, share)
         elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
             name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
             cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
@@ -179,10 +188,31 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     )
 
 
-def _step_shares(story: Story, started: Initialization | None) -> dict[str, float]:
-    """Return the share of each class in the time of a step; initialization is one of its own."""
+def _uneven(run: Attributed) -> Uneven | None:
+    """Return why ranks wait for each other; None if they hardly do."""
+    waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
+    if (waited or 0.0) < _LEAST_WAIT_RATIO:
+        return None
+    near = run.detailed
+    return uneven(near, members_of(near), events_of(near))
+
+
+def _step_shares(
+    story: Story, started: Initialization | None, ranks: Uneven | None
+) -> dict[str, float]:
+    """Return the share of each class in the time of a step; initialization is one of its own.
+
+    Of ranks that wait for a late one, these are the shares: what the late one does instead is why.
+    """
     during = {} if started is None else started.idle_ns
     shares: dict[str, float] = defaultdict(float)
+    if ranks is not None and ranks.kind not in ("pipeline", "taking_turns"):
+        waiting = [g for g in story.by("rank") if g.key != ranks.worst.rank]
+        whole_ns = max(sum(group.time_ns for group in waiting), 1)
+        for group in waiting:
+            for cause, time_ns in group.causes.items():
+                shares[class_of(cause)] += time_ns / whole_ns
+        return dict(shares)
     for row in story.run.leaves():
         share = story.figure(row)[1] or 0.0
         part = share * during.get(row.id, 0) / row.time_ns if row.time_ns else 0.0
@@ -298,6 +328,21 @@ def _of_step(
     return f"{text}."
 
 
+def _of_ranks(story: Story, ranks: Uneven, share: float) -> tuple[str, str]:
+    """Return the class and the sentence about ranks that wait for each other."""
+    name = _SAID.get(ranks.kind, ranks.kind)
+    text = _classes()[name].sentence.format(
+        share=fmt.ratio(share), unit=_unit(story), rank=ranks.worst.rank
+    )
+    if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
+        text += f", which has {fmt.factor(ranks.work_ratio)} the work of the others"
+    elif ranks.kind == "late_rank" and ranks.worst.cause is not None:
+        text += f", which spends more time on {fmt.inside(full_label(ranks.worst.cause))}"
+    elif ranks.kind == "late_entry":
+        text += ", which is no slower, but enters late"
+    return _STRAGGLER if name == "late_rank" else name, f"{text}."
+
+
 def _unit(story: Story) -> str:
     """Return what shares are of; the traced step where an untraced one is much shorter."""
     if story.unit != "step":
@@ -351,11 +396,11 @@ def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
     ordinary = fmt.duration(step.headline_ns)
     if name == _STARTUP:
         first = next(kind for kind in step.kinds if kind.name.startswith(FIRST))
-        return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}: {of_step}"
+        return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}. {of_step}"
     if name == "long_steps":
-        return f"{text}. An ordinary step takes {ordinary}: {of_step}"
+        return f"{text}. An ordinary step takes {ordinary}. {of_step}"
     each = fmt.duration(step.loop_ns / step.steps_count)
-    return f"{text}: it needs {each} per step, of which {ordinary} is the step itself. {of_step}"
+    return f"{text}, which needs {each} per step; a step alone takes {ordinary}. {of_step}"
 
 
 def _of_startup(
