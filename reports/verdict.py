@@ -33,7 +33,8 @@ _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER = 0.5
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LISTED = 3
-_STARTUP = "startup"
+_STARTUP, _OPTIMIZER = "startup", "optimizer"
+_HALF = 0.5
 _ENOUGH_STEPS = 10
 """With fewer recorded steps the first one takes a large part of any program's time."""
 
@@ -152,8 +153,8 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         _largest(story, row, place_of(run, links, (row.id,))) for row in _top(story)[:_LISTED]
     )
     group = _ranked(groups)[0]
-    most = max(loop, key=loop.__getitem__, default="")
-    if most and loop[most] >= rest * groups[group]:
+    most = _ranked({**{g: rest * share for g, share in groups.items()}, **loop})[0]
+    if most in loop and (most != _STARTUP or loop[most] >= rest * groups.get(_STARTUP, 0.0)):
         name, share, unit = most, loop[most], "loop"
         sentence = _of_loop(story, most, share, _of_step(story, shares, groups, largest))
     else:
@@ -161,8 +162,14 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         unit = story.unit
         share = groups[group] if name == group else share
         sentence = _of_step(story, shares, groups, largest)
+        optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
         if name == _STARTUP and started is not None:
             sentence = _of_startup(story, shares, share, started, largest)
+        elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
+            name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
+            cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
+            text = _classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+            sentence = f"{text}, most of it {fmt.inside(full_label(cause))}."
     return Verdict(
         name=name,
         sentence=_damaged(run, sentence),
@@ -214,12 +221,18 @@ def _loop_shares(story: Story) -> dict[str, float]:
     for phase, time_ns in step.loop_phases_ns.items():
         if phase in of_phase:
             times[of_phase[phase]] += time_ns
+    extras: Counter[str] = Counter()
     for kind in step.kinds:
         extra_ns = kind.time_ns - len(kind.steps) * (step.headline_ns or 0)
-        if kind.name.startswith(FIRST) and step.steps_count >= _ENOUGH_STEPS:
+        _, *phases = kind.name.split(" + ")
+        if len(phases) == 1 and phases[0] in of_phase:
+            extras[of_phase[phases[0]]] += extra_ns
+        elif kind.name.startswith(FIRST) and step.steps_count >= _ENOUGH_STEPS:
             times[_STARTUP] += extra_ns
         elif kind.name.startswith(LONG) and not kind.traced_steps:
             times["long_steps"] += extra_ns
+    # A phase may have work beside it: a checkpoint's state is copied before it is saved.
+    times |= extras
     return {name: time_ns / step.loop_ns for name, time_ns in times.items() if time_ns > 0}
 
 
