@@ -28,6 +28,11 @@ DAMAGES = {
     "event.without_dur": "events without a dur count as points in time",
     "event.negative_duration": "events with a negative dur count as points in time",
     "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
+    "event.mended": "events were not JSON (a bare quote, backslash or line break in a name) and "
+    "were mended",
+    "event.not_json": "events were not JSON and could not be mended; they were dropped",
+    "event.unpaired": "begin or end events without the other half were dropped",
+    "trace.nan": "events hold NaN or infinity, which are not JSON; taken as unknown",
     "event.nested_too_deep": "events nested implausibly deep were dropped",
     "event.not_an_object": "entries of traceEvents that are not objects were dropped",
     "event.without_ph": "events without a phase (ph) were dropped",

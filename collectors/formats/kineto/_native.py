@@ -151,7 +151,7 @@ class _Text:
         self._texts: dict[bytes, int] = {}
         self._ids = Ids()
         self._unknown: Counter[str] = Counter()
-        self._without_category = 0
+        self._counts: Counter[str] = Counter()
 
     def add(self, section: Section, *, is_part: bool) -> None:
         """Add the next section.
@@ -172,7 +172,8 @@ class _Text:
         unknown = [category.decode() for category in categories[len(_KNOWN) :]]
         times = np.asarray(seen)[len(_KNOWN) :].tolist()
         self._unknown.update(dict(zip(unknown, times, strict=True)))
-        self._without_category += without
+        self._counts += section.counts
+        self._counts["event.without_category"] += without
         for start, *_ in block:
             self._largest_start = max(self._largest_start, int(np.abs(start).max(initial=0)))
         self._blocks.append((block, section.collectives))
@@ -222,7 +223,7 @@ class _Text:
             ids=self._ids,
             called=name_by_id,
             unknown=dict(self._unknown),
-            counts=Counter({"event.without_category": self._without_category}),
+            counts=self._counts,
         )
 
 
