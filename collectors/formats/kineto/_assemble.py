@@ -13,6 +13,7 @@ import pyarrow as pa
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
 from chopper.collectors.formats.cleaning import (
     DAMAGES,
+    cut_overruns,
     damage_findings,
     far_in_time,
     integer,
@@ -22,7 +23,7 @@ from chopper.collectors.formats.kineto._events import Args, Header
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
-from chopper.collectors.formats.kineto._values import text_of
+from chopper.collectors.formats.kineto._values import Names, text_of
 from chopper.collectors.formats.parsed import (
     ParsedTrace,
     numbers,
@@ -57,6 +58,8 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     """
     host, device = reader.host.columns, reader.device.columns
     unknown = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
+    if not len(device["start_ns"]):
+        refuse_other_devices(path, reader.names, reader.counts)
     if not len(host["start_ns"]) and not len(device["start_ns"]):
         raise InputError(
             f"{path}: a trace without a single usable event{_what_else(reader, unknown)}"
@@ -83,6 +86,31 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
         traces += _timelines(reader, path, host, device, part, len(parts))
     traces[0].findings[:0] = findings
     return traces
+
+
+_OTHER_WRITERS = {
+    r"ascend|\bcann\b|\bnpu\b": "trace_view.json of torch_npu (Huawei Ascend)",
+    r"/(device|host):|\btpu\b": "a trace of JAX or TensorFlow (XLA)",
+    r"\b(hpu|mlu|neuron|device|hardware)\b": "another vendor's trace",
+}
+"""Who names a process of device work like this, and gives its events no category."""
+
+
+def refuse_other_devices(path: Path, names: Names, counts: Counter[str]) -> None:
+    """Refuse a file whose device work is in another vendor's form.
+
+    Raises:
+        InputError: the file is one; without its device work it would pass for a run on the host.
+    """
+    count = counts["event.without_category"]
+    for pattern, writer in _OTHER_WRITERS.items() if count else ():
+        for (_, _, kind), name in names.items():
+            if kind == "process_name" and re.search(pattern, name, re.IGNORECASE):
+                raise InputError(
+                    f"{path}: {writer}: its device work ({name!r}; {count} events without a "
+                    "category) cannot be read; expected a trace of torch.profiler on a CUDA, ROCm "
+                    "or XPU device, or a file of nsys, rocprof or rpd"
+                )
 
 
 def _what_else(reader: FileReader, unknown: str) -> str:
@@ -117,6 +145,8 @@ def _timelines(
         "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
         "counter": _counters(reader, base_ns),
     }
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, part.device_rows)
     timelines, findings = timelines_of(device, part.device_rows, path.name)
     groups = info.get("pg_config")
     rank = integer(info.get("rank"))
@@ -154,8 +184,8 @@ def _timelines(
                 environment=_environment(reader.header, info),
             )
         )
-    if dropped:
-        findings += damage_findings(Counter({"event.duplicate": dropped}), path.name)
+    counts["event.duplicate"] = dropped
+    findings += damage_findings(counts, path.name)
     traces[0].findings += findings
     return traces
 

@@ -45,7 +45,14 @@ from chopper.collectors.formats.kineto._groups import (
 )
 from chopper.collectors.formats.kineto._mend import Mended
 from chopper.collectors.formats.kineto._repair import repair
-from chopper.collectors.formats.kineto._values import Ids, ints, note_name, threshold_of, to_ns
+from chopper.collectors.formats.kineto._values import (
+    Ids,
+    ints,
+    note_name,
+    threshold_of,
+    to_ns,
+    unsigned,
+)
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.manifest import Finding
@@ -237,7 +244,7 @@ def _columns(
         values = [getattr(a, ARGUMENTS[key].name) for a in args]
         if group == DEVICE and column in ("device_id", "stream_id"):
             values = [None if v is None else ids[v] for v in values]
-        columns.append(ints(values))
+        columns.append(unsigned(ints(values)) if column == "correlation_id" else ints(values))
     for key in GROUPS[group].texts.values():
         raw = (getattr(a, ARGUMENTS[key].name) for a in args)
         columns.append(_integers(0 if v is None or v is NOTHING else texts[_json(v)] for v in raw))

@@ -204,7 +204,7 @@ class Mended:
                 )
         listed = f"[{','.join(events)}]"
         if opening is None:
-            return listed if events else source[at:]
+            return listed if any('"ph"' in event for event in events) else source[at:]
         members = _members(source[position:]) | _members(source[at : opening.start()])
         texts = [f'"{key}":{value}' for key, value in members.items()]
         return "{" + ",".join([*texts, f'"traceEvents":{listed}']) + "}"

@@ -37,7 +37,7 @@ from chopper.collectors.formats.kineto._groups import (
     Target,
 )
 from chopper.collectors.formats.kineto._sections import Section, sections
-from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of
+from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of, unsigned
 from chopper.collectors.formats.unpack import DAMAGE, ahead, pieces
 from chopper.limits import Intake
 
@@ -194,6 +194,9 @@ class _Text:
                 if is_word.any():
                     recorded[is_word] = number_by_word[recorded[is_word] - _ID_STRINGS]
             columns[_PLACE] += self._events_count
+            if "correlation_id" in group.ints:
+                at = _PLACE + 1 + [*group.ints].index("correlation_id")
+                columns[at] = unsigned(columns[at])
             if name_codes is not None:
                 columns[_NAME] = name_codes[columns[_NAME]]
             if text_codes is not None and group.texts:

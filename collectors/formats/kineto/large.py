@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.cleaning import MAX_DURATION_NS, damage_findings
-from chopper.collectors.formats.kineto._assemble import STEP, traces_of
+from chopper.collectors.formats.cleaning import MAX_DURATION_NS, cut_overruns, damage_findings
+from chopper.collectors.formats.kineto._assemble import STEP, refuse_other_devices, traces_of
 from chopper.collectors.formats.kineto._groups import (
     DEVICE,
+    DEVICE_KINDS,
     GROUPS,
     HOST,
     HOST_KINDS,
@@ -156,7 +157,8 @@ class _Rows:
     Attributes:
         annotations: (name, start, duration, process) of the annotations of the host.
         launches: (process, correlation, start) of the calls that launch.
-        events: (device, start, end, correlation) of the device's events.
+        events: (device, stream, kind, start, duration, correlation) of the device's events.
+        counts: repairs of the device's events, by code.
     """
 
     folder: Path
@@ -165,6 +167,7 @@ class _Rows:
     annotations: list[np.ndarray] = field(default_factory=list)
     launches: list[np.ndarray] = field(default_factory=list)
     events: list[np.ndarray] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def take(self, columns: Columns, collectives: Marked) -> None:
         """Write a block of rows to the folder."""
@@ -179,11 +182,12 @@ class _Rows:
         self.annotations.append(np.array([host[i][step] for i in names], dtype=np.int64))
         self.launches.append(np.array([host[_PID][call], correlation[call], host[_START][call]]))
         ints = [*GROUPS[DEVICE].ints]
-        on, by = (device[_FIXED + ints.index(name)] for name in ("device_id", "correlation_id"))
-        dur = device[_DUR]
+        ids = ("device_id", "stream_id", "correlation_id")
+        on, stream, by = (device[_FIXED + ints.index(name)] for name in ids)
+        start, dur = device[_START], device[_DUR]
         ok = (device[_FLAGS] == 0) & (dur >= 0) & (dur <= MAX_DURATION_NS)
-        start = device[_START]
-        self.events.append(np.array([on[ok], start[ok], (start + dur)[ok], by[ok]]))
+        ok &= (start != 0) | (dur > 0)
+        self.events.append(np.array([on, stream, device[_CODE], start, dur, by])[:, ok])
 
     def blocks(self) -> Iterator[tuple[Columns, Marked]]:
         """Yield the blocks; each is removed once it was read."""
@@ -200,12 +204,14 @@ class _Rows:
 
     def cut(self, path: Path, scanned: Scanned) -> LargeTrace | None:
         """Give the rows to stretches; None where they have no steps to be cut at."""
+        if not any(map(np.size, self.events)):
+            refuse_other_devices(path, scanned.called, scanned.counts)
         plan = self._plan(scanned)
         self.annotations, self.launches, self.events = [], [], []
         if plan is None:
             return None
         base_ns = base_of(scanned.header) or 0
-        counts, rows_count = Counter(scanned.counts), Counter[str]()
+        counts, rows_count = scanned.counts + self.counts, Counter[str]()
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
             kept: list[np.ndarray] = []
@@ -233,7 +239,8 @@ class _Rows:
         stretches = [TraceStretch(path, self.folder, n, span) for n, span in enumerate(spans)]
         [first_rows] = [_rows_of(self.folder, 0)]
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
-        findings = [*damage_findings(counts, path.name), *trace.findings]
+        own = (finding for finding in trace.findings if finding.code not in self.counts)
+        findings = [*damage_findings(counts, path.name), *own]
         others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
         bounds = plan.start_ns + base_ns, plan.end_ns + base_ns
         small = {"step": step_table(plan.number, *bounds, "profiler_step")}
@@ -267,8 +274,12 @@ class _Rows:
             self.rows_count,
         )
         if plan is not None:
-            for _, *event in self.events:
-                plan.take_events(*event)
+            on, stream, kind, start, dur, by = np.concatenate(self.events, axis=1)
+            columns = {"device_id": on, "stream_id": stream, "start_ns": start, "dur_ns": dur}
+            columns |= {"correlation_id": by}
+            device = {**columns, "kind": (kind, [None, *DEVICE_KINDS])}
+            end = start + cut_overruns(self.counts, device)["dur_ns"]
+            plan.take_events(start, end, by)
         return plan
 
 
