@@ -30,9 +30,9 @@ DAMAGES = {
     "event.without_dur": "events without a dur count as points in time",
     "event.negative_duration": "events with a negative dur count as points in time",
     "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
-    "event.mended": "events were not JSON (a bare quote, backslash or line break in a name) and "
-    "were mended",
-    "event.not_json": "events were not JSON and could not be mended; they were dropped",
+    "event.repaired": "events were not JSON (a bare quote, backslash or line break in a name) and "
+    "were fixed",
+    "event.not_json": "events were not JSON and could not be fixed; they were dropped",
     "event.overrun": "kernels last beyond later kernels of their stream (the recorder's overflow); "
     "each was cut at the next start on its stream",
     "event.without_time": "kernels without a time (ts 0 and dur 0: records were damaged) were left "

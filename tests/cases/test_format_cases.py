@@ -68,10 +68,10 @@ def test_reference() -> None:
 
 
 BROKEN = {
-    "unescaped-quotes.json": ("event.mended", '{"device": "cpu", "dtype": "float32"}(12): run'),
-    "control-char.json": ("event.mended", "torch/_inductor/config.py(0): \x01\x1f"),
-    "windows-backslash.json": ("event.mended", r"torch\cuda\__init__.py(219): _lazy_init"),
-    "newline-in-name.json": ("event.mended", "lib = Library(1)\n(1): <module>"),
+    "unescaped-quotes.json": ("event.repaired", '{"device": "cpu", "dtype": "float32"}(12): run'),
+    "control-char.json": ("event.repaired", "torch/_inductor/config.py(0): \x01\x1f"),
+    "windows-backslash.json": ("event.repaired", r"torch\cuda\__init__.py(219): _lazy_init"),
+    "newline-in-name.json": ("event.repaired", "lib = Library(1)\n(1): <module>"),
     "info-metadata-quotes.json": ("trace.not_strict", "aten::mm"),
 }  # fmt: skip
 
@@ -97,17 +97,17 @@ def test_one_broken_text_loses_nothing(
 NAME = '"torch/nn/modules/module.py(1501): _call_impl"'
 EVENTS = {
     # Text of one event → what stands there instead, the finding, kernels that are lost.
-    "quotes and commas": (NAME, '"f("a", "b"): run"', "event.mended", 0),
-    "windows path in quotes": (NAME, r'"C:\new\"torch"\x.py"', "event.mended", 0),
-    "null byte": (NAME, '"a\0b"', "event.mended", 0),
+    "quotes and commas": (NAME, '"f("a", "b"): run"', "event.repaired", 0),
+    "windows path in quotes": (NAME, r'"C:\new\"torch"\x.py"', "event.repaired", 0),
+    "null byte": (NAME, '"a\0b"', "event.repaired", 0),
     "missing quote": (NAME, '"open', "event.not_json", 0),
     "missing first quote": (NAME, 'open"', "event.not_json", 0),
     "nothing": (NAME, "", "event.not_json", 0),
     "inf": ('"dur": 100.0', '"dur": inf', "trace.nan", 0),
     "nan": ('"stream": 7,', '"stream": 7, "est. achieved occupancy %": -nan,', "trace.nan", 0),
     "Infinity": ('"stream": 7,', '"stream": 7, "x": Infinity,', "trace.nan", 0),
-    "stray comma": ('"cat": "kernel",', '"cat": "kernel",,', "event.mended", 0),
-    "comma before a bracket": ('"stream": 7,', '"stream": 7, "x": [1,],', "event.mended", 0),
+    "stray comma": ('"cat": "kernel",', '"cat": "kernel",,', "event.repaired", 0),
+    "comma before a bracket": ('"stream": 7,', '"stream": 7, "x": [1,],', "event.repaired", 0),
     "truncated number": ('"dur": 100.0', '"dur": 100.', "event.not_json", 1),
     "hexadecimal": ('"dur": 100.0', '"dur": 0x64', "event.not_json", 1),
     "missing colon": ('"dur": 100.0', '"dur" 100.0', "event.not_json", 1),
@@ -153,7 +153,7 @@ def test_a_cut_file_says_so(tmp_path: Path) -> None:
     found = findings(path)
     assert {c: f.severity for c, f in found.items()} == {
         "trace.truncated": "warning",
-        "event.mended": "warning",
+        "event.repaired": "warning",
     }
     assert len(kernels(path)) == text.count('"cat": "kernel"') - 1
 

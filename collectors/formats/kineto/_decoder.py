@@ -1,6 +1,6 @@
 """The general way to read a trace: what the scanner in C refuses, or could not be compiled for.
 
-Strict JSON is decoded into typed structures at once; everything else is mended first.
+Strict JSON is decoded into typed structures at once; everything else is fixed first.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from chopper.collectors.formats.kineto._groups import (
     Scanned,
     Target,
 )
-from chopper.collectors.formats.kineto._mend import Mended
 from chopper.collectors.formats.kineto._repair import repair
+from chopper.collectors.formats.kineto._strict import StrictText
 from chopper.collectors.formats.kineto._values import (
     Ids,
     ints,
@@ -77,16 +77,16 @@ def decode(path: Path, text: bytes) -> tuple[Scanned, list[Finding]]:
         return _decode_whole(path, text), []
     except _NOT_STRICT:
         intake.check_memory(len(text), _DAMAGED_HELD_RATIO)
-    mended = Mended(path.name, text)
+    strict = StrictText(path.name, text)
     try:
-        scanned = _decode_whole(path, mended.text)
+        scanned = _decode_whole(path, strict.text)
     except _NOT_STRICT:
-        repaired = repair(path, mended.text)
-        mended.findings += repaired.findings
+        repaired = repair(path, strict.text)
+        strict.findings += repaired.findings
         scanned = _scanned(repaired.header, repaired.events, repaired.counters)
         scanned.counts += repaired.counts
-    scanned.counts += mended.counts
-    return scanned, mended.findings
+    scanned.counts += strict.counts
+    return scanned, strict.findings
 
 
 def _decode_whole(path: Path, text: bytes) -> Scanned:

@@ -18,7 +18,7 @@ import msgspec
 
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import ARGUMENTS, Args, CounterEvent, Event, Header
-from chopper.collectors.formats.kineto._mend import decode_at, skip
+from chopper.collectors.formats.kineto._strict import decode_at, skip
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, add_finding
 

@@ -20,7 +20,7 @@ from chopper.collectors.formats.kineto._events import (
     decode_counters,
     decode_events,
 )
-from chopper.collectors.formats.kineto._mend import end_of_broken, mended
+from chopper.collectors.formats.kineto._strict import end_of_broken, fix_event
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.kineto._groups import Marked
@@ -78,7 +78,7 @@ class Section:
         ]
 
     def _scan(self, text: bytes, *, is_end: bool) -> int:
-        """Scan text, mending broken events, and return how many of its bytes are done with."""
+        """Scan text, fix broken events, and return how many of its bytes are done with."""
         view, at = memoryview(text), 0
         while True:
             try:
@@ -92,7 +92,7 @@ class Section:
                     if is_end:
                         raise
                     return at
-            event, code = mended(text[at:end].decode())
+            event, code = fix_event(text[at:end].decode())
             self.scanner.feed(event.encode())
             self.counts[code] += 1
             at = end

@@ -157,8 +157,8 @@ class _Rows:
     Attributes:
         annotations: (name, start, duration, process) of the annotations of the host.
         launches: (process, correlation, start) of the calls that launch.
-        events: (device, stream, kind, start, duration, correlation) of the device's events.
-        counts: repairs of the device's events, by code.
+        events: (device, stream, kind, start, duration, correlation, place) of the device's events.
+        cut_ns: durations of kernels that overrun their stream, by place.
     """
 
     folder: Path
@@ -167,7 +167,7 @@ class _Rows:
     annotations: list[np.ndarray] = field(default_factory=list)
     launches: list[np.ndarray] = field(default_factory=list)
     events: list[np.ndarray] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    cut_ns: dict[int, int] = field(default_factory=dict)
 
     def take(self, columns: Columns, collectives: Marked) -> None:
         """Write a block of rows to the folder."""
@@ -187,7 +187,8 @@ class _Rows:
         start, dur = device[_START], device[_DUR]
         ok = (device[_FLAGS] == 0) & (dur >= 0) & (dur <= MAX_DURATION_NS)
         ok &= (start != 0) | (dur > 0)
-        self.events.append(np.array([on, stream, device[_CODE], start, dur, by])[:, ok])
+        of_kind, place = device[_CODE], device[_PLACE]
+        self.events.append(np.array([on, stream, of_kind, start, dur, by, place])[:, ok])
 
     def blocks(self) -> Iterator[tuple[Columns, Marked]]:
         """Yield the blocks; each is removed once it was read."""
@@ -211,11 +212,15 @@ class _Rows:
         if plan is None:
             return None
         base_ns = base_of(scanned.header) or 0
-        counts, rows_count = scanned.counts + self.counts, Counter[str]()
+        counts, rows_count = Counter(scanned.counts), Counter[str]()
+        counts["event.overrun"] = len(self.cut_ns)
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
             kept: list[np.ndarray] = []
             for group, own in enumerate(columns):
+                if group == DEVICE:
+                    for row in np.flatnonzero(np.isin(own[_PLACE], [*self.cut_ns])).tolist():
+                        own[_DUR][row] = self.cut_ns[int(own[_PLACE][row])]
                 ok, own = usable(counts, base_ns, group, own)
                 columns[group] = own
                 low, high = _needed(plan, group, own)
@@ -239,8 +244,7 @@ class _Rows:
         stretches = [TraceStretch(path, self.folder, n, span) for n, span in enumerate(spans)]
         [first_rows] = [_rows_of(self.folder, 0)]
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
-        own = (finding for finding in trace.findings if finding.code not in self.counts)
-        findings = [*damage_findings(counts, path.name), *own]
+        findings = [*damage_findings(counts, path.name), *trace.findings]
         others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
         bounds = plan.start_ns + base_ns, plan.end_ns + base_ns
         small = {"step": step_table(plan.number, *bounds, "profiler_step")}
@@ -274,12 +278,14 @@ class _Rows:
             self.rows_count,
         )
         if plan is not None:
-            on, stream, kind, start, dur, by = np.concatenate(self.events, axis=1)
+            on, stream, kind, start, dur, by, place = np.concatenate(self.events, axis=1)
             columns = {"device_id": on, "stream_id": stream, "start_ns": start, "dur_ns": dur}
             columns |= {"correlation_id": by}
             device = {**columns, "kind": (kind, [None, *DEVICE_KINDS])}
-            end = start + cut_overruns(self.counts, device)["dur_ns"]
-            plan.take_events(start, end, by)
+            cut = cut_overruns(Counter(), device)["dur_ns"]
+            shorter = cut != dur
+            self.cut_ns = dict(zip(place[shorter].tolist(), cut[shorter].tolist(), strict=True))
+            plan.take_events(start, start + cut, by)
         return plan
 
 

@@ -234,12 +234,12 @@ def test_refuses_and_python_decides(tmp_path: Path, members: dict[str, str], why
 @pytest.mark.parametrize(
     ("members", "why", "code"),
     [
-        ({"name": '"\\x"'}, "unknown escape", "event.mended"),
-        ({"name": '"a\tb"'}, "control character", "event.mended"),
-        ({"name": '"a "b", (c)"'}, "expected , or }", "event.mended"),
-        ({"name": '"C:\\torch\\x.py\\"'}, "unknown escape", "event.mended"),
+        ({"name": '"\\x"'}, "unknown escape", "event.repaired"),
+        ({"name": '"a\tb"'}, "control character", "event.repaired"),
+        ({"name": '"a "b", (c)"'}, "expected , or }", "event.repaired"),
+        ({"name": '"C:\\torch\\x.py\\"'}, "unknown escape", "event.repaired"),
         ({"name": '"open'}, "expected , or }", "event.not_json"),
-        ({"args": '{"grid": [1, 2,]}'}, "expected a value", "event.mended"),
+        ({"args": '{"grid": [1, 2,]}'}, "expected a value", "event.repaired"),
         ({"ts": "nan"}, "expected a value", "trace.nan"),
         ({"ts": "-nan(ind)"}, "expected a value", "trace.nan"),
         ({"dur": "-inf"}, "expected a value", "trace.nan"),
@@ -251,7 +251,7 @@ def test_refuses_and_python_decides(tmp_path: Path, members: dict[str, str], why
         ({"more": "nul"}, "expected a value", "event.not_json"),
     ],
 )
-def test_one_broken_event_is_mended_or_left_out(
+def test_one_broken_event_is_fixed_or_left_out(
     tmp_path: Path, members: dict[str, str], why: str, code: str
 ) -> None:
     text = trace(event(), event(**members), event(ts="9"))
@@ -278,7 +278,7 @@ def test_many_broken_events_in_any_pieces(tmp_path: Path, monkeypatch: pytest.Mo
         assert check(path)
         [found] = read_trace(path)
         assert {f.code: f.count for f in found.findings} == {
-            "event.mended": 202,
+            "event.repaired": 202,
             "event.not_json": 100,
         }
 

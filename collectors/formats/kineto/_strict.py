@@ -1,6 +1,6 @@
 """Damaged JSON as strict JSON: broken events, cut-off files, NaN, stray commas.
 
-Damage stays with the event that has it. Events that cannot be mended become ``{}``, which no
+Damage stays with the event that has it. Events that cannot be fixed become ``{}``, which no
 reader uses; all are counted by the code of their finding.
 """
 
@@ -78,7 +78,7 @@ def end_of_broken(text: bytes, at: int) -> int | None:
     return at + len(text[at : following.end()].rstrip(_BETWEEN.encode()))
 
 
-def mended(event: str) -> tuple[str, str]:
+def fix_event(event: str) -> tuple[str, str]:
     """Return a broken event as JSON, and the code of the finding.
 
     Raises:
@@ -99,7 +99,7 @@ def mended(event: str) -> tuple[str, str]:
         return text, "trace.nan"
     named = _NAME.sub(lambda name: name[1] + _escaped(name[2]), event)
     if _length_of(text := _TOKEN.sub(whole, named)) == len(text):
-        return text, "event.mended"
+        return text, "event.repaired"
     return "{}", "event.not_json"
 
 
@@ -121,7 +121,7 @@ def _escaped(string: str) -> str:
 
 
 @dataclass
-class Mended:
+class StrictText:
     """Text of a file, as strict JSON if it could be made so."""
 
     source_name: str
@@ -188,7 +188,7 @@ class Mended:
                     )
                     break
                 end = position + len(source[position : last.end()].rstrip(_BETWEEN))
-                event, code = mended(source[position:end])
+                event, code = fix_event(source[position:end])
                 self.counts["event.nested_too_deep" if "too deep" in str(exc) else code] += 1
             events.append(event)
             position = skip(source, end)
