@@ -14,14 +14,11 @@ _HEAD_BYTES = 512
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, a piece of it decoded, and the columns."""
 
-_GZIP_AND_ZSTD = tuple(PACKED)
-_TAR = slice(257, 262)
 _NOT_JSON = (
     (b"PK\x03\x04", "is a zip archive; unpack it and pass the trace inside"),
     (b"\xfd7zXZ\x00", "is xz-compressed; decompress it first (xz -d)"),
     (b"BZh", "is bzip2-compressed; decompress it first (bzip2 -d)"),
-    (_GZIP_AND_ZSTD, "is compressed more than twice; decompress it and pass the trace inside"),
-    (b"7z\xbc\xaf", "is a 7z archive; unpack it and pass the trace inside"),
+    (tuple(PACKED), "is compressed twice; decompress it once (gunzip, zstd -d) and pass that"),
     (
         b"version https://git-lfs",
         "is a Git LFS pointer, not the file that it stands for; fetch it (git lfs pull)",
@@ -56,10 +53,8 @@ def refuse_other(path: Path, head: bytes) -> None:
     for magic, what in _NOT_JSON:
         if head.startswith(magic) or start.startswith(magic):
             raise InputError(f"{path}: {what}")
-    if head[_TAR] == b"ustar":
-        raise InputError(
-            f"{path}: is a tar archive; unpack it (tar -xf) and pass the traces inside"
-        )
+    if head[257:262] == b"ustar":
+        raise InputError(f"{path}: is a tar archive; unpack it (tar -xf) and pass the traces in it")
 
 
 def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:

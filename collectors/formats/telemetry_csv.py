@@ -310,11 +310,7 @@ class _Rows:
         self.times_ns: list[int] = []
 
     def check_device(self) -> None:
-        """Refuse rows that come several at a time, if nothing says which device each is of.
-
-        Raises:
-            InputError: they do.
-        """
+        """Refuse rows that come several at a time if none says which device it is of."""
         gaps = sorted(b - a for a, b in pairwise(sorted(self.times_ns)))
         if self._device < 0 and gaps and gaps[len(gaps) // 4] * 10 < gaps[len(gaps) * 9 // 10]:
             raise InputError(

@@ -1,7 +1,4 @@
-"""Files as they come, packed by gzip, zstd or not: in pieces, as a stream, or line by line.
-
-A download often packs by gzip what is packed already: one such layer more is unpacked too.
-"""
+"""Files as they come, packed by gzip, zstd or not: in pieces, as a stream, or line by line."""
 
 from __future__ import annotations
 
@@ -58,13 +55,12 @@ def head_of(path: Path) -> bytes:
         with contextlib.suppress(EOFError):
             return next(_of_zstd(io.BytesIO(), head, lambda _: None), b"")[:_HEAD_BYTES]
         return b""
+    if not head.startswith(_GZIP):
+        return head
     try:
-        for _ in range(2):
-            if head.startswith(_GZIP):
-                head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
     except zlib.error:
         return b""
-    return head
 
 
 def pieces(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
@@ -101,26 +97,6 @@ def salvaged(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
 
 
 def _pieces(
-    file: BinaryIO,
-    intake: Intake,
-    start: Callable[..., Any],
-    unpack: Callable[[Any, bytes], Iterable[bytes]],
-) -> Iterator[bytes]:
-    content = _unpacked(file, intake, start, unpack)
-    first = next(content, b"")
-    if not first.startswith(_GZIP):
-        if first:
-            yield first
-        del first
-        yield from content
-        return
-    stream = _Stream(itertools.chain([first], content))
-    yield from _unpacked(io.BufferedReader(stream), intake, start, unpack)
-    if stream.damage is not None:
-        raise stream.damage
-
-
-def _unpacked(
     file: BinaryIO,
     intake: Intake,
     start: Callable[..., Any],

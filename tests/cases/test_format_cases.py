@@ -99,6 +99,9 @@ EVENTS = {
     # Text of one event → what stands there instead, the finding, kernels that are lost.
     "quotes and commas": (NAME, '"f("a", "b"): run"', "event.repaired", 0),
     "windows path in quotes": (NAME, r'"C:\new\"torch"\x.py"', "event.repaired", 0),
+    "quotes in an argument": (
+        '"stream": 7,', '"stream": 7, "desc": "a "b", c", "x": "d "e"",', "event.repaired", 0
+    ),
     "null byte": (NAME, '"a\0b"', "event.repaired", 0),
     "missing quote": (NAME, '"open', "event.not_json", 0),
     "missing first quote": (NAME, 'open"', "event.not_json", 0),
@@ -255,15 +258,15 @@ def test_begin_and_end_events_in_any_order(order: str, tmp_path: Path) -> None:
 
 def test_another_vendors_trace_is_named(tmp_path: Path) -> None:
     line = run("report", FILES / "ascend-trace_view.json", "-o", tmp_path / "r.html").line
-    assert "trace_view.json of torch_npu" in line
-    assert "'Ascend Hardware'; 15 events without a category" in line
+    assert "device work of 'Ascend Hardware' (15 events without a category)" in line
+    assert "trace_view.json of torch_npu (Huawei Ascend)" in line
     jax = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
         {"ph": "X", "name": "fusion", "pid": 1, "tid": 1, "ts": 1, "dur": 5},
     ]
     path = tmp_path / "jax.json"
     path.write_text(json.dumps({"traceEvents": jax}), encoding="utf-8")
-    with pytest.raises(InputError, match=r"a trace of JAX or TensorFlow \(XLA\)"):
+    with pytest.raises(InputError, match=r"device work of '/device:GPU:0' \(1 events"):
         read_trace(path)
 
 
@@ -356,8 +359,7 @@ PAGE = b"\n<!DOCTYPE html>\n<html><head><title>GitHub</title></head></html>\n"
         ("kernels.csv", LFS, "is a Git LFS pointer"),
         ("trace.json", PAGE, r"is a web page \(HTML or XML\)"),
         ("kernels.csv", PAGE, r"is a web page \(HTML or XML\)"),
-        ("trace.json", b"7z\xbc\xaf\x27\x1c" + bytes(50), "is a 7z archive"),
-        ("t.gz", gzip.compress(gzip.compress(gzip.compress(b"[]"))), "is compressed more than"),
+        ("t.json.gz", gzip.compress(gzip.compress(GOOD.encode())), "is compressed twice; decompr"),
     ],
 )  # fmt: skip
 def test_what_is_no_trace_is_named(
@@ -368,13 +370,3 @@ def test_what_is_no_trace_is_named(
     with pytest.raises(InputError, match=f"^{path}: {expected}") as refused:
         chopper.load(path)
     assert "\\x" not in str(refused.value)
-
-
-def test_doubly_compressed_trace_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    twice = gzip.compress(gzip.compress(GOOD.encode()))
-    path.write_bytes(twice)
-    assert findings(path) == {}
-    assert steps_of(path) == (6, 5_890_000)
-    path.write_bytes(twice[: len(twice) * 2 // 3])
-    assert "trace.truncated_gzip" in findings(path)

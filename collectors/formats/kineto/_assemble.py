@@ -88,29 +88,26 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     return traces
 
 
-_OTHER_WRITERS = {
-    r"ascend|\bcann\b|\bnpu\b": "trace_view.json of torch_npu (Huawei Ascend)",
-    r"/(device|host):|\btpu\b": "a trace of JAX or TensorFlow (XLA)",
-    r"\b(hpu|mlu|neuron|device|hardware)\b": "another vendor's trace",
-}
-"""Who names a process of device work like this, and gives its events no category."""
+_OTHER_DEVICE = re.compile(
+    r"ascend|/(device|host):|\b(cann|npu|tpu|hpu|mlu|neuron|device|hardware)\b", re.IGNORECASE
+)
+"""Name of a process of device work in traces of torch_npu, XLA and other vendors."""
 
 
 def refuse_other_devices(path: Path, names: Names, counts: Counter[str]) -> None:
-    """Refuse a file whose device work is in another vendor's form.
+    """Refuse a file of device work without categories, which would pass for a run on the host.
 
     Raises:
-        InputError: the file is one; without its device work it would pass for a run on the host.
+        InputError: the file is one.
     """
     count = counts["event.without_category"]
-    for pattern, writer in _OTHER_WRITERS.items() if count else ():
-        for (_, _, kind), name in names.items():
-            if kind == "process_name" and re.search(pattern, name, re.IGNORECASE):
-                raise InputError(
-                    f"{path}: {writer}: its device work ({name!r}; {count} events without a "
-                    "category) cannot be read; expected a trace of torch.profiler on a CUDA, ROCm "
-                    "or XPU device, or a file of nsys, rocprof or rpd"
-                )
+    for (_, _, kind), name in names.items() if count else ():
+        if kind == "process_name" and _OTHER_DEVICE.search(name):
+            raise InputError(
+                f"{path}: device work of {name!r} ({count} events without a category), as in "
+                "trace_view.json of torch_npu (Huawei Ascend) or traces of XLA, is not read; "
+                "expected a trace of torch.profiler on CUDA, ROCm or XPU, or of nsys or rocprof"
+            )
 
 
 def _what_else(reader: FileReader, unknown: str) -> str:
@@ -118,7 +115,7 @@ def _what_else(reader: FileReader, unknown: str) -> str:
     if unknown:
         return f": its events are of categories that Kineto does not write: {unknown}"
     if +reader.counts:
-        [(code, count)] = reader.counts.most_common(1)
+        count, code = max((count, code) for code, count in reader.counts.items())
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
         return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
     return "; was the profiler active while the program ran?"

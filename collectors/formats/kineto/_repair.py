@@ -31,11 +31,11 @@ class Repaired:
     """Contents of a text, as far as they could be used."""
 
     header: Header
-    findings: list[Finding]
     events: list[Event] = field(default_factory=list)
     counters: list[CounterEvent] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Events that could not be used, by code."""
+    findings: list[Finding] = field(default_factory=list)
 
     def add(self, raw: Any) -> None:
         """Take an entry of ``traceEvents``; count one that cannot be used."""
@@ -75,19 +75,16 @@ def repair(path: Path, text: bytes) -> Repaired:
             f"{path}: {documents.why}; expected a Kineto (Chrome JSON) trace as torch.profiler "
             "exports"
         )
-    if documents.count > 1:
-        add_finding(
-            documents.findings,
-            "trace.concatenated",
-            f"{path.name}: {documents.count} JSON documents in one file; their events are merged",
-        )
     try:
         members = {k: _plain(v) for k, v in documents.header.items() if k in _HEADER}
     except RecursionError:
         members = {}
-    repaired = Repaired(Header(**members), documents.findings)
+    repaired = Repaired(Header(**members))
     for raw in documents.events:
         repaired.add(raw)
+    if documents.count > 1:
+        message = f"{documents.count} JSON documents in one file; their events are merged"
+        add_finding(repaired.findings, "trace.concatenated", f"{path.name}: {message}")
     return repaired
 
 
@@ -97,7 +94,6 @@ class _Documents:
 
     header: dict[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     count: int = 0
     is_trace: bool = False
     why: str = "no JSON in it"
@@ -130,16 +126,13 @@ class _Documents:
         elif isinstance(document.get("traceEvents"), list):
             self.is_trace = True
             self.events += document["traceEvents"]
-            self._merge(document)
+            # The first of several counts.
+            self.header = {**document, **self.header}
         elif "traceEvents" in document:
             kind = _KINDS.get(type(document["traceEvents"]), "a number")
             self.why = f"traceEvents is {kind}, not a list"
         else:
             self.why = "JSON, but not a trace: no traceEvents"
-
-    def _merge(self, document: dict[str, Any]) -> None:
-        """Take the members beside the events; the first of several counts."""
-        self.header = {**document, **self.header}
 
 
 def _is_event(value: Any) -> bool:

@@ -33,6 +33,9 @@ _NAME = re.compile(
     r'("name"\s*:\s*")(.*?)(?="\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:|[}\s]*$))',
     re.DOTALL,
 )
+_TEXT = re.compile(
+    r'("(?!ph"|cat")[^"\\]+"\s*:\s*")(.*?)(?="\s*(?:,\s*"[^"\\]+"\s*:|\}[}\s]*(?:,|$)))', re.DOTALL
+)
 _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*"|(?<![\w.])[-+]?(?:nan(?:\(\w*\))?|inf(?:inity)?|\d\.#\w+)(?!\w)'
     r"|,(?=\s*[,}\]])",
@@ -97,9 +100,10 @@ def fix_event(event: str) -> tuple[str, str]:
 
     if _length_of(text := _TOKEN.sub(known, event)) == len(text):
         return text, "trace.nan"
-    named = _NAME.sub(lambda name: name[1] + _escaped(name[2]), event)
-    if _length_of(text := _TOKEN.sub(whole, named)) == len(text):
-        return text, "event.repaired"
+    for quoted in (_NAME, _TEXT):
+        text = quoted.sub(lambda string: string[1] + _escaped(string[2]), event)
+        if _length_of(text := _TOKEN.sub(whole, text)) == len(text):
+            return text, "event.repaired"
     return "{}", "event.not_json"
 
 
@@ -194,8 +198,9 @@ class StrictText:
             position = skip(source, end)
         else:
             if position == len(source):
-                message = f"JSON ends after event {len(events)} without closing; those events are "
-                self._note("trace.truncated", message + "used")
+                many = len(events)
+                message = f"JSON ends after event {many} without closing; those events are used"
+                self._note("trace.truncated", message)
             elif not self.counts:
                 self._note(
                     "trace.not_strict",
