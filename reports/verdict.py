@@ -27,7 +27,7 @@ from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
 from chopper.reports.story import Evidence, Story, evidence
 
-_COMPUTE_BOUND = 2 / 3
+_COMPUTE_BOUND, _LEAST_BOUND = 2 / 3, 0.2
 _LEAST_SECOND = 0.1
 """Another class is named from this share of the step on."""
 _DOMINANT = 0.6
@@ -226,9 +226,13 @@ def _ranked(groups: dict[str, float]) -> list[str]:
     """Return the groups, the one that bounds the step first.
 
     Compute bounds it if it takes most of it; else the largest of the other groups does, even if
-    compute takes longer: that time is what a reader can get back.
+    compute takes longer: that time is what a reader can get back. What was not recorded comes
+    first if it is more than half.
     """
-    return sorted(groups, key=lambda g: (g == "compute" and groups[g] < _COMPUTE_BOUND, -groups[g]))
+    waste = max((s for g, s in groups.items() if g not in ("compute", "unknown")), default=0.0)
+    is_bound = groups.get("compute", 0.0) >= _COMPUTE_BOUND or waste < _LEAST_BOUND
+    later = {"compute": not is_bound, "unknown": groups.get("unknown", 0.0) <= _HALF}
+    return sorted(groups, key=lambda g: (later.get(g, False), -groups[g]))
 
 
 def _groups(shares: dict[str, float]) -> dict[str, float]:
@@ -417,7 +421,7 @@ def _of_startup(
     if sum(others.values()) <= 0:
         return f"{text}."
     rest = _of_step(story, others, _groups(others), largest)
-    return f"{text}. Without it: {rest[:1].lower()}{rest[1:]}"
+    return f"{text}. Without it: {_inside(rest)}"
 
 
 def _first_steps(kind: StepKind) -> str:
@@ -439,7 +443,12 @@ def _damaged(run: Attributed, sentence: str) -> str:
     if not damages:
         return sentence
     what = " and ".join(damages)
-    return f"The trace {what}; of what was read: {sentence}"
+    return f"The trace {what}; of what was read: {_inside(sentence)}"
+
+
+def _inside(sentence: str) -> str:
+    """Return a sentence as it stands after a colon."""
+    return sentence if sentence[:3].isupper() else f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _nothing(story: Story) -> str:
