@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.held_memory import held_memory
 from chopper.analyzers.replay.pace import SLOWED
 from chopper.attribution import TRAINING, CauseRow, Group, StepTime
 from chopper.causes import LEAVES, Level
@@ -243,6 +244,9 @@ def verdict(story: Story) -> tuple[str, str]:
     run, step = story.run, story.step
     if not run.observed_ns:
         spread = step.untraced
+        held = held_memory(run.recording)
+        if held and (spread is None or held[0].asked_bytes is not None):
+            return held[0].headline, held[0].detail
         if spread is not None:
             low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
             return (

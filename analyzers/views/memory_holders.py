@@ -1,7 +1,7 @@
 """Memory in use by the source line that allocated it, when a snapshot was taken.
 
-A block's line is the innermost Python line of the stack that allocated it, or else its innermost
-line.
+A block's line is the innermost Python line, outside of installed packages, of the stack that
+allocated it; or else its innermost line.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import is_held
+from chopper.analyzers.events.held_memory import source_line
 from chopper.analyzers.trace.columns import dictionary, strings
 from chopper.analyzers.views import View, column, optional
 from chopper.wording import device_name
@@ -42,9 +43,7 @@ def memory_holders(run: Attributed) -> pa.Table:
         blocks = run.recording.table(rank, "allocator_block")
         blocks = blocks.filter(is_held(blocks))
         codes, stacks = strings(blocks, "frames")
-        frames = [stack.split("\n") for stack in stacks]
-        lines = [next((line for line in of if ".py:" in line), of[0]) for of in frames]
-        lines_of = dictionary(codes, lines).cast(pa.string())
+        lines_of = dictionary(codes, list(map(source_line, stacks))).cast(pa.string())
         sizes = pc.fill_null(blocks["size_bytes"], 0)
         blocks = pa.table([blocks["device_id"], lines_of, sizes], ["device_id", "where", "size"])
         columns = [("size", "sum"), ("size", "max"), ("size", "count")]

@@ -1,0 +1,182 @@
+"""What held a device's memory when an allocation failed, or when a snapshot of it was taken."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.analyzers.events.allocations import SIGNS, is_held, known_bytes
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.storage.run import Run
+from chopper.wording import bytes_, device_name, plural, ratio
+
+_LIBRARY = ("site-packages/", "dist-packages/", "<frozen ", "/torch/")
+_HOLDERS = 5
+
+
+class Holder(NamedTuple):
+    """Blocks in use that one source line allocated; its line is None where none was recorded."""
+
+    where: str | None
+    held_bytes: int
+    block_count: int
+
+
+class HeldMemory(NamedTuple):
+    """Memory of one device of a rank, at the last allocation that failed or else at the end.
+
+    Attributes:
+        asked_bytes, free_bytes: of the allocation that failed, and what the driver had left; None
+            without one, or where that was not recorded.
+        asked_by: source line of the allocation that failed.
+        allocated_bytes, reserved_bytes: held by tensors, and reserved from the driver, then.
+        peak_bytes: most that tensors held in the history; None without a history.
+        holders: by source line, most memory first.
+    """
+
+    rank: int
+    device: str
+    asked_bytes: int | None
+    free_bytes: int | None
+    asked_by: str | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    peak_bytes: int | None
+    holders: list[Holder]
+
+    @property
+    def headline(self) -> str:
+        """What happened, in one sentence."""
+        held, reserved = bytes_(self.allocated_bytes), bytes_(self.reserved_bytes)
+        if self.asked_bytes is not None:
+            return (
+                f"Out of memory on {self.device}: asked for {bytes_(self.asked_bytes)}, free "
+                f"{bytes_(self.free_bytes)}, allocated {held}, reserved {reserved}."
+            )
+        peak = f"{bytes_(self.peak_bytes)} at the peak, " if self.peak_bytes is not None else ""
+        return f"Tensors held {peak}{held} at the end; {reserved} of {self.device} were reserved."
+
+    @property
+    def largest(self) -> list[str]:
+        """The largest holders, a line each."""
+        total = sum(holder.held_bytes for holder in self.holders) or 1
+        return [
+            f"{where or 'no stack recorded'}: {bytes_(held)}, {ratio(held / total)}, "
+            f"{plural(count, 'block')}"
+            for where, held, count in self.holders[:_HOLDERS]
+        ]
+
+    @property
+    def detail(self) -> str:
+        """The largest holders, and what to do where an allocation failed."""
+        text = f"Largest holders: {'; '.join(self.largest)}." if self.holders else ""
+        if self.asked_bytes is None:
+            history = "" if self.peak_bytes is not None else " The peak is unknown: no history."
+            return f"{text}{history}".strip()
+        by = f" It was asked for at {self.asked_by}." if self.asked_by else ""
+        unused = (self.reserved_bytes or 0) - (self.allocated_bytes or 0)
+        if unused >= self.asked_bytes:
+            remedy = (
+                f"{bytes_(unused)} were reserved and unused, but not in one piece: set "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+            )
+        else:
+            remedy = (
+                "Hold less: free what the largest holder keeps, use smaller micro-batches with "
+                "gradient accumulation, recompute activations, or shard parameters and optimizer "
+                "states (`chopper estimate memory` predicts what each needs)."
+            )
+        return f"{text}{by} {remedy}".strip()
+
+
+def source_line(stack: str) -> str:
+    """Return the innermost Python line of a stack outside of libraries, or else its innermost."""
+    lines = stack.split("\n")
+    python = [line for line in lines if ".py:" in line]
+    own = [line for line in python if not any(part in line for part in _LIBRARY)]
+    return (own or python or lines)[0]
+
+
+def held_memory(recording: Run) -> list[HeldMemory]:
+    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT -> memory of each rank's devices.
+
+    Devices on which an allocation failed come first, then those with most memory held.
+    """
+    found = []
+    for rank in recording.ranks:
+        names = ("allocator_segment", "allocator_block", "allocator_event")
+        tables = [recording.table(rank, name) for name in names]
+        devices = np.unique(np.concatenate([ints(table, "device_id") for table in tables]))
+        for device in devices.tolist():
+            own = [table.filter(pc.equal(table["device_id"], device)) for table in tables]
+            found.append(_of_device(rank, device, *own))
+    found.sort(key=lambda one: (one.asked_bytes is None, -(one.allocated_bytes or 0)))
+    return found
+
+
+def _of_device(
+    rank: int, device: int, segments: pa.Table, blocks: pa.Table, events: pa.Table
+) -> HeldMemory:
+    actions = np.array(events["action"].to_pylist(), dtype=object)
+    failed = np.flatnonzero(actions == "oom")
+    at = int(failed[-1]) if len(failed) else len(events)
+    allocated, reserved = ints(events, "allocated_bytes"), ints(events, "reserved_bytes")
+    asked = events.slice(at, 1).to_pylist()
+    sizes, codes, stacks = _blocks_at(blocks, events, at)
+    lines = [source_line(stack) for stack in stacks]
+    names, line_of = np.unique([*lines, ""], return_inverse=True)
+    line = line_of[codes]
+    held_bytes = np.bincount(line, weights=sizes, minlength=len(names)).astype(np.int64)
+    count = np.bincount(line, minlength=len(names))
+    return HeldMemory(
+        rank=rank,
+        device=device_name(device),
+        asked_bytes=asked[0]["size_bytes"] if asked else None,
+        free_bytes=asked[0]["device_free_bytes"] if asked else None,
+        asked_by=source_line(asked[0]["frames"]) if asked and asked[0]["frames"] else None,
+        allocated_bytes=known_bytes(allocated[at])
+        if asked
+        else pc.sum(segments["allocated_bytes"]).as_py(),
+        reserved_bytes=known_bytes(reserved[at])
+        if asked
+        else pc.sum(segments["total_bytes"]).as_py(),
+        peak_bytes=known_bytes(allocated.max(initial=-1)),
+        holders=[
+            Holder(str(names[i]) or None, int(held_bytes[i]), int(count[i]))
+            for i in np.argsort(-held_bytes, kind="stable")
+            if count[i]
+        ],
+    )
+
+
+def _blocks_at(
+    blocks: pa.Table, events: pa.Table, at: int
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the sizes and stacks (as codes, -1 for none) of the blocks in use before an event.
+
+    A block was in use from its allocation, or from before the history, until it was freed.
+    """
+    block_codes, block_stacks = strings(blocks, "frames")
+    block_bytes, held = ints(blocks, "size_bytes", null=0), is_held(blocks)
+    if at == len(events):
+        return block_bytes[held], block_codes[held], block_stacks
+    codes, actions = strings(events, "action")
+    sign = np.array([SIGNS.get(a, 0) for a in actions], dtype=np.int64)[codes]
+    rows = np.flatnonzero(sign)
+    address, size = ints(events, "address_id"), ints(events, "size_bytes", null=0)
+    rows = rows[np.lexsort((rows, address[rows]))]
+    begins = np.append(True, address[rows][1:] != address[rows][:-1])[: len(rows)]
+    freed = np.append(np.where(begins[1:], len(events), rows[1:]), len(events))[: len(rows)]
+    allocates = sign[rows] > 0
+    in_use = np.where(allocates, (rows < at) & (freed >= at), begins & (rows >= at))
+    event_codes, event_stacks = strings(events, "frames")
+    untouched = held & ~np.isin(ints(blocks, "address_id"), address[rows])
+    # Who frees a block did not allocate it.
+    stacks = np.where(allocates, event_codes[rows], -1)[in_use]
+    older = block_codes[untouched]
+    older = np.where(older >= 0, older + len(event_stacks), -1)
+    sizes = np.append(size[rows][in_use], block_bytes[untouched])
+    return sizes, np.append(stacks, older), [*event_stacks, *block_stacks]
