@@ -51,17 +51,18 @@ class HeldMemory(NamedTuple):
     def headline(self) -> str:
         """What happened, in one sentence."""
         held, reserved = bytes_(self.allocated_bytes), bytes_(self.reserved_bytes)
+        most = f"; the largest holder is {self.largest[0]}" if self.holders else ""
         if self.asked_bytes is not None:
             return (
                 f"Out of memory on {self.device}: asked for {bytes_(self.asked_bytes)}, free "
-                f"{bytes_(self.free_bytes)}, allocated {held}, reserved {reserved}."
+                f"{bytes_(self.free_bytes)}, allocated {held}, reserved {reserved}{most}."
             )
-        peak = f"{bytes_(self.peak_bytes)} at the peak, " if self.peak_bytes is not None else ""
-        return f"Tensors held {peak}{held} at the end; {reserved} of {self.device} were reserved."
+        peak = "" if self.peak_bytes is None else f" at the end, {bytes_(self.peak_bytes)} at most"
+        return f"Tensors on {self.device} held {held}{peak}; {reserved} were reserved{most}."
 
     @property
     def largest(self) -> list[str]:
-        """The largest holders, a line each."""
+        """The largest holders, most memory first."""
         total = sum(holder.held_bytes for holder in self.holders) or 1
         return [
             f"{where or 'no stack recorded'}: {bytes_(held)}, {ratio(held / total)}, "
@@ -72,7 +73,7 @@ class HeldMemory(NamedTuple):
     @property
     def detail(self) -> str:
         """The largest holders, and what to do where an allocation failed."""
-        text = f"Largest holders: {'; '.join(self.largest)}." if self.holders else ""
+        text = f"Next holders: {'; '.join(self.largest[1:])}." if len(self.holders) > 1 else ""
         if self.asked_bytes is None:
             history = "" if self.peak_bytes is not None else " The peak is unknown: no history."
             return f"{text}{history}".strip()
