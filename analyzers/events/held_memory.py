@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.events.allocations import SIGNS, is_held, known_bytes
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import dictionary, ints, matching, strings
 from chopper.storage.run import Run
 from chopper.wording import bytes_, device_name, plural, ratio
 
 _LIBRARY = ("site-packages/", "dist-packages/", "<frozen ", "/torch/")
 _HOLDERS = 5
-
-
-class Holder(NamedTuple):
-    """Blocks in use that one source line allocated; its line is None where none was recorded."""
-
-    where: str | None
-    held_bytes: int
-    block_count: int
 
 
 class HeldMemory(NamedTuple):
@@ -34,7 +26,7 @@ class HeldMemory(NamedTuple):
         asked_by: source line of the allocation that failed.
         allocated_bytes, reserved_bytes: held by tensors, and reserved from the driver, then.
         peak_bytes: most that tensors held in the history; None without a history.
-        holders: by source line, most memory first.
+        holders: as `holders_of` gives them.
     """
 
     rank: int
@@ -45,7 +37,7 @@ class HeldMemory(NamedTuple):
     allocated_bytes: int | None
     reserved_bytes: int | None
     peak_bytes: int | None
-    holders: list[Holder]
+    holders: list[dict[str, Any]]
 
     @property
     def headline(self) -> str:
@@ -63,11 +55,10 @@ class HeldMemory(NamedTuple):
     @property
     def largest(self) -> list[str]:
         """The largest holders, most memory first."""
-        total = sum(holder.held_bytes for holder in self.holders) or 1
         return [
-            f"{where or 'no stack recorded'}: {bytes_(held)}, {ratio(held / total)}, "
-            f"{plural(count, 'block')}"
-            for where, held, count in self.holders[:_HOLDERS]
+            f"{row['where'] or 'no stack recorded'}: {bytes_(row['held_bytes'])}, "
+            f"{ratio(row['share_ratio'])}, {plural(row['block_count'], 'block')}"
+            for row in self.holders[:_HOLDERS]
         ]
 
     @property
@@ -121,36 +112,50 @@ def held_memory(recording: Run) -> list[HeldMemory]:
 def _of_device(
     rank: int, device: int, segments: pa.Table, blocks: pa.Table, events: pa.Table
 ) -> HeldMemory:
-    actions = np.array(events["action"].to_pylist(), dtype=object)
-    failed = np.flatnonzero(actions == "oom")
+    failed = np.flatnonzero(matching(*strings(events, "action"), lambda action: action == "oom"))
     at = int(failed[-1]) if len(failed) else len(events)
-    allocated, reserved = ints(events, "allocated_bytes"), ints(events, "reserved_bytes")
-    asked = events.slice(at, 1).to_pylist()
-    sizes, codes, stacks = _blocks_at(blocks, events, at)
-    lines = [source_line(stack) for stack in stacks]
-    names, line_of = np.unique([*lines, ""], return_inverse=True)
-    line = line_of[codes]
-    held_bytes = np.bincount(line, weights=sizes, minlength=len(names)).astype(np.int64)
-    count = np.bincount(line, minlength=len(names))
+    totals = ints(events, "allocated_bytes"), ints(events, "reserved_bytes")
+    now = (
+        [int(total[at]) for total in totals]
+        if len(failed)
+        else [
+            int(ints(segments, name, null=0).sum()) for name in ("allocated_bytes", "total_bytes")
+        ]
+    )
+    asked = events.slice(at, 1).to_pylist()[0] if len(failed) else {}
     return HeldMemory(
         rank=rank,
         device=device_name(device),
-        asked_bytes=asked[0]["size_bytes"] if asked else None,
-        free_bytes=asked[0]["device_free_bytes"] if asked else None,
-        asked_by=source_line(asked[0]["frames"]) if asked and asked[0]["frames"] else None,
-        allocated_bytes=known_bytes(allocated[at])
-        if asked
-        else pc.sum(segments["allocated_bytes"]).as_py(),
-        reserved_bytes=known_bytes(reserved[at])
-        if asked
-        else pc.sum(segments["total_bytes"]).as_py(),
-        peak_bytes=known_bytes(allocated.max(initial=-1)),
-        holders=[
-            Holder(str(names[i]) or None, int(held_bytes[i]), int(count[i]))
-            for i in np.argsort(-held_bytes, kind="stable")
-            if count[i]
-        ],
+        asked_bytes=asked.get("size_bytes"),
+        free_bytes=asked.get("device_free_bytes"),
+        asked_by=source_line(asked["frames"]) if asked.get("frames") else None,
+        allocated_bytes=known_bytes(now[0]),
+        reserved_bytes=known_bytes(now[1]),
+        peak_bytes=known_bytes(totals[0].max(initial=-1)),
+        holders=holders_of(*_blocks_at(blocks, events, at)),
     )
+
+
+def holders_of(sizes: np.ndarray, codes: np.ndarray, stacks: list[str]) -> list[dict[str, Any]]:
+    """Return blocks by source line, most memory first. -> MEMORY_HOLDERS without rank and device.
+
+    Args:
+        sizes: bytes of each block.
+        codes: its stack among ``stacks``; -1 for none.
+    """
+    lines = dictionary(codes, list(map(source_line, stacks))).cast(pa.string())
+    table = pa.table([lines, pa.array(sizes)], ["where", "size"])
+    groups = table.group_by("where").aggregate([("size", f) for f in ("sum", "max", "count")])
+    return [
+        {
+            "held_bytes": row["size_sum"],
+            "share_ratio": row["size_sum"] / (int(sizes.sum()) or 1),
+            "block_count": row["size_count"],
+            "largest_bytes": row["size_max"],
+            "where": row["where"],
+        }
+        for row in groups.sort_by([("size_sum", "descending"), ("where", "ascending")]).to_pylist()
+    ]
 
 
 def _blocks_at(

@@ -88,12 +88,10 @@ class Growth(NamedTuple):
     """Memory that grows from step to step.
 
     Attributes:
-        what: ``resident memory of the process``, or ``device memory held by tensors``.
-        first_bytes, last_bytes: medians of the first and the last quarter of the steps after the
-            warm-up.
-        steps_count: steps between the middles of these quarters.
+        first_bytes, last_bytes: medians of the first and last quarter of the steps after warm-up,
+            whose middles are ``steps_count`` apart.
         bytes_per_step: median slope (Theil-Sen).
-        steps_left: until the memory that is known to be left is used; None where it is not known.
+        steps_left: until no memory is left; None where what is left is not known.
     """
 
     rank: int
@@ -136,21 +134,20 @@ def memory_growth(run: Attributed) -> list[Growth]:
 
 def _grown(step: np.ndarray, values: np.ndarray) -> tuple[int, int, int, float] | None:
     """Return the first and last level, the steps between them and the slope; None if steady."""
-    if len(step) < _LEAST_READINGS or len(np.unique(step)) < _LEAST_READINGS:
+    if len(np.unique(step)) < _LEAST_READINGS:
         return None
-    quarters = np.array_split(np.arange(len(step)), 4)
-    levels = np.array([np.median(values[q]) for q in quarters])
-    rises = np.diff(levels)
+    levels = [float(np.median(part)) for part in np.array_split(values, 4)]
     total = levels[-1] - levels[0]
-    if total < max(_GROWTH_RATIO * levels[0], _LEAST_GROWTH_BYTES) or rises.min() < total / 12:
+    least = max(_GROWTH_RATIO * levels[0], _LEAST_GROWTH_BYTES)
+    if total < least or np.diff(levels).min() < total / 12:
         return None
     rows = np.unique(np.linspace(0, len(step) - 1, _MOST_PAIRED).astype(np.int64))
     x, y = step[rows].astype(float), values[rows].astype(float)
     a, b = np.triu_indices(len(rows), 1)
     apart = x[b] > x[a]
     slope = float(np.median((y[b] - y[a])[apart] / (x[b] - x[a])[apart]))
-    steps = int(np.median(step[quarters[-1]]) - np.median(step[quarters[0]]))
-    return (int(levels[0]), int(levels[-1]), steps, slope) if slope > 0 else None
+    middles = [int(np.median(part)) for part in np.array_split(step, 4)]
+    return int(levels[0]), int(levels[-1]), middles[-1] - middles[0], slope
 
 
 def _series(run: Attributed, rank: int, names: Iterable[str] = _RECORDED) -> Series:

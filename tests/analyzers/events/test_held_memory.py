@@ -86,7 +86,7 @@ def test_what_was_held_when_an_allocation_failed(value: Any, tmp_path: Path) -> 
     assert (held.allocated_bytes, held.reserved_bytes) == (9 * GIB, 10 * GIB)
     assert held.peak_bytes == 10 * GIB
     # In use before the history began, without a line; freed after the error, but held at it.
-    assert [(h.where, h.held_bytes, h.block_count) for h in held.holders] == [
+    assert [(h["where"], h["held_bytes"], h["block_count"]) for h in held.holders] == [
         ("/home/me/cache.py:20: put", 6 * GIB, 1),
         ("/home/me/model.py:10: forward", 2 * GIB, 1),
         (None, GIB, 1),
