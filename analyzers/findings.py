@@ -235,14 +235,10 @@ def of_utilization(run: Attributed) -> Iterator[Finding]:
 def of_memory(run: Attributed) -> Iterator[Finding]:
     """Allocations that failed, and memory that grows from step to step."""
     for held in held_memory(run.recording):
+        # Without a trace the verdict says the rest.
+        text = f"{held.headline} {held.detail}" if run.observed_ns else held.headline
         if held.asked_bytes is not None:
-            yield finding(
-                "memory.out_of_memory",
-                rank=held.rank,
-                sentence=held.headline,
-                # Without a trace the verdict says it.
-                remedy=f" {held.detail}" if run.observed_ns else "",
-            )
+            yield finding("memory.out_of_memory", rank=held.rank, message=text)
     for grown in memory_growth(run):
         left = "" if grown.steps_left is None else f", about {plural(grown.steps_left, 'step')}"
         yield finding(

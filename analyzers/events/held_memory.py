@@ -15,6 +15,12 @@ from chopper.wording import bytes_, device_name, plural, ratio
 
 _LIBRARY = ("site-packages/", "dist-packages/", "<frozen ", "/torch/")
 _HOLDERS = 5
+_EXPAND = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+_HOLD_LESS = (
+    "Hold less: free what the largest holder keeps, use smaller micro-batches with gradient "
+    "accumulation, recompute activations, or shard parameters and optimizer states (`chopper "
+    "estimate memory` predicts what each needs)."
+)
 
 
 class HeldMemory(NamedTuple):
@@ -68,20 +74,12 @@ class HeldMemory(NamedTuple):
         if self.asked_bytes is None:
             history = "" if self.peak_bytes is not None else " The peak is unknown: no history."
             return f"{text}{history}".strip()
-        by = f" It was asked for at {self.asked_by}." if self.asked_by else ""
+        text += f" It was asked for at {self.asked_by}." if self.asked_by else ""
         unused = (self.reserved_bytes or 0) - (self.allocated_bytes or 0)
+        remedy = _HOLD_LESS
         if unused >= self.asked_bytes:
-            remedy = (
-                f"{bytes_(unused)} were reserved and unused, but not in one piece: set "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-            )
-        else:
-            remedy = (
-                "Hold less: free what the largest holder keeps, use smaller micro-batches with "
-                "gradient accumulation, recompute activations, or shard parameters and optimizer "
-                "states (`chopper estimate memory` predicts what each needs)."
-            )
-        return f"{text}{by} {remedy}".strip()
+            remedy = f"{bytes_(unused)} were reserved and unused, but not in one piece: {_EXPAND}"
+        return f"{text} {remedy}".strip()
 
 
 def source_line(stack: str) -> str:
@@ -114,25 +112,20 @@ def _of_device(
 ) -> HeldMemory:
     failed = np.flatnonzero(matching(*strings(events, "action"), lambda action: action == "oom"))
     at = int(failed[-1]) if len(failed) else len(events)
-    totals = ints(events, "allocated_bytes"), ints(events, "reserved_bytes")
-    now = (
-        [int(total[at]) for total in totals]
-        if len(failed)
-        else [
-            int(ints(segments, name, null=0).sum()) for name in ("allocated_bytes", "total_bytes")
-        ]
-    )
     asked = events.slice(at, 1).to_pylist()[0] if len(failed) else {}
+    ended = {
+        "allocated_bytes": known_bytes(ints(segments, "allocated_bytes", null=0).sum()),
+        "reserved_bytes": known_bytes(ints(segments, "total_bytes", null=0).sum()),
+    }
     return HeldMemory(
         rank=rank,
         device=device_name(device),
         asked_bytes=asked.get("size_bytes"),
         free_bytes=asked.get("device_free_bytes"),
         asked_by=source_line(asked["frames"]) if asked.get("frames") else None,
-        allocated_bytes=known_bytes(now[0]),
-        reserved_bytes=known_bytes(now[1]),
-        peak_bytes=known_bytes(totals[0].max(initial=-1)),
+        peak_bytes=known_bytes(ints(events, "allocated_bytes").max(initial=-1)),
         holders=holders_of(*_blocks_at(blocks, events, at)),
+        **{name: asked.get(name, value) for name, value in ended.items()},
     )
 
 
