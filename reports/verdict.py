@@ -455,6 +455,8 @@ def _nothing(story: Story) -> str:
     """Return what can be said of a run in which no time was attributed."""
     run, spread = story.run, story.step.untraced
     codes = {f.code for f in run.findings}
+    if story.held:
+        return story.held.headline
     if spread is not None:
         low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
         return (
