@@ -218,7 +218,7 @@ def _same_work(comparison: Comparison) -> Section:
             "different workloads."
         )
     table = Table(
-        columns=("Check", Column("Result", kind="name"), "A", "B", Column("Meaning", kind="prose")),
+        columns=("Check", Column("Result", kind="name"), "A", "B", Column("Meaning", kind="prose", wide=True)),
         rows=[
             (c.label, Cell(text=c.status, mark=_mark(c)), c.shown("a"), c.shown("b"), c.note)
             for c in comparison.checks

@@ -91,9 +91,7 @@ def _text(item: T, source: str | Callable[[T], str]) -> str:
 
 def values(title: str, rows: Sequence[tuple[str, str]], note: str = "") -> Section:
     """Return a table of quantities with their names."""
-    return Section(
-        title=title, blocks=(Table(columns=("quantity", "value"), rows=rows, note=note),)
-    )
+    return Section(title=title, blocks=(Table(columns=("", "value"), rows=rows, note=note),))
 
 
 def stacked_figure(

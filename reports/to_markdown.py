@@ -47,7 +47,7 @@ def render(page: Page) -> str:
     if page.facts:
         parts.append(escape(" · ".join(page.facts)))
     if page.headline:
-        parts.append(f"**{escape(page.headline)}**")
+        parts.append(f"**{_prose(page.headline)}**")
     parts += blocks(page.summary, level=2)
     for section in page.sections:
         inner = blocks(section.blocks, level=3)

@@ -18,7 +18,7 @@ _COLUMNS = (
     "recovered",
     "leaked",
     Column("into", kind="name"),
-    Column("result", kind="name"),
+    Column("", kind="name"),
 )
 _MARKS: dict[str, Mark] = {"missed": "error", "ok": "ok", "refused": "warning", "skipped": "info"}
 _LEGEND = (

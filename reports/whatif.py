@@ -208,7 +208,7 @@ def _energy(prediction: WhatIf) -> list[Section]:
         rows.append(("Devices' hours per step", costs[0], costs[1], ""))
     blocks: list[Table | Paragraph | Figure] = [
         Table(
-            columns=("Quantity", "Observed", "Predicted", Column("95 % interval", wide=True)),
+            columns=("", "Observed", "Predicted", Column("95 % interval", wide=True)),
             rows=rows,
             note="; ".join(filter(None, (_power_note(found), found.price_source))),
         )

@@ -30,7 +30,10 @@ function themed(figure) {
     if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
     if (key.startsWith("x") && axis.type === "category") axis.showgrid = false;
   }
-  for (const note of layout.annotations || []) note.font = { size: 12, color: text };
+  for (const note of layout.annotations || []) {
+    note.font = { size: 12, color: text };
+    if (note.name === "panel" && NARROW.matches && !css.printing) note.text = fitting(note.text.split("   "));
+  }
   for (const shape of layout.shapes || []) if (shape.name !== "mark") shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
   const data = figure.data.map((trace) => {
     const out = { ...trace };
@@ -41,6 +44,13 @@ function themed(figure) {
   });
   if (NARROW.matches && !css.printing) above(data.filter((trace) => trace.orientation === "h"), layout);
   return { data, layout };
+}
+
+/** The names of lines that a narrow screen has room for. */
+function fitting(names) {
+  const length = (shown) => shown.join("   ").replace(/<[^>]*>|&\w+;/g, "").length, n = names.length;
+  while (names.length > 1 && length(names) > (innerWidth - 160) / 6.6) names = names.slice(0, -1);
+  return names.length < n ? `${names.join("   ")}   …` : names.join("   ");
 }
 
 /** Moves the names and the words of bars above them: beside them a narrow screen has no room. */
