@@ -218,7 +218,10 @@ def _same_work(comparison: Comparison) -> Section:
             "different workloads."
         )
     table = Table(
-        columns=("Check", Column("Result", kind="name"), "A", "B", Column("Meaning", kind="prose", wide=True)),
+        columns=(
+            *("Check", Column("Result", kind="name"), "A", "B"),
+            Column("Meaning", kind="prose", wide=True),
+        ),
         rows=[
             (c.label, Cell(text=c.status, mark=_mark(c)), c.shown("a"), c.shown("b"), c.note)
             for c in comparison.checks
@@ -264,7 +267,7 @@ def _causes(comparison: Comparison) -> Section:
         short="Causes",
         id="causes",
         intro="Means over the step windows of all ranks. The differences of the leaf causes sum "
-        "to that of the step exactly. A difference whose 95 % interval holds 0 is within noise.",
+        "to that of the step exactly. A difference whose 95 % interval includes 0 is within noise.",
         blocks=(
             Figure(
                 name="waterfall",

@@ -183,6 +183,15 @@ def test_a_page_is_readable(browser, tmp_path, axe, kind) -> None:
     context.close()
 
 
+def test_a_snapshot_says_in_text_what_it_holds(tmp_path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot()))
+    for format in ("txt", "md"):
+        text = reports.render(chopper.attribute(path), format)
+        assert "Memory segments: " in text
+        assert "--view memory_segments" in text
+
+
 def _violations(page: Page, *rules: str) -> list[str]:
     options: dict[str, Any] = {"resultTypes": ["violations"]}
     options |= {"runOnly": rules} if rules else {}
