@@ -48,8 +48,8 @@ function themed(figure) {
 
 /** The names of lines that a narrow screen has room for. */
 function fitting(names) {
-  const length = (shown) => shown.join("   ").replace(/<[^>]*>|&\w+;/g, "").length, n = names.length;
-  while (names.length > 1 && length(names) > (innerWidth - 160) / 6.6) names = names.slice(0, -1);
+  const length = (shown) => shown.join(" ").replace(/<[^>]*>|&\w+;/g, "").length, n = names.length;
+  while (names.length > 1 && length(names) > (innerWidth - 130) / 6.6) names = names.slice(0, -1);
   return names.length < n ? `${names.join("   ")}   …` : names.join("   ");
 }
 
