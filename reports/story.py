@@ -148,7 +148,7 @@ class Story:
     @cached_property
     def ceilings(self) -> tuple[list[str], str]:
         """Both ceilings, a line each, and how much of them was used; empty for what is unknown."""
-        if not self.run.ceilings:
+        if not self.run.ceilings or not self.run.observed_ns:
             return [], ""
         rows = [r for r in self.table("utilization").to_pylist() if r["rank"] is None]
         lines: list[str] = []
