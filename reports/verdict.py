@@ -125,7 +125,8 @@ class Verdict:
 
 
 @cache
-def _classes() -> dict[str, _Class]:
+def classes() -> dict[str, _Class]:
+    """Return what can bound a run, by name."""
     text = Path(__file__).with_name("verdicts.toml")
     return msgspec.toml.decode(text.read_bytes(), type=dict[str, _Class])
 
@@ -133,7 +134,7 @@ def _classes() -> dict[str, _Class]:
 @cache
 def class_of(cause: str) -> str:
     """Return the class of a leaf cause: the one with the longest prefix of its id."""
-    prefixes = {p: name for name, one in _classes().items() for p in one.causes}
+    prefixes = {p: name for name, one in classes().items() for p in one.causes}
     return prefixes[max((p for p in prefixes if f"{cause}.".startswith(f"{p}.")), key=len)]
 
 
@@ -177,7 +178,7 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
             name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
             cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
-            text = _classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+            text = classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
             sentence = f"{text}, most of it {fmt.inside(full_label(cause))}."
     return Verdict(
         name=name,
@@ -238,7 +239,7 @@ def _ranked(groups: dict[str, float]) -> list[str]:
 def _groups(shares: dict[str, float]) -> dict[str, float]:
     groups: dict[str, float] = defaultdict(float)
     for name, share in shares.items():
-        groups[_classes()[name].group] += share
+        groups[classes()[name].group] += share
     return dict(groups)
 
 
@@ -250,7 +251,7 @@ def _loop_shares(story: Story) -> dict[str, float]:
     step = story.step
     if not step.loop_ns or story.unit == "window":
         return {}
-    of_phase = {phase: name for name, one in _classes().items() for phase in one.phases}
+    of_phase = {phase: name for name, one in classes().items() for phase in one.phases}
     times: Counter[str] = Counter()
     for phase, time_ns in step.loop_phases_ns.items():
         if phase in of_phase:
@@ -292,7 +293,7 @@ def _largest(story: Story, row: CauseRow, where: Where) -> Largest:
 
 def _in_group(shares: dict[str, float], group: str) -> list[tuple[str, float]]:
     """Return the classes of a group with their shares, the largest first."""
-    mine = [(name, share) for name, share in shares.items() if _classes()[name].group == group]
+    mine = [(name, share) for name, share in shares.items() if classes()[name].group == group]
     return sorted(mine, key=lambda pair: -pair[1])
 
 
@@ -303,16 +304,16 @@ def _of_step(
     largest: tuple[Largest, ...],
 ) -> str:
     """Return the sentence about a step."""
-    classes = _classes()
+    known = classes()
     group, *others = _ranked(groups)
     inside = _in_group(shares, group)
     name, share = inside[0]
-    if group in classes and (name == group or share < _DOMINANT * groups[group]):
+    if group in known and (name == group or share < _DOMINANT * groups[group]):
         name, share = group, groups[group]
-    text = (story.is_on_host and classes[name].on_host) or classes[name].sentence
+    text = (story.is_on_host and known[name].on_host) or known[name].sentence
     text = text.format(share=fmt.ratio(share), unit=_unit(story))
     parts = [
-        f"{fmt.ratio(part)} {classes[n].part or classes[n].short}"
+        f"{fmt.ratio(part)} {known[n].part or known[n].short}"
         for n, part in inside[:3]
         if part >= _LEAST_SECOND and (name == group or n != name)
     ]
@@ -326,16 +327,16 @@ def _of_step(
     second = max(others, key=groups.__getitem__, default=group)
     if second != group and groups[second] >= _LEAST_SECOND:
         main, part = _in_group(shares, second)[0]
-        if second in classes and part < _DOMINANT * groups[second]:
+        if second in known and part < _DOMINANT * groups[second]:
             main = second
-        text += f"; {fmt.ratio(groups[second])} is {classes[main].short}"
+        text += f"; {fmt.ratio(groups[second])} is {known[main].short}"
     return f"{text}."
 
 
 def _of_ranks(story: Story, ranks: Uneven, share: float) -> tuple[str, str]:
     """Return the class and the sentence about ranks that wait for each other."""
     name = _SAID.get(ranks.kind, ranks.kind)
-    text = _classes()[name].sentence.format(
+    text = classes()[name].sentence.format(
         share=fmt.ratio(share), unit=_unit(story), rank=ranks.worst.rank
     )
     if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
@@ -396,7 +397,7 @@ def _ranks(story: Story) -> str:
 def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
     """Return the sentence about the whole loop, and after it the one about a step."""
     step = story.step
-    text = _classes()[name].sentence.format(share=fmt.ratio(share), unit="recorded loop")
+    text = classes()[name].sentence.format(share=fmt.ratio(share), unit="recorded loop")
     ordinary = fmt.duration(step.headline_ns)
     if name == _STARTUP:
         first = next(kind for kind in step.kinds if kind.name.startswith(FIRST))
@@ -415,7 +416,7 @@ def _of_startup(
     largest: tuple[Largest, ...],
 ) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
-    text = _classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+    text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
     text += f": one {started.name} call of {fmt.duration(started.longest_ns)}"
     others = {n: s / (1 - share) for n, s in shares.items() if n != _STARTUP and share < 1}
     if sum(others.values()) <= 0:

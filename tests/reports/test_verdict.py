@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -183,14 +182,9 @@ def test_a_trace_that_is_cut_says_so_first(tmp_path: Path) -> None:
     assert sentence.startswith("The trace is cut short; of what was read: ")
 
 
-def test_a_run_without_a_trace_cannot_be_told() -> None:
-    story = cast(
-        "Story",
-        SimpleNamespace(
-            run=SimpleNamespace(observed_ns=0, findings=[SimpleNamespace(code="run.no_trace")]),
-            step=SimpleNamespace(untraced=None),
-        ),
-    )
-    found = verdict(story, "not replayed")
+def test_a_run_without_a_trace_cannot_be_told(tmp_path: Path) -> None:
+    log = "timestamp, index, power.draw [W]\n2026/11/27 10:00:00.000, 0, 300.00 W\n"
+    (tmp_path / "power.csv").write_text(log)
+    found = chopper.attribute(tmp_path / "power.csv").verdict
     assert (found.name, found.share_ratio) == ("unknown", None)
     assert found.sentence.startswith("Cannot be told: there is telemetry but no kernel trace.")
