@@ -85,7 +85,8 @@ class Verdict:
 
     Attributes:
         name: the class: ``compute``, ``memory``, ``data``, ``launches`` … (``verdicts.toml``);
-            ``unknown`` if the data does not allow one.
+            ``memory_held`` and ``out_of_memory`` of a snapshot of the allocator; ``unknown`` if
+            the data does not allow one.
         sentence: the verdict in words.
         share_ratio: of the time of ``unit``; None if nothing was attributed.
         unit: ``step``, ``window`` (a trace without steps) or ``loop`` (all recorded steps and what
@@ -147,9 +148,11 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     """
     run = story.run
     if not run.observed_ns:
-        return Verdict(
-            name="unknown", sentence=_nothing(story), share_ratio=None, unit="step", largest=()
-        )
+        name = "unknown"
+        if story.held:
+            name = "memory_held" if story.held.asked_bytes is None else "out_of_memory"
+        sentence = _nothing(story)
+        return Verdict(name=name, sentence=sentence, share_ratio=None, unit="step", largest=())
     links = links_of(run) if isinstance(replay, str) else replay.links
     started = initialization_of(run, links)
     ranks = _uneven(run)

@@ -21,7 +21,8 @@ DETECTOR = Detector(
     title="Start-up lies within the recorded time: one {name} call of {longest_ns:ns}",
     condition="A call of the driver's that does not wait for the device took more than "
     f"{percent(_LEAST_RATIO, '.0f')} of the recorded time of its rank and more than {_FACTOR} "
-    "times as long as half of the calls of its name: it sets up the device, loads code or reserves memory.",
+    "times as long as half of the calls of its name: it sets up the device, loads code or "
+    "reserves memory.",
     without="these calls take no time, as in all later steps",
     evidence="{calls} such calls took {host_ns:ns}",
     remedy="Later steps do not have it: record them, after a warm-up "
