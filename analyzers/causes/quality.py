@@ -180,9 +180,7 @@ def _settling_count(joined: JoinedRank, links: Links) -> int:
     return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
 
 
-def _lost_kernels(
-    links: Links, span: Span | None, lost_steps: tuple[int, ...]
-) -> tuple[int, int]:
+def _lost_kernels(links: Links, span: Span | None, lost_steps: tuple[int, ...]) -> tuple[int, int]:
     """Count the launches without a kernel, and all between the first and the last that has one.
 
     Launches at the edges may have run outside of what was recorded. Those of lost steps do not

@@ -41,7 +41,7 @@ class Program:
     Attributes:
         time_ns: of each moment, ascending, in the rank's clock.
         kind: STEP, LAUNCH …
-        row: step (0 is the trace, without any), host row of the call, or device event (of an operator), by kind.
+        row: step, host row of the call, or device event (of an operator), by kind.
         inside: whether the interval that ends with each moment is an operator's own work.
         work_ns: what the host does itself in that interval; the rest of it, it waits.
         waits_for: device event whose end each moment waited for last, -1 for none.

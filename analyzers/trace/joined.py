@@ -142,7 +142,7 @@ def join_rank(inputs: RankInput) -> JoinedRank:
         step,
         None if span is None else span.device_begin_ns,
         lost_steps(steps, host.start_ns[calls], has_kernel),
-        _recorded_ns(host, events),
+        _recorded_ns(host, events) if len(events) or len(calls) else None,
     )
     if len(steps) and len(windows) and windows.numbers[0] < 0:
         # No step holds work of its own: the trace is one window, and its work belongs to that.

@@ -13,6 +13,7 @@ step whose kernels were launched and not recorded (``LOST``): what the device di
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,6 +52,24 @@ def traced_steps(step: pa.Table) -> Steps:
     """Return the steps that the trace covers. STEP -> Steps."""
     traced = step.filter(step["traced"]) if step.num_rows else step
     return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")))
+
+
+def common_steps(ranks: Mapping[int, Steps], *, share_a_clock: bool) -> frozenset[int] | None:
+    """Return the numbers of the steps that all ranks traced; None if they traced the same.
+
+    Also if their numbers do not compare: on one clock, a step is at one time on all ranks.
+    """
+    traced = [steps for steps in ranks.values() if len(steps)]
+    numbers = [frozenset(steps.number.tolist()) for steps in traced]
+    if len({*numbers}) < 2:
+        return None
+    common = frozenset.intersection(*numbers)
+    if not share_a_clock:
+        return common
+    rows = [np.isin(steps.number, [*(common or numbers[i])]) for i, steps in enumerate(traced)]
+    begin_ns = max(steps.start_ns[of].min() for steps, of in zip(traced, rows, strict=True))
+    end_ns = min(steps.end_ns[of].max() for steps, of in zip(traced, rows, strict=True))
+    return common if bool(common) == bool(begin_ns < end_ns) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,8 @@ def _ranges(
     for row in rows[np.isin(codes[rows], list(kinds))][:_MOST_STEPS].tolist():
         groups.setdefault(kinds[int(codes[row])][0], []).append(row)
     for members in groups.values():
-        apart = _apart(np.array(members), start, dur)
+        lasting = np.array(members)[dur[members] > 0]
+        apart = _apart(lasting, start, dur)
         numbers = [number for row in apart if (number := kinds[int(codes[row])][1]) is not None]
         if len(apart):
             numbered = len({*numbers}) == len(apart)
@@ -198,7 +199,7 @@ def _apart(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:
     """Return ranges that begin after earlier ones ended: not the same on a second thread."""
     apart = []
     end = np.iinfo(np.int64).min
-    for row in rows[dur[rows] > 0].tolist():
+    for row in rows.tolist():
         if start[row] >= end:
             apart.append(row)
             end = start[row] + dur[row]
