@@ -70,8 +70,7 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         yield finding(
             "steps.lost",
             count=int(pick(of, at, 0).sum()),
-            steps=f"{'step' if len(lost) == 1 else 'steps'} {ranges(lost)}",
-            which="it is" if len(lost) == 1 else "these steps are",
+            steps=f"step {ranges(lost)}" if len(lost) == 1 else f"steps {ranges(lost)}",
         )
     for code, count, whole in (
         ("event.without_launch", int((~links.has_launch).sum()), len(links.events)),

@@ -426,11 +426,11 @@ def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
             whole steps were lost.
     """
     for j in joined:
-        if j.windows.lost_steps or not (j.host_only or j.device_event.num_rows):
-            what = f"of steps {ranges(j.windows.lost_steps)}" if j.windows.lost_steps else "at all"
+        lost = ranges(j.windows.lost_steps)
+        if lost or not (j.host_only or j.device_event.num_rows):
             raise InputError(
-                f"{source}: cannot be replayed: rank {j.inputs.rank} has no kernel record {what}; "
-                "record it again"
+                f"{source}: cannot be replayed: kernel records of rank {j.inputs.rank} were lost"
+                f"{lost and f' (step {lost})'}; record it again"
             )
     with_device = [j for j in joined if not j.host_only]
     events = sum(j.device_event.num_rows for j in with_device)

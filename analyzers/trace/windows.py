@@ -29,6 +29,7 @@ ELSEWHERE = -3
 """Number of a window that another stretch of the trace attributes."""
 LOST = -4
 """Number of a window of steps whose kernels were lost."""
+_HOLE_RATIO = 0.05
 _LOST_RATIO = 0.5
 """From this share of its launches without kernel on, a step is lost."""
 
@@ -125,9 +126,12 @@ class Windows:
 
 
 def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """Return the indices of the steps before which the trace was not being taken."""
-    jumps = np.diff(numbers) > 1
-    return np.flatnonzero(jumps & (start_ns[1:] > end_ns[:-1])) + 1
+    """Return the indices of the steps before which the trace was not being taken.
+
+    A program may count by more than one: between such steps it does little else.
+    """
+    apart = start_ns[1:] - end_ns[:-1] > _HOLE_RATIO * (end_ns - start_ns)[1:]
+    return np.flatnonzero((np.diff(numbers) > 1) & apart) + 1
 
 
 def step_of_events(
@@ -169,7 +173,9 @@ def _filled_by_stream(
 
 
 def lost_steps(steps: Steps, launch_ns: np.ndarray, has_kernel: np.ndarray) -> np.ndarray:
-    """Return a mask of the steps at least half of whose launches have no kernel; of none if all.
+    """Return a mask of the steps at least half of whose launches have no kernel.
+
+    If there is no other step with launches, of none.
 
     Args:
         steps: that the trace covers.
@@ -183,7 +189,7 @@ def lost_steps(steps: Steps, launch_ns: np.ndarray, has_kernel: np.ndarray) -> n
         for rows in (slice(None), ~has_kernel)
     )
     mask: np.ndarray = (launches > 0) & (lost >= _LOST_RATIO * launches)
-    return mask & has_kernel.any()
+    return mask & (mask < (launches > 0)).any()
 
 
 def cut_windows(

@@ -122,9 +122,9 @@ def find_steps(
 
 
 def _said(marker: _Marker, source: str, cover: str) -> Finding:
-    """Say what the steps were taken from, and why."""
+    """Say what marks the steps, and why."""
     count, name = len(marker.rows), marker.name
-    how, why = f"the steps are its {plural(count, 'range')} {name}", ""
+    how, why = f"{plural(count, 'step')}, one for each range {name}", ""
     if marker.source not in ("range", "annotation"):
         each = "up to the end" if marker.source == "optimizer" else "from the start"
         how = f"{plural(count, 'step')}, each {each} of a call of {name}"
