@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,7 @@ from chopper.claims import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
 from chopper.views import view
-from chopper.wording import bytes_, duration, plural, ranges
+from chopper.wording import bytes_, duration, plural, ranges, some
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
@@ -102,6 +102,19 @@ def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
             ranks=group.ranks,
             whole=group.compared_count,
         )
+
+
+def of_common_steps(numbers: Mapping[int, Sequence[int]], common: Collection[int]) -> Finding:
+    """Say which steps the ranks traced, and which of them all did."""
+    each = dict(sorted((ranges(own), rank) for rank, own in reversed([*numbers.items()]) if own))
+    ranks = [f"rank {rank}: {own}" for own, rank in sorted(each.items(), key=lambda e: e[1])]
+    said = f"collectives are matched in those that all traced: {ranges(sorted(common))}"
+    return finding(
+        "run.steps_differ",
+        count=len(common),
+        steps=some(ranks),
+        common=said if common else "none was traced by all, so collectives are not matched by time",
+    )
 
 
 def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:

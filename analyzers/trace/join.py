@@ -95,6 +95,13 @@ class Links:
         """Launching thread."""
         return pick(self.host.nesting.thread, self.launch_row)
 
+    @cached_property
+    def lost_launches(self) -> np.ndarray:
+        """Calls that launched a kernel of which the trace has no record, in order of time."""
+        calls, has_kernel = kernel_launches(self.host, self.events)
+        lost: np.ndarray = calls[~has_kernel]
+        return lost
+
     @property
     def program(self) -> Phases:
         """The phases of the program at any moment."""
@@ -238,6 +245,26 @@ def launches_of(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     row = calls[pick]
     causal = host.start_ns[row] <= events.start_ns + _LAUNCH_TOLERANCE_NS
     return np.where(has & causal, row, -1)
+
+
+def kernel_launches(host: HostSpans, events: DeviceEvents) -> tuple[np.ndarray, np.ndarray]:
+    """Return the calls that launch kernels, and a mask of those with an event in the trace.
+
+    Not of what is captured into a graph, which runs when that is launched. A call of the runtime
+    and that of the driver within it share an id, and count once. Without any device event, calls
+    without an id count too.
+    """
+    correlation = ints(host.table, "correlation_id")
+    launches = host.of("runtime", "driver") & host.named(names.is_kernel_launch)
+    calls = np.flatnonzero(launches & ((correlation > 0) | (len(events) == 0)))
+    begun, ended = (
+        np.searchsorted(host.start_ns[host.named(name)], host.start_ns[calls], side="right")
+        for name in (names.is_capture_begin, names.is_capture_end)
+    )
+    calls = calls[begun <= ended]
+    ids, first = np.unique(correlation[calls], return_index=True)
+    calls = np.sort(np.append(calls[first[ids > 0]], calls[correlation[calls] <= 0]))
+    return calls, np.isin(correlation[calls], ints(events.table, "correlation_id"))
 
 
 def latest_before(

@@ -186,7 +186,10 @@ is_backend_span = NameSearch(r"^[nrxh]ccl:")
 is_graph_launch = NameSearch(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
 """A call that replays a whole graph."""
 
-is_kernel_launch = NameSearch(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)")
+is_kernel_launch = NameSearch(
+    r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)"
+    r"|^(ur|pi|zeCommandList)(Enqueue|Append)\w{0,20}(KernelLaunch|LaunchKernel)"
+)
 """A call that starts kernels: one, or those of a graph."""
 
 is_capture_begin = NameSearch(r"^(cuda|hip|cu)StreamBeginCapture")

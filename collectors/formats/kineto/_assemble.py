@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from chopper.collectors.formats.alignment import aligned, calls_of_device
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
 from chopper.collectors.formats.cleaning import (
     DAMAGES,
@@ -28,14 +28,12 @@ from chopper.collectors.formats.parsed import (
     ParsedTrace,
     numbers,
     sorted_table,
-    step_table,
     table_of_rows,
 )
+from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
-
-STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
@@ -135,16 +133,17 @@ def _timelines(
     info = info if isinstance(info, dict) else {}
     host_table, host_rows = sorted_table("host_span", host, part.host_rows, base_ns)
     host_table, host_rows, dropped = _drop_duplicates(host_table, host_rows, ("pid", "tid"))
+    step, marked = find_steps(host_table, path.name, pid)
     shared = {
-        "host_span": host_table,
         "thread": _threads(reader),
-        "step": _steps(host_table, pid),
+        "step": step,
         "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
         "counter": _counters(reader, base_ns),
     }
     counts: Counter[str] = Counter()
     device = cut_overruns(counts, device, part.device_rows)
     timelines, findings = timelines_of(device, part.device_rows, path.name)
+    findings += marked
     groups = info.get("pg_config")
     rank = integer(info.get("rank"))
     world = integer(info.get("world_size"))
@@ -156,6 +155,9 @@ def _timelines(
             device_table, device_rows, ("device_id", "stream_id")
         )
         dropped += dropped_device
+        own_host = calls_of_device(host_table, device, part.device_rows, rows)
+        device_table, shifted = aligned(own_host, device_table, path.name)
+        findings += shifted
         traces.append(
             ParsedTrace(
                 source=path.name,
@@ -164,6 +166,7 @@ def _timelines(
                 backend=str(info["backend"]) if info.get("backend") else None,
                 tables={
                     **shared,
+                    "host_span": own_host,
                     "device_event": device_table,
                     "synchronization": TABLES["synchronization"].empty()
                     if device_id is None or ranks_in_file > 1
@@ -261,29 +264,6 @@ def _threads(reader: FileReader) -> pa.Table:
     rows += [(pid, -1, name, None) for pid, name in processes.items() if pid not in named]
     rows.sort(key=lambda r: (r[0], r[1]))
     return table_of_rows("thread", rows)
-
-
-def _steps(host: pa.Table, pid: int | None) -> pa.Table:
-    """`ProfilerStep#N` spans of the rank's process."""
-    names = host["name"].combine_chunks()
-    numbers = {
-        i: int(m.group(1))
-        for i, n in enumerate(names.dictionary.to_pylist())
-        if (m := STEP.match(n))
-    }
-    codes = to_numpy(names.indices)
-    rows = np.flatnonzero(np.isin(codes, list(numbers)))
-    pids = to_numpy(host["pid"])
-    if pid is not None and (pids[rows] == pid).any():
-        rows = rows[pids[rows] == pid]
-    # A step recorded twice (as an operator and as an annotation) counts once.
-    row_by_number: dict[int, int] = {}
-    for row in rows.tolist():
-        row_by_number.setdefault(numbers[int(codes[row])], row)
-    first = np.array([*row_by_number.values()], dtype=np.int64)
-    start = to_numpy(host["start_ns"])[first]
-    end = start + to_numpy(host["dur_ns"])[first]
-    return step_table([*row_by_number], start, end, "profiler_step")
 
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:

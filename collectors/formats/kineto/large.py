@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.cleaning import MAX_DURATION_NS, cut_overruns, damage_findings
-from chopper.collectors.formats.kineto._assemble import STEP, refuse_other_devices, traces_of
+from chopper.collectors.formats.kineto._assemble import refuse_other_devices, traces_of
 from chopper.collectors.formats.kineto._groups import (
     DEVICE,
     DEVICE_KINDS,
@@ -37,6 +37,7 @@ from chopper.collectors.formats.kineto._native import scan_file, stacked
 from chopper.collectors.formats.kineto._reader import FileReader, usable
 from chopper.collectors.formats.kineto._values import base_of
 from chopper.collectors.formats.parsed import ParsedTrace, step_table
+from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
 from chopper.storage.store import BEGINNING_NS, END_NS, Span
@@ -258,7 +259,7 @@ class _Rows:
         number_by_code = {
             code: int(match[1])
             for code, name in enumerate(scanned.names, 1)
-            if (match := STEP.match(name))
+            if (match := PROFILER_STEP.match(name))
         }
         name, start, dur, pid = np.concatenate(self.annotations, axis=1)
         of_step = np.flatnonzero(np.isin(name, [*number_by_code]))

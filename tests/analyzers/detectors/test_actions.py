@@ -239,7 +239,7 @@ def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     ("trace", "name"),
     [
         ("hta/a100-alexnet-cuda-sync.json.gz", "allocator_retries"),
-        ("tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz", "allocator_retries"),
+        ("hta/a100-overlaid-critical-path-category.json.gz", "allocator_retries"),
         ("tracelens/b200-eager-inference-rank0of8.json.gz", "launch_bound"),
     ],
 )
