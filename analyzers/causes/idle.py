@@ -102,12 +102,12 @@ def split_idle(states: States, links: Links) -> Gaps:
     preparation = _preparation(links, event[late], start[late], called[late])
     preparation, of_host = _joined(preparation, _of_host(links, preparation))
     # The parts: what the device waited for by itself, preparation, the call.
-    waited, call = np.flatnonzero(waited), np.flatnonzero(call)
-    gap = np.concatenate([waited, np.flatnonzero(late)[preparation.owner], call])
-    parts_start = np.concatenate([returned[waited], preparation.start_ns, called[call]])
-    parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
-    parts_cause = np.concatenate([cause[waited], preparation.cause, np.full(len(call), _CALL)])
-    of_event = np.repeat([True, False, True], [len(waited), len(preparation.owner), len(call)])
+    waits, calls = np.flatnonzero(waited), np.flatnonzero(call)
+    gap = np.concatenate([waits, np.flatnonzero(late)[preparation.owner], calls])
+    parts_start = np.concatenate([returned[waits], preparation.start_ns, called[calls]])
+    parts_end = np.concatenate([end[waits], preparation.end_ns, returned[calls]])
+    parts_cause = np.concatenate([cause[waits], preparation.cause, np.full(len(calls), _CALL)])
+    of_event = np.repeat([True, False, True], [len(waits), len(preparation.owner), len(calls)])
     grouping = grouping_of(links, event[gap])
     for column, codes in zip(grouping, of_host, strict=True):
         column[~of_event] = codes
