@@ -36,6 +36,49 @@ else:
 _SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
 
 
+class Rare(click.Option):
+    """An option for large runs and special cases; help lists it last."""
+
+
+class Command(click.Command):
+    """A command whose help lists the options that few need in a section of their own."""
+
+    wrong_option_hint = ""
+    """What follows the message about an option that there is not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            if not self.wrong_option_hint:
+                raise
+            message = f"{exc.format_message()} {self.wrong_option_hint}"
+            raise click.UsageError(message, ctx) from exc
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, those that few need last."""
+        return sorted(super().get_params(ctx), key=lambda parameter: isinstance(parameter, Rare))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options that most need."""
+        self._section("Options", ctx, formatter, rare=False)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the other options below all else."""
+        super().format_epilog(ctx, formatter)
+        self._section("Large runs and special cases", ctx, formatter, rare=True)
+
+    def _section(
+        self, title: str, ctx: click.Context, formatter: click.HelpFormatter, *, rare: bool
+    ) -> None:
+        options = (p for p in self.get_params(ctx) if isinstance(p, Rare) == rare)
+        # Arguments without a word of help stand in the usage line.
+        if records := [r for p in options if (r := p.get_help_record(ctx)) and r[1]]:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 class NamedPath(click.Path):
     """A path with a name: an empty one, of an unset variable, would be the current directory."""
 
@@ -142,6 +185,7 @@ def _remembered(context: click.Context, parameter: click.Parameter, value: Any) 
 
 _ranks = click.option(
     "--ranks",
+    cls=Rare,
     metavar="LIST",
     callback=_remembered,
     expose_value=False,
@@ -152,6 +196,7 @@ _ranks = click.option(
 
 _steps = click.option(
     "--steps",
+    cls=Rare,
     metavar="LIST",
     callback=_remembered,
     expose_value=False,
@@ -159,14 +204,14 @@ _steps = click.option(
 )
 
 
-def others_given(*used: str) -> str:
-    """Return the options of this command that were given, but for these parameters, in words."""
+def given(*names: str) -> str:
+    """Return those of these parameters of the command that were given, as options in words."""
     context = click.get_current_context()
     return ", ".join(
         parameter.opts[-1]
         for parameter in context.command.params
-        if parameter.name not in used
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if parameter.name in names
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     )
 
 
@@ -179,17 +224,19 @@ def check_of_experiments(*used: str) -> None:
     Raises:
         UsageError: others were given.
     """
-    if given := others_given(*used):
-        raise UsageError(f"{given}: of runs alone, and found an experiment; name one of its runs")
+    names = (str(parameter.name) for parameter in click.get_current_context().command.params)
+    if others := given(*(name for name in names if name not in used)):
+        raise UsageError(f"{others}: of runs alone, and found an experiment; name one of its runs")
 
 
 def engines(command: _Command) -> _Command:
     """Add the options of engines that attribute a run, and of its ranks and steps to look at."""
-    return workers(_ranks(_steps(command)))
+    return _ranks(_steps(workers(command)))
 
 
 _memory = click.option(
     "--memory",
+    cls=Rare,
     metavar="SIZE",
     callback=_remembered,
     expose_value=False,
@@ -207,6 +254,7 @@ def unbounded_workers(command: _Command) -> _Command:
     for option in (
         click.option(
             "--ray",
+            cls=Rare,
             is_flag=False,
             flag_value="auto",
             metavar="[ADDRESS]",
@@ -216,6 +264,7 @@ def unbounded_workers(command: _Command) -> _Command:
         ),
         click.option(
             "--workers",
+            cls=Rare,
             type=click.IntRange(min=1),
             metavar="N",
             callback=_remembered,
@@ -243,6 +292,20 @@ def run_output(help: str) -> Callable[[_Command], _Command]:
 def force(help: str) -> Callable[[_Command], _Command]:
     """Return a decorator that adds ``--force``."""
     return click.option("--force", is_flag=True, help=help)
+
+
+def comparing(command: _Command) -> _Command:
+    """Add the options of a comparison of two runs."""
+    for name, help in (
+        (
+            "--all-steps",
+            "Include leading steps that took much longer than all later ones, and steps "
+            "of other kinds.",
+        ),
+        ("--allow-different", "Give a verdict even if the runs do different work."),
+    ):
+        command = click.option(name, cls=Rare, is_flag=True, help=help)(command)
+    return command
 
 
 def report_output(help: str, default: str = "") -> Callable[[_Command], _Command]:

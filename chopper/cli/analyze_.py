@@ -27,16 +27,31 @@ _CAUSE_COLUMNS = (
     *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
     *("measured", "recoverable_step_ns"),
 )
+_FIRST_VIEWS = (
+    *("steps", "operators", "operations", "kernels", "launches", "collectives"),
+    *("exposed_communication", "stragglers", "memory", "utilization"),
+)
 
 
-class _Analyze(click.Command):
-    """The command; its help ends with the views, one line each."""
+class _Analyze(shared.Command):
+    """The command; its help ends with the views that are used most."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the views."""
-        del ctx
-        with formatter.section("Views (--view)"):
-            formatter.write_dl(list(summaries().items()))
+        """List ten views above the options that few need."""
+        known = summaries()
+        with formatter.section("Views (--view), the rest by --view list"):
+            formatter.write_dl([(name, known[name]) for name in _FIRST_VIEWS])
+        super().format_epilog(ctx, formatter)
+
+
+def _list_views(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
+    """Print all views and end, for ``--view list``."""
+    if name == "list" and not context.resilient_parsing:
+        formatter = context.make_formatter()
+        formatter.write_dl([*summaries().items()])
+        click.echo(formatter.getvalue(), nl=False)
+        context.exit()
+    return name
 
 
 @click.command("analyze", cls=_Analyze)
@@ -50,9 +65,12 @@ class _Analyze(click.Command):
 @click.option(
     "--view",
     "view_name",
-    type=shared.OneOf("view", VIEWS),
+    type=shared.OneOf("view", (*VIEWS, "list")),
     metavar="NAME",
-    help="Print one detailed table instead, see below; `chopper schema NAME` lists its columns.",
+    is_eager=True,
+    callback=_list_views,
+    help="Print one detailed table instead, see below; `list` lists all of them, and `chopper "
+    "schema NAME` the columns of one.",
 )
 @click.option(
     "--top",

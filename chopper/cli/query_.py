@@ -46,7 +46,7 @@ _SLACK_BYTES = 512 << 20
 """What Arrow and the interpreter may take next to DuckDB."""
 
 
-@click.command("query")
+@click.command("query", cls=shared.Command)
 @click.argument(
     "sources", metavar="RUN... [SQL]", nargs=-1, required=True, shell_complete=shared.paths
 )
@@ -68,6 +68,7 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--memory",
     "memory_bytes",
+    cls=shared.Rare,
     type=Quantity("size", size_bytes, str),
     metavar="SIZE",
     default="2GB",
@@ -77,6 +78,7 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--timeout",
     "timeout_s",
+    cls=shared.Rare,
     type=Quantity("time", seconds, str),
     metavar="TIME",
     default="10min",

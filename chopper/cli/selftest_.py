@@ -26,7 +26,7 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 """Absolute paths below these are the same on all machines."""
 
 
-@click.command("selftest")
+@click.command("selftest", cls=shared.Command)
 @click.option(
     "--only",
     metavar="A,B",
@@ -34,6 +34,7 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 )
 @click.option(
     "--seconds",
+    cls=shared.Rare,
     type=click.IntRange(min=1),
     default=180,
     show_default=True,
@@ -42,6 +43,7 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 )
 @click.option(
     "--set-clocks",
+    cls=shared.Rare,
     is_flag=True,
     help="Check clock setting too: sets two clocks, and brings back what was before.",
 )

@@ -31,7 +31,7 @@ def command() -> None:
     """Measure a command at several settings of the machine, and set it back."""
 
 
-@command.command("clock", context_settings={"allow_interspersed_args": False})
+@command.command("clock", cls=shared.Command, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--what",
     type=click.Choice(("clock", "power", "host")),
@@ -42,15 +42,26 @@ def command() -> None:
 @click.option("--values", metavar="A,B", help="Settings, such as 1200MHz,1980MHz or 350W,700W.")
 @click.option(
     "--points",
+    cls=shared.Rare,
     type=click.IntRange(2, 64),
     default=5,
     show_default=True,
     help="Settings over the supported range, without --values.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs per setting."
+    "--repeats",
+    cls=shared.Rare,
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Runs per setting.",
 )
-@click.option("--device", metavar="N,M", help="Devices to set.  [default: all that are visible]")
+@click.option(
+    "--device",
+    cls=shared.Rare,
+    metavar="N,M",
+    help="Devices to set.  [default: all that are visible]",
+)
 @click.option("--apply", is_flag=True, help="Do it. Without, only the plan is shown.")
 @click.option("--sysfs", default="/sys", hidden=True)
 @shared.output("Directory of the sweep.  [default: runs/<time>-sweep]")
@@ -83,12 +94,12 @@ def clock(
       chopper sweep clock --what power --points 4 --apply -- python train.py
       chopper sweep clock --what host --apply -- python train.py
     """
-    from chopper.experiments.launch import find_command
+    from chopper.experiments.launch import runnable
     from chopper.experiments.sweep import name_of, values_of
 
     if not command_line:
         raise click.UsageError("no command; use: chopper sweep clock -- python train.py")
-    find_command(command_line[0], os.environ)
+    command_line = runnable(command_line)
     knobs = _knobs(what, sysfs, device)
     chosen = values_of(knobs, _read(values, knobs[0].unit), points)
     settings = {name_of(value, knobs[0].unit): value for value in chosen}

@@ -21,7 +21,7 @@ def _fixes() -> list[str]:
     return sorted([cause for cause in CAUSES if not not_fixable(cause)] + aliases)
 
 
-@click.command("whatif")
+@click.command("whatif", cls=shared.Command)
 @shared.runs
 @device
 @click.option(
@@ -39,6 +39,7 @@ def _fixes() -> list[str]:
 )
 @click.option(
     "--power-table",
+    cls=shared.Rare,
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Time and energy of this kind of device at several clocks (CSV, as Zeus writes it), for "

@@ -1,6 +1,6 @@
 """Every command that README, the documentation, CONTRIBUTING and --help show is one that works.
 
-Commands of chopper run, in a directory that holds what they name; those that record, measure for
+Commands of chopper bench, in a directory that holds what they name; those that record, measure for
 minutes or need what is not here are read to their last option instead. Of other programs, what is
 named must exist: make's targets, benchmarks with their options, extras.
 """
@@ -67,7 +67,7 @@ PLACEHOLDERS = (
     # Messages of several sizes tell a latency; the one recording has them, the other clocks.
     (r"runs/mine(?= .*--latency)", "runs/fsdp2"),
 )
-GPU_ONLY = {"chopper run overlap --ranks 1": "except on a GPU"}
+GPU_ONLY = {"chopper bench overlap --ranks 1": "except on a GPU"}
 """Commands that this machine refuses → what it says."""
 
 
@@ -175,7 +175,7 @@ def read_run(command: click.Command, rest: list[str]) -> None:
 
     asked = command.make_context("run", [*rest]).params
     shared = {k: asked[k] for k in ("ranks", "steps", "options", "variants", "repeats")}
-    if says := GPU_ONLY.get(" ".join(("chopper run", *rest))):
+    if says := GPU_ONLY.get(" ".join(("chopper bench", *rest))):
         with pytest.raises(UsageError, match=says):
             prepare(asked["workload"], **shared)
         return
@@ -244,7 +244,7 @@ OTHERS: dict[str, Callable[[list[str]], Any]] = {
 
 
 def test_a_command_that_rots_is_seen(inputs: Path, tmp_path: Path) -> None:
-    for rotten in ("chopper analyze RUN --view gone", "chopper run fsdp2 -- --gone 1"):
+    for rotten in ("chopper analyze RUN --view gone", "chopper bench fsdp2 -- --gone 1"):
         with pytest.raises((AssertionError, click.UsageError, Exception)):
             test_command(Command("x", rotten), inputs, tmp_path, pytest.MonkeyPatch())
     with pytest.raises(AssertionError):

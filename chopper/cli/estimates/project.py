@@ -61,14 +61,15 @@ class Options(_options.Options, kw_only=True, frozen=True):
         Option("Target device, of the table. [default: the recorded one]", metavar="NAME"),
     ] = None
     clock_mhz: Annotated[
-        float | None, Option("Clock of the target's SMs or CUs.", "clock", metavar="MHZ")
+        float | None, Option("Clock of the target's SMs or CUs.", "clock", metavar="MHZ", rare=True)
     ] = None
     from_device: Annotated[
-        str | None, Option("The recorded device, if the run does not name it.", metavar="NAME")
+        str | None,
+        Option("The recorded device, if the run does not name it.", metavar="NAME", rare=True),
     ] = None
     check: Annotated[
         str | None,
-        Option("The same work recorded on the target: print the error.", metavar="RUN"),
+        Option("The same work recorded on the target: print the error.", metavar="RUN", rare=True),
     ] = None
     ranks_count: Annotated[
         tuple[int, ...],
