@@ -52,8 +52,6 @@ class Option(msgspec.Struct, frozen=True):
     metavar: str | None = None
     argument: bool = False
     """Given by its position instead of by a name."""
-    rare: bool = False
-    """Few need it: help lists it last."""
 
 
 class OptionsOf(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
     """Growth of model and batch with the parameters N, each a power of N ÷ reference."""
 
     tokens_per_parameter_ratio: Annotated[
-        float, Option("D ÷ N, 20 after Hoffmann et al., 2203.15556.", rare=True)
+        float, Option("D ÷ N, 20 after Hoffmann et al., 2203.15556.")
     ] = 20.0
 
     reference_parameters_count: float = 1.8e12
@@ -41,13 +41,13 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
     reference_layers_count: float = 120.0
     reference_batch_tokens_count: Annotated[
         float,
-        Option("Tokens of a batch at 1.8e12 parameters.", "batch-at-reference", rare=True),
+        Option("Tokens of a batch of the model of 1.8e12 parameters.", "batch-at-reference"),
     ] = 6e7
     layers_exponent: Annotated[
-        float, Option("Power of N by which layers grow.  [default: 1/3]", rare=True)
+        float, Option("Power of N by which layers grow.  [default: 1/3]")
     ] = 1 / 3
     batch_exponent: Annotated[
-        float, Option("Power of N by which the batch grows.  [default: 1/3]", rare=True)
+        float, Option("Power of N by which the batch grows.  [default: 1/3]")
     ] = 1 / 3
 
     def __post_init__(self) -> None:
@@ -72,12 +72,11 @@ class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     ] = 3.35e12
     node_link_bytes_per_s: Annotated[float, Option("Links in a node, one direction.")] = 450e9
     network_bytes_per_s: Annotated[float, Option("Network per device, one direction.")] = 50e9
-    kernel_latency_s: Annotated[float, Option("Latency of one kernel.", rare=True)] = 4.5e-6
+    kernel_latency_s: Annotated[float, Option("Latency of one kernel.")] = 4.5e-6
     node_hop_s: float = 9.2e-6
     """All-reduce of nothing among the 8 devices of a node."""
     layer_latency_s: Annotated[
-        float,
-        Option("Forward and backward of one layer, in the latency wall's closed form.", rare=True),
+        float, Option("Forward and backward of one layer, in the latency wall's closed form.")
     ] = 400e-6
 
     def __post_init__(self) -> None:

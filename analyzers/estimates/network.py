@@ -39,16 +39,14 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         float, Option("Links of a rank in its node, one direction.")
     ] = 450e9
     node_latency_s: Annotated[
-        float, Option("Latency of one step within a node; 5.7us over PCIe.", rare=True)
+        float, Option("Latency of one step within a node; 5.7us over PCIe.")
     ] = 3.4e-6
     network_link_bytes_per_s: Annotated[float, Option("Network per rank, one direction.")] = 50e9
-    network_latency_s: Annotated[float, Option("Latency of one step between nodes.", rare=True)] = (
-        9.6e-6
-    )
+    network_latency_s: Annotated[float, Option("Latency of one step between nodes.")] = 9.6e-6
     base_latency_s: float = 8.4e-6
     """Of any collective."""
     uplinks_count: Annotated[
-        int, Option("Uplinks of a switch, over which its hosts' flows are spread.", rare=True)
+        int, Option("Uplinks of a switch, over which its hosts' flows are spread.")
     ] = 16
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 

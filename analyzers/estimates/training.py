@@ -39,14 +39,12 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     ] = "single"
     ranks_count: Annotated[int, Option("Data-parallel ranks.")] = 1
     tensor_parallel_count: Annotated[int, Option("Tensor-parallel ranks.", "tp")] = 1
-    sequence_parallel: Annotated[
-        bool, Option("Sequence parallelism with --tp.", "sp", rare=True)
-    ] = False
+    sequence_parallel: Annotated[bool, Option("Sequence parallelism with --tp.", "sp")] = False
     expert_parallel_count: Annotated[
         int, Option("Expert-parallel ranks, out of --ranks: each holds part of the experts.", "ep")
     ] = 1
     imbalance_ratio: Annotated[
-        float, Option("Load of the busiest rank's experts, relative to an even share.", rare=True)
+        float, Option("Load of the busiest rank's experts, relative to an even share.")
     ] = 1.0
     checkpoint: Annotated[
         Checkpoint,
@@ -61,9 +59,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     optimizer: Annotated[Literal["adamw", "sgd"], Option("adamw or sgd.")] = "adamw"
     optimizer_kind: Annotated[
         Literal["fused", "foreach", "loop"],
-        Option(
-            "How the update runs (fused, foreach, loop); foreach holds a temporary copy.", rare=True
-        ),
+        Option("How the update runs (fused, foreach, loop); foreach holds a temporary copy."),
     ] = "fused"
     offload: Annotated[
         tuple[Offload, ...],
@@ -73,40 +69,33 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     ] = ()
     loss: Annotated[
         Literal["native", "fp32", "chunked"],
-        Option("Cross-entropy in native precision, fp32, or chunked (8 parts, fp32).", rare=True),
+        Option("Cross-entropy in native precision, fp32, or chunked (8 parts, fp32)."),
     ] = "fp32"
     attention: Annotated[
-        Literal["flash", "math"],
-        Option("flash (fused) or math (with its matrix of scores).", rare=True),
+        Literal["flash", "math"], Option("flash (fused) or math (with its matrix of scores).")
     ] = "flash"
     kernels: Annotated[
         Literal["gpu", "cpu"],
-        Option("Operators of a gpu, or of a cpu, where norms and dropout keep more.", rare=True),
+        Option("Operators of a gpu, or of a cpu, where norms and dropout keep more."),
     ] = "gpu"
     gathers_logits: Annotated[
         bool,
         Option(
             "With --tp: each rank gathers all logits for its loss, as without loss_parallel().",
             "gathered-logits",
-            rare=True,
         ),
     ] = False
     keeps_logits: Annotated[
-        bool, Option("The program keeps its logits until after the backward pass.", rare=True)
+        bool, Option("The program keeps its logits until after the backward pass.")
     ] = False
     fragmentation_ratio: Annotated[
         float,
-        Option(
-            "Fragmentation: share of temporary memory that the allocator holds in addition.",
-            rare=True,
-        ),
+        Option("Fragmentation: share of temporary memory that the allocator holds in addition."),
     ] = 0.15
-    workspace_bytes: Annotated[
-        int, Option("Memory of libraries and the context, per rank.", rare=True)
-    ] = 0
-    bucket_count: Annotated[
-        int, Option("DeepSpeed's reduce_bucket_size.", metavar="ELEMENTS", rare=True)
-    ] = 500_000_000
+    workspace_bytes: Annotated[int, Option("Memory of libraries and the context, per rank.")] = 0
+    bucket_count: Annotated[int, Option("DeepSpeed's reduce_bucket_size.", metavar="ELEMENTS")] = (
+        500_000_000
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is not positive, unknown, or cannot go together."""

@@ -19,14 +19,7 @@ from typing import NoReturn
 import click
 
 from chopper.cli._lazy import LazyGroup
-from chopper.errors import (
-    CaptureError,
-    ChopperError,
-    OutputError,
-    UsageError,
-    printable,
-    reason_of,
-)
+from chopper.errors import CaptureError, ChopperError, OutputError, UsageError, printable, reason_of
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
 
@@ -91,21 +84,14 @@ def meant(words: list[str]) -> list[str]:
     name = first.strip().lower()
     if name == "run":
         return ["record" if _is_program(rest) else "bench", *rest]
-    if name == "compare" and any(
-        re.fullmatch(r"--(history|fail-on|fail-on-point|junit)(=.*)?", word, re.DOTALL)
-        for word in rest
-    ):
+    if name == "compare" and any(w.startswith(("--history", "--fail-on", "--junit")) for w in rest):
         return ["gate", *rest]
     if name in _COMMANDS or not name:
         return words
     if _PROGRAM.fullmatch(Path(first).name):
         return ["record", *words]
-    is_source = re.search(r"[./*?\[]", first) or _is_file(first)
+    is_source = re.search(r"[./*?\[]", first) or os.path.exists(first)  # noqa: PTH110
     return ["report", *words] if is_source else words
-
-
-def _is_file(name: str) -> bool:
-    return os.path.exists(name)  # noqa: PTH110  # Path.exists raises for a name too long
 
 
 def _is_program(words: list[str]) -> bool:
@@ -125,14 +111,13 @@ def _is_program(words: list[str]) -> bool:
 def _suggested(words: list[str]) -> str | None:
     """Return the command that a name of another tool, or of a workload, stands for."""
     from chopper.experiments.catalogue import program
-    from chopper.experiments.launch import is_program
 
     first, *rest = words
     name = first.strip().lower()
     found = next((ours for ours, names in _OTHER_NAMES.items() if name in names.split()), None)
     if program(name) is not None:
         return shlex.join(["chopper", "bench", *words])
-    if found == "record" and rest and _is_file(rest[0]) and not is_program(rest[0]):
+    if found == "record" and rest and meant(rest)[0] == "report":
         found = "report"
     return found and shlex.join(["chopper", found, *rest])
 

@@ -65,7 +65,6 @@ def _option(command: _Command, more: str, sides: Sequence[str]) -> _Command:
 
     return click.option(
         "--device",
-        cls=shared.Rare,
         multiple=True,
         metavar="[RANK=]NAME",
         callback=remembered,

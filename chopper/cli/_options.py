@@ -166,9 +166,9 @@ def _parameter(name: str, kind: Any, note: Option, default: Any) -> click.Parame
     completion = shared.completing(_COMPLETED[name]) if name in _COMPLETED else None
     if note.argument:
         return click.Argument([name], required=False, shell_complete=completion or shared.paths)
-    flag, option = f"--{_flag(name, note)}", shared.Rare if note.rare else click.Option
+    flag = f"--{_flag(name, note)}"
     if kind is bool:
-        return option([flag, name], is_flag=True, help=note.help)
+        return click.Option([flag, name], is_flag=True, help=note.help)
     many = typing.get_origin(kind) is tuple
     inner: set[Any] = {t for t in (*typing.get_args(kind), kind) if isinstance(t, type)} - {
         type(None)
@@ -178,7 +178,7 @@ def _parameter(name: str, kind: Any, note: Option, default: Any) -> click.Parame
     if default not in (None, ()) and "[default:" not in text:
         write = read.write if isinstance(read, Quantity) else str
         text += f"  [default: {', '.join(map(write, default if many else [default]))}]"
-    return option(
+    return click.Option(
         [flag, name],
         type=read,
         multiple=many,

@@ -36,47 +36,45 @@ else:
 _SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
 
 
-class Rare(click.Option):
-    """An option for large runs and special cases; help lists it last."""
+_RARE = (
+    "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus time_zone "
+    "fail_on_point allow_different all_steps power_table timeout_s memory_bytes threads "
+    "experiments seconds set_clocks seed magnitudes points prices electricity pue_ratio "
+    "against_price step_tokens flows_count queue_pairs_count failed senders_count trials_count "
+    "node_latency_s network_latency_s uplinks_count wall_utilization_ratio search_step_ratio "
+    "layers_exponent tokens_per_parameter_ratio reference_batch_tokens_count batch_exponent "
+    "kernel_latency_s layer_latency_s sequence_parallel imbalance_ratio optimizer_kind loss "
+    "attention kernels gathers_logits keeps_logits fragmentation_ratio workspace_bytes "
+    "bucket_count clock_mhz from_device check efficiency_ratio host_bandwidth_bytes_per_s "
+    "host_memory_bytes waiting_power_w kept_back"
+)
+
+
+def is_rare(option: click.Parameter) -> bool:
+    """Return whether an option is rare: for large runs, other devices, single assumptions."""
+    return option.name in _RARE.split() or not (option.expose_value or option.is_eager)
 
 
 class Command(click.Command):
-    """A command whose help lists the options that few need in a section of their own."""
-
-    wrong_option_hint = ""
-    """What follows the message about an option that there is not."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as exc:
-            if not self.wrong_option_hint:
-                raise
-            message = f"{exc.format_message()} {self.wrong_option_hint}"
-            raise click.UsageError(message, ctx) from exc
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, those that few need last."""
-        return sorted(super().get_params(ctx), key=lambda parameter: isinstance(parameter, Rare))
+    """A command whose help lists rare options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options that most need."""
-        self._section("Options", ctx, formatter, rare=False)
+        """Write the common options."""
+        self._list(ctx, formatter, "Options", rare=False)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the other options below all else."""
+        """Write the rare options, below all else."""
         super().format_epilog(ctx, formatter)
-        self._section("Large runs and special cases", ctx, formatter, rare=True)
+        self._list(ctx, formatter, "Large runs and special cases", rare=True)
 
-    def _section(
-        self, title: str, ctx: click.Context, formatter: click.HelpFormatter, *, rare: bool
+    def _list(
+        self, ctx: click.Context, formatter: click.HelpFormatter, title: str, *, rare: bool
     ) -> None:
-        options = (p for p in self.get_params(ctx) if isinstance(p, Rare) == rare)
+        options = (p for p in self.get_params(ctx) if is_rare(p) == rare)
         # Arguments without a word of help stand in the usage line.
-        if records := [r for p in options if (r := p.get_help_record(ctx)) and r[1]]:
+        if rows := [row for p in options if (row := p.get_help_record(ctx)) and row[1]]:
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl(rows)
 
 
 class NamedPath(click.Path):
@@ -185,7 +183,6 @@ def _remembered(context: click.Context, parameter: click.Parameter, value: Any) 
 
 _ranks = click.option(
     "--ranks",
-    cls=Rare,
     metavar="LIST",
     callback=_remembered,
     expose_value=False,
@@ -196,7 +193,6 @@ _ranks = click.option(
 
 _steps = click.option(
     "--steps",
-    cls=Rare,
     metavar="LIST",
     callback=_remembered,
     expose_value=False,
@@ -236,7 +232,6 @@ def engines(command: _Command) -> _Command:
 
 _memory = click.option(
     "--memory",
-    cls=Rare,
     metavar="SIZE",
     callback=_remembered,
     expose_value=False,
@@ -254,7 +249,6 @@ def unbounded_workers(command: _Command) -> _Command:
     for option in (
         click.option(
             "--ray",
-            cls=Rare,
             is_flag=False,
             flag_value="auto",
             metavar="[ADDRESS]",
@@ -264,7 +258,6 @@ def unbounded_workers(command: _Command) -> _Command:
         ),
         click.option(
             "--workers",
-            cls=Rare,
             type=click.IntRange(min=1),
             metavar="N",
             callback=_remembered,
@@ -294,18 +287,15 @@ def force(help: str) -> Callable[[_Command], _Command]:
     return click.option("--force", is_flag=True, help=help)
 
 
-def comparing(command: _Command) -> _Command:
-    """Add the options of a comparison of two runs."""
-    for name, help in (
-        (
-            "--all-steps",
-            "Include leading steps that took much longer than all later ones, and steps "
-            "of other kinds.",
-        ),
-        ("--allow-different", "Give a verdict even if the runs do different work."),
-    ):
-        command = click.option(name, cls=Rare, is_flag=True, help=help)(command)
-    return command
+allow_different = click.option(
+    "--allow-different", is_flag=True, help="Give a verdict even if the runs do different work."
+)
+all_steps = click.option(
+    "--all-steps",
+    is_flag=True,
+    help="Include leading steps that took much longer than all later ones, and steps of other "
+    "kinds.",
+)
 
 
 def report_output(help: str, default: str = "") -> Callable[[_Command], _Command]:
@@ -378,8 +368,11 @@ def present(
     as_json: bool,
     output: Path | None = None,
     brief: Callable[[Page], Page] | None = None,
+    instead: bool = False,
 ) -> None:
     """Write a result to a file; and print it, or what `brief` leaves of it, or its JSON form.
+
+    With `instead`, a page that is written to a file is not printed: its name is.
 
     Whoever reads what is printed may leave before its end, and the file is there; a file that
     cannot be written leaves the print.
@@ -389,11 +382,12 @@ def present(
     try:
         if output is not None:
             write_report(output, formatted(page, document, format_of(output)))
-            click.echo(f"written: {output}", err=True)
+            named = instead and not as_json
+            click.echo(output if named else f"written: {output}", err=not named)
     finally:
         if as_json:
             print_json(document())
-        else:
+        elif output is None or not instead:
             print_page(brief(page()) if brief else page())
 
 

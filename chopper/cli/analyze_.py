@@ -27,21 +27,6 @@ _CAUSE_COLUMNS = (
     *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
     *("measured", "recoverable_step_ns"),
 )
-_FIRST_VIEWS = (
-    *("steps", "operators", "operations", "kernels", "launches", "collectives"),
-    *("exposed_communication", "stragglers", "memory", "utilization"),
-)
-
-
-class _Analyze(shared.Command):
-    """The command; its help ends with the views that are used most."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List ten views above the options that few need."""
-        known = summaries()
-        with formatter.section("Views (--view), the rest by --view list"):
-            formatter.write_dl([(name, known[name]) for name in _FIRST_VIEWS])
-        super().format_epilog(ctx, formatter)
 
 
 def _list_views(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
@@ -54,7 +39,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
     return name
 
 
-@click.command("analyze", cls=_Analyze)
+@click.command("analyze", cls=shared.Command)
 @shared.runs
 @device
 @click.option(
@@ -69,8 +54,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
     metavar="NAME",
     is_eager=True,
     callback=_list_views,
-    help="Print one detailed table instead, see below; `list` lists all of them, and `chopper "
-    "schema NAME` the columns of one.",
+    help="Print one detailed table instead, see above; `chopper schema NAME` lists its columns.",
 )
 @click.option(
     "--top",
@@ -99,6 +83,11 @@ def command(
     causes, steps and ranks. All times are summed over ranks and steps; text shows them per step.
     Where steps of several kinds were traced, all values
     cover those that the step time is taken from, and "all_kinds" in --json covers all of them.
+
+    \b
+    Views, the rest by --view list:
+      steps, operators, operations, kernels, launches, collectives,
+      exposed_communication, stragglers, memory, utilization
 
     \b
     Examples:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-class _Command(shared.Command):
-    wrong_option_hint = "Options of the workload go behind --, see: chopper bench WORKLOAD --help"
-
+class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"--help", "-h"}.isdisjoint(args):
             from chopper.cli.workloads_ import described
@@ -38,7 +36,11 @@ class _Command(shared.Command):
             if named is not None:
                 click.echo(described(named), nl=False)
                 ctx.exit()
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            hint = "Options of the workload go behind --, see: chopper bench WORKLOAD --help"
+            raise click.UsageError(f"{exc.format_message()} {hint}", ctx) from exc
 
 
 @click.command("bench", cls=_Command)

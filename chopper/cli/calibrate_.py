@@ -41,7 +41,6 @@ _BUSY_RATIO = 0.2
 )
 @click.option(
     "--threads",
-    cls=shared.Rare,
     type=click.IntRange(min=1),
     metavar="N",
     help="Threads per process. [default: cores divided by ranks]",
@@ -52,7 +51,6 @@ _BUSY_RATIO = 0.2
 @click.option(
     "--from",
     "experiments",
-    cls=shared.Rare,
     type=shared.NamedPath(),
     multiple=True,
     metavar="DIR",

@@ -9,7 +9,7 @@ import click
 
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
-from chopper.cli.output import print_json, print_page, progress
+from chopper.cli.output import progress
 from chopper.errors import printable
 from chopper.storage.layout import is_experiment
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     metavar="N",
     help="Kernels and operators to print.",
 )
-@shared.comparing
+@shared.allow_different
+@shared.all_steps
 def command(
     run_a: str,
     run_b: str,
@@ -43,7 +44,7 @@ def command(
     top: int,
     allow_different: bool,
     all_steps: bool,
-) -> int:
+) -> None:
     """Compare two runs: what changed from A to B, cause by cause, and is it significant?
 
     RUN_A and RUN_B are run directories, trace files, globs or directories of traces. Chopper first
@@ -61,13 +62,25 @@ def command(
       chopper compare "base/*.json.gz" "new/*.json.gz" --json
       chopper compare runs/grid-cpu runs/grid-mi300x -o machines.html
     """
-    kind = None if output is None else shared.check_report(output, (run_a, run_b), force=force)
+    if output is not None:
+        shared.check_report(output, (run_a, run_b), force=force)
     if is_experiment(Path(run_a)) and is_experiment(Path(run_b)):
+        from chopper.experiments.loading import load
+        from chopper.reports import experiments as report
+
         shared.check_of_experiments("run_a", "run_b", "output", "force", "as_json", "top")
-        return _experiments((Path(run_a), Path(run_b)), output, kind, top=top, as_json=as_json)
+        with progress("attributing"):
+            pair = report.Experiments(load(Path(run_a)), load(Path(run_b)))
+        shared.present(
+            lambda: report.page(pair, top=top),
+            pair.to_dict,
+            as_json=as_json,
+            output=output,
+            instead=True,
+        )
+        return
     found = compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
-    show(found, None, output, kind, top=top, as_json=as_json)
-    return 0
+    show(found, None, output, top=top, as_json=as_json)
 
 
 def compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) -> Comparison:
@@ -81,50 +94,20 @@ def compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) 
 
 
 def show(
-    found: Comparison,
-    verdict: Verdict | None,
-    output: Path | None,
-    kind: str | None,
-    *,
-    top: int = 15,
-    as_json: bool,
+    found: Comparison, gate: Verdict | None, output: Path | None, *, top: int = 15, as_json: bool
 ) -> None:
     """Print a comparison and what became of its gate, or write it to a file."""
-    from chopper import wording as fmt
     from chopper.reports import comparison as report
     from chopper.reports.to_text import MARKS
 
-    if output is not None and kind is not None:
-        with progress("writing the comparison"):
-            size_bytes = shared.write_report(output, report.render(found, kind, gate=verdict))
-        click.echo(output)
-        click.echo(f"{fmt.bytes_(size_bytes)} written: {found.verdict}", err=True)
-    if as_json:
-        print_json(report.to_json(found, verdict))
-    elif output is None:
-        print_page(report.page(found, gate=verdict, top=top))
-    if verdict is not None and (as_json or output is not None):
-        for item in report.gate_items(verdict):
+    shared.present(
+        lambda: report.page(found, gate=gate, top=top),
+        lambda: report.to_json(found, gate),
+        as_json=as_json,
+        output=output,
+        instead=True,
+    )
+    if as_json or output is not None:
+        click.echo(printable(found.verdict), err=True)
+        for item in () if gate is None else report.gate_items(gate):
             click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)
-
-
-def _experiments(
-    paths: tuple[Path, Path], output: Path | None, kind: str | None, *, top: int, as_json: bool
-) -> int:
-    """Compare two experiments of one workload."""
-    from chopper import wording as fmt
-    from chopper.experiments.loading import load
-    from chopper.reports import experiments as report
-
-    with progress("attributing"):
-        found = report.Experiments(*map(load, paths))
-    if output is not None and kind is not None:
-        with progress("writing the comparison"):
-            size_bytes = shared.write_report(output, report.render(found, kind))
-        click.echo(output)
-        click.echo(f"{fmt.bytes_(size_bytes)} written", err=True)
-    if as_json:
-        print_json(found.to_dict())
-    elif output is None:
-        print_page(report.page(found, top=top))
-    return 0

@@ -13,17 +13,12 @@ from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
 from chopper.cli.compare_ import compared, show
-from chopper.cli.output import print_json, print_page
 from chopper.errors import InputError, OutputError, UsageError, printable, reason_of
 from chopper.storage.files import decode_json, encode_json, read_bytes, write_atomic
 from chopper.storage.layout import is_experiment
 
 if TYPE_CHECKING:
     from chopper.analyzers.compare.history import Judgement, PastRun
-
-_OF_TWO = ("fail_on", "fail_on_point", "allow_different", "all_steps")
-_OF_HISTORY = ("history", "add", "accept", "find", "strict")
-"""Parameters of either form of the command."""
 
 
 @click.command("gate", cls=shared.Command)
@@ -63,11 +58,11 @@ _OF_HISTORY = ("history", "add", "accept", "find", "strict")
 @shared.as_json
 @click.option(
     "--fail-on-point",
-    cls=shared.Rare,
     is_flag=True,
     help="Judge --fail-on by the differences alone, ignoring their intervals.",
 )
-@shared.comparing
+@shared.allow_different
+@shared.all_steps
 @shared.engines
 @device_of_two
 def command(
@@ -104,20 +99,21 @@ def command(
       chopper gate runs/mine --history history --junit junit.xml
       chopper gate "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
     """
-    _check(runs, history, fail_on, find, point=fail_on_point)
+    _check(runs, history, fail_on, find)
     conditions = gates.parse(fail_on) if fail_on is not None else None
-    kind = None if output is None else shared.check_report(output, runs, force=force)
+    if output is not None:
+        shared.check_report(output, runs, force=force)
     if junit is not None:
         shared.check_file(junit, runs, force=True, option="--junit", example="junit.xml")
     if conditions is None:
         assert history is not None
         judged = _judged(
-            runs[0], history, find, output, kind, junit, add=add, accept=accept, as_json=as_json
+            runs[0], history, find, output, junit, add=add, accept=accept, as_json=as_json
         )
         return int(not accept and (judged.failed or (strict and judged.undecided)))
     found = compared(*runs, allow_different=allow_different, all_steps=all_steps)
     verdict = gates.decide(found, conditions, point=fail_on_point)
-    show(found, verdict, output, kind, as_json=as_json)
+    show(found, verdict, output, as_json=as_json)
     if junit is not None:
         from chopper.reports import history as report
 
@@ -126,24 +122,20 @@ def command(
     return int(verdict.failed)
 
 
-def _check(
-    runs: tuple[str, ...], history: Path | None, fail_on: str | None, find: float, *, point: bool
-) -> None:
+def _check(runs: tuple[str, ...], history: Path | None, fail_on: str | None, find: float) -> None:
     """Refuse what the form of the command cannot use, by a UsageError."""
     if history is not None:
         if find != find:  # nan is in every range
             raise UsageError("--find: nan is no number of percent, for example 2")
         if len(runs) > 1:
             raise UsageError(f"--history judges one run; leave {runs[1]} out")
-        if given := shared.given(*_OF_TWO):
+        if given := shared.given("fail_on", "fail_on_point", "allow_different", "all_steps"):
             raise UsageError(f"{given}: of two runs; leave it out with --history")
         if is_experiment(Path(runs[0])):
             raise UsageError(f"{runs[0]}: is an experiment; --history judges one of its runs")
         return
-    if given := shared.given(*_OF_HISTORY):
+    if given := shared.given("add", "accept", "find", "strict"):
         raise UsageError(f"{given}: needs --history DIR")
-    if point and fail_on is None:
-        raise UsageError("--fail-on-point needs --fail-on: there is no condition to judge")
     if fail_on is None or len(runs) != 2:
         raise UsageError("give RUN and --history DIR, or BASE, RUN and --fail-on EXPR")
 
@@ -198,7 +190,6 @@ def _judged(
     folder: Path,
     find_percent: float,
     output: Path | None,
-    kind: str | None,
     junit: Path | None,
     *,
     add: bool,
@@ -226,14 +217,13 @@ def _judged(
     if junit is not None:
         text = report.junit(run.name, report.cases(judgement), run.time_ns)
         shared.write_report(junit, text)
-    if output is not None and kind is not None:
-        shared.write_report(output, report.render(judgement, kind, outcome=outcome))
-        if not as_json:
-            click.echo(output)
-    if as_json:
-        print_json(judgement.to_dict())
-    elif output is None:
-        print_page(report.page(judgement, outcome=outcome))
+    shared.present(
+        lambda: report.page(judgement, outcome=outcome),
+        judgement.to_dict,
+        as_json=as_json,
+        output=output,
+        instead=True,
+    )
     if as_json or output is not None:
         mark = MARKS["error" if judgement.failed else "unknown" if judgement.undecided else "ok"][0]
         click.echo(printable(f"{mark} {judgement.sentence}"), err=True)

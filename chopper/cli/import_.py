@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 @shared.force("Replace an existing run.")
 @click.option(
     "--time-zone",
-    cls=shared.Rare,
     metavar="ZONE",
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )

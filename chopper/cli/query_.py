@@ -68,7 +68,6 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--memory",
     "memory_bytes",
-    cls=shared.Rare,
     type=Quantity("size", size_bytes, str),
     metavar="SIZE",
     default="2GB",
@@ -78,7 +77,6 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--timeout",
     "timeout_s",
-    cls=shared.Rare,
     type=Quantity("time", seconds, str),
     metavar="TIME",
     default="10min",

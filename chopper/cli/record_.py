@@ -32,19 +32,14 @@ from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
 
 
-class _Command(shared.Command):
-    wrong_option_hint = "The program's own options follow it: chopper record -- python train.py"
-
-
 @click.command(
     "record",
-    cls=_Command,
+    cls=shared.Command,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
 @shared.run_output("Directory of the run, here or at an address. [default: runs/<time>]")
 @click.option(
     "--collect",
-    cls=shared.Rare,
     metavar="A,B",
     shell_complete=shared.completing(registry.names),
     help="Collectors to use; `chopper doctor` lists them.  [default: all of the default ones]",
@@ -54,15 +49,12 @@ class _Command(shared.Command):
     metavar="START:STOP",
     help=f"Steps to trace, counted from 0. [default: {DEFAULT_WINDOWS_TEXT}]",
 )
-@click.option(
-    "--no-trace", cls=shared.Rare, is_flag=True, help="Record telemetry and step times only."
-)
+@click.option("--no-trace", is_flag=True, help="Record telemetry and step times only.")
 @click.option(
     "--memory", is_flag=True, help="Trace allocations too, and keep the allocator's history."
 )
 @click.option(
     "--no-shapes",
-    cls=shared.Rare,
     is_flag=True,
     help="Trace without operator shapes: cheaper, but FLOP and bytes are then unknown.",
 )
@@ -71,14 +63,12 @@ class _Command(shared.Command):
 )
 @click.option(
     "--from-import",
-    cls=shared.Rare,
     is_flag=True,
     help="Record from the import of torch on, by time: for programs that neither train nor call a "
     "module again and again, such as functions of tensors in a loop.",
 )
 @click.option(
     "--trace-limit",
-    cls=shared.Rare,
     type=float,
     default=1.0,
     metavar="FACTOR",
@@ -86,7 +76,6 @@ class _Command(shared.Command):
 )
 @click.option(
     "--gather",
-    cls=shared.Rare,
     is_flag=True,
     help="When the job ends, copy the ranks of all nodes into rank 0's directory through the "
     "job's own store, for nodes without a shared disk. Pass it on every node.",
@@ -98,7 +87,6 @@ class _Command(shared.Command):
 )
 @click.option(
     "--prometheus",
-    cls=shared.Rare,
     metavar="[HOST:]PORT",
     help="Also serve these metrics to Prometheus, on the loopback interface unless HOST is given.",
 )
@@ -122,8 +110,7 @@ def command(
 ) -> int:
     """Record any training command, without changing its code.
 
-    COMMAND is what starts the training without Chopper; train.py alone stands for python train.py.
-    Every process started by it that trains with torch becomes a rank of the run: the ranks of
+    Every process of COMMAND that trains with torch becomes a rank of the run: the ranks of
     torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script.
     Processes that are not ranks of the same job (pool workers, trials of a sweep, a second script)
     are recorded as separate runs inside it, listed at the end. A program without an optimizer that

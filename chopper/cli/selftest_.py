@@ -34,7 +34,6 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 )
 @click.option(
     "--seconds",
-    cls=shared.Rare,
     type=click.IntRange(min=1),
     default=180,
     show_default=True,
@@ -43,7 +42,6 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 )
 @click.option(
     "--set-clocks",
-    cls=shared.Rare,
     is_flag=True,
     help="Check clock setting too: sets two clocks, and brings back what was before.",
 )

@@ -42,26 +42,15 @@ def command() -> None:
 @click.option("--values", metavar="A,B", help="Settings, such as 1200MHz,1980MHz or 350W,700W.")
 @click.option(
     "--points",
-    cls=shared.Rare,
     type=click.IntRange(2, 64),
     default=5,
     show_default=True,
     help="Settings over the supported range, without --values.",
 )
 @click.option(
-    "--repeats",
-    cls=shared.Rare,
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Runs per setting.",
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs per setting."
 )
-@click.option(
-    "--device",
-    cls=shared.Rare,
-    metavar="N,M",
-    help="Devices to set.  [default: all that are visible]",
-)
+@click.option("--device", metavar="N,M", help="Devices to set.  [default: all that are visible]")
 @click.option("--apply", is_flag=True, help="Do it. Without, only the plan is shown.")
 @click.option("--sysfs", default="/sys", hidden=True)
 @shared.output("Directory of the sweep.  [default: runs/<time>-sweep]")

@@ -49,19 +49,11 @@ def _distinct(names: dict[tuple[str, str], set[str]]) -> list[str]:
 )
 @click.option(
     "--magnitudes",
-    cls=shared.Rare,
     metavar="A,B",
     shell_complete=shared.completing(lambda: MAGNITUDES),
     help=f"Only these magnitudes, of {', '.join(MAGNITUDES)}.",
 )
-@click.option(
-    "--seed",
-    cls=shared.Rare,
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of noise and order.",
-)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of noise and order.")
 @click.option("--quick", is_flag=True, help="A small subset: seconds instead of minutes.")
 @shared.as_json
 @shared.report_output("File to write besides")

@@ -39,7 +39,6 @@ def _fixes() -> list[str]:
 )
 @click.option(
     "--power-table",
-    cls=shared.Rare,
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Time and energy of this kind of device at several clocks (CSV, as Zeus writes it), for "

@@ -66,18 +66,13 @@ class Options(_options.Options, kw_only=True, frozen=True):
     price: Annotated[
         float | None, Option("Price of one device per hour. [default: from the list]")
     ] = None
-    prices: Annotated[
-        Path | None, Option("A price list of your own.", metavar="FILE", rare=True)
-    ] = None
-    electricity: Annotated[
-        float | None, Option("Price per kWh. [default: from the list]", rare=True)
-    ] = None
+    prices: Annotated[Path | None, Option("A price list of your own.", metavar="FILE")] = None
+    electricity: Annotated[float | None, Option("Price per kWh. [default: from the list]")] = None
     pue_ratio: Annotated[
         float | None,
         Option(
             "Power usage effectiveness: energy of the building over that of "
-            "the computers. [default: from the list]",
-            rare=True,
+            "the computers. [default: from the list]"
         ),
     ] = None
     power_w: Annotated[
@@ -86,13 +81,13 @@ class Options(_options.Options, kw_only=True, frozen=True):
     ] = None
     tokens: Annotated[float | None, Option("Tokens of the whole run, for its cost.")] = None
     step_tokens: Annotated[
-        float | None, Option("Tokens of one step over all devices, for its cost.", rare=True)
+        float | None, Option("Tokens of one step over all devices, for its cost.")
     ] = None
     against: Annotated[
         str | None, Option("Another device: when does it pay off?", metavar="NAME")
     ] = None
     against_price: Annotated[
-        float | None, Option("Its price per hour.  [default: from the list]", rare=True)
+        float | None, Option("Its price per hour.  [default: from the list]")
     ] = None
 
 

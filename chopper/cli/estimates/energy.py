@@ -35,15 +35,11 @@ class Options(_options.Options, kw_only=True, frozen=True):
     microbatches_count: Annotated[int, Option("Microbatches of a step.")] = 32
     waiting_power_w: Annotated[
         float | None,
-        Option("Power of a device that waits for another stage. [default: not counted]", rare=True),
+        Option("Power of a device that waits for another stage. [default: not counted]"),
     ] = None
     kept_back: Annotated[
         tuple[str, ...],
-        Option(
-            "Another table, to be predicted from TABLE; may be repeated.",
-            metavar="TABLE",
-            rare=True,
-        ),
+        Option("Another table, to be predicted from TABLE; may be repeated.", metavar="TABLE"),
     ] = ()
 
 

@@ -54,10 +54,10 @@ class Options(_options.Options, kw_only=True, frozen=True):
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
     laws: Annotated[dict[str, Any], OptionsOf(Laws)] = msgspec.field(default_factory=dict)
     wall_utilization_ratio: Annotated[
-        float, Option("Utilization that defines the data-movement wall. [default: 2/3]", rare=True)
+        float, Option("Utilization that defines the data-movement wall. [default: 2/3]")
     ] = 2 / 3
     search_step_ratio: Annotated[
-        float, Option("Factor by which the number of devices increases.", rare=True)
+        float, Option("Factor by which the number of devices increases.")
     ] = 1.04
 
 

@@ -59,18 +59,18 @@ class Options(_options.Options, kw_only=True, frozen=True):
         bool, Option("Links as chopper calibrate measured them on this machine.")
     ] = False
     topology: Annotated[dict[str, Any], OptionsOf(Topology)] = msgspec.field(default_factory=dict)
-    flows_count: Annotated[int, Option("Number of flows on the uplinks.", rare=True)] = 128
+    flows_count: Annotated[int, Option("Number of flows on the uplinks.")] = 128
     queue_pairs_count: Annotated[
-        tuple[int, ...], Option("Queue pairs per flow; may be repeated.", rare=True)
+        tuple[int, ...], Option("Queue pairs per flow; may be repeated.")
     ] = (
         1,
         4,
         16,
     )
-    failed: Annotated[int, Option("Number of uplinks that failed.", rare=True)] = 0
-    senders_count: Annotated[int, Option("Senders of the incast.", rare=True)] = 32
-    trials_count: Annotated[int, Option("Random draws of the hashing.", rare=True)] = 4000
-    seed: Annotated[int, Option("Seed of the hashing.", rare=True)] = 0
+    failed: Annotated[int, Option("Number of uplinks that failed.")] = 0
+    senders_count: Annotated[int, Option("Senders of the incast.")] = 32
+    trials_count: Annotated[int, Option("Random draws of the hashing.")] = 4000
+    seed: Annotated[int, Option("Seed of the hashing.")] = 0
 
 
 def estimate(options: Options) -> Network:

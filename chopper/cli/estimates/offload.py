@@ -34,9 +34,9 @@ class Options(_options.Options, kw_only=True, frozen=True):
     model: Annotated[str | None, Option("", argument=True)] = None
     config: Annotated[Path | None, Option("A Hugging Face config.json.", metavar="FILE")] = None
     device: Annotated[str, Option("Name in the table of devices.")] = "h100-sxm"
-    efficiency_ratio: Annotated[
-        float, Option("Share of the peak that matrix products reach.", rare=True)
-    ] = 0.5
+    efficiency_ratio: Annotated[float, Option("Share of the peak that matrix products reach.")] = (
+        0.5
+    )
     batch_count: Annotated[int, Option("Sequences per rank.")] = 1
     sequence_count: Annotated[int, Option("Tokens per sequence.")] = 2048
     ranks_count: Annotated[int, Option("Ranks of the node.")] = 1
@@ -47,11 +47,11 @@ class Options(_options.Options, kw_only=True, frozen=True):
         float | None, Option("To the device and back.  [default: the device's]")
     ] = None
     host_bandwidth_bytes_per_s: Annotated[
-        float, Option("DRAM bandwidth of the node, shared by its ranks.", rare=True)
+        float, Option("DRAM bandwidth of the node, shared by its ranks.")
     ] = 200e9
-    host_memory_bytes: Annotated[
-        int | None, Option("DRAM of the node.  [default: unlimited]", rare=True)
-    ] = None
+    host_memory_bytes: Annotated[int | None, Option("DRAM of the node.  [default: unlimited]")] = (
+        None
+    )
 
 
 def estimate(options: Options) -> Offload:

@@ -61,15 +61,14 @@ class Options(_options.Options, kw_only=True, frozen=True):
         Option("Target device, of the table. [default: the recorded one]", metavar="NAME"),
     ] = None
     clock_mhz: Annotated[
-        float | None, Option("Clock of the target's SMs or CUs.", "clock", metavar="MHZ", rare=True)
+        float | None, Option("Clock of the target's SMs or CUs.", "clock", metavar="MHZ")
     ] = None
     from_device: Annotated[
-        str | None,
-        Option("The recorded device, if the run does not name it.", metavar="NAME", rare=True),
+        str | None, Option("The recorded device, if the run does not name it.", metavar="NAME")
     ] = None
     check: Annotated[
         str | None,
-        Option("The same work recorded on the target: print the error.", metavar="RUN", rare=True),
+        Option("The same work recorded on the target: print the error.", metavar="RUN"),
     ] = None
     ranks_count: Annotated[
         tuple[int, ...],
