@@ -203,6 +203,8 @@ class StepTime:
             trace, when the device had nothing left to do (mean over traces); None without any.
         kinds: all kinds, the most time first.
         outside: time of the recording in no step; None where its bounds are not known.
+        phases_ns: program phase → its time in the recorded steps of all kinds, mean over ranks;
+            each nanosecond belongs to the innermost phase.
     """
 
     kind: str
@@ -216,6 +218,7 @@ class StepTime:
     drained_ns: int | None
     kinds: tuple[StepKind, ...]
     outside: Outside | None
+    phases_ns: dict[str, int]
 
     @property
     def headline_ns(self) -> int | None:
