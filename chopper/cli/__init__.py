@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -22,6 +22,9 @@ from chopper.cli._lazy import LazyGroup
 from chopper.errors import CaptureError, ChopperError, OutputError, UsageError, printable, reason_of
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _FIRST = {
     "record": "Record any training command, without changing its code.",
@@ -127,6 +130,12 @@ class _Group(LazyGroup):
     summaries = _COMMANDS
     module = "chopper.cli.{}_"
     first_count = len(_FIRST)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands, else files: a trace needs no command."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

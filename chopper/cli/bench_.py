@@ -112,9 +112,8 @@ def command(
     from chopper.storage.destination import new_output
 
     if program(workload) is None and is_program(workload):
-        raise UsageError(
-            f"{workload}: is a program, not a workload; record it: chopper record -- {workload} …"
-        )
+        record = f"chopper record -- {shared.quoted(workload, *options)}"
+        raise UsageError(f"{workload}: is a program, not a workload; record it: {record}")
     if compare and not find(workload).variants:
         raise UsageError(
             f"--compare: {workload} has no variants; see chopper bench {workload} --help"

@@ -124,6 +124,9 @@ def command(
 
 def _check(runs: tuple[str, ...], history: Path | None, fail_on: str | None, find: float) -> None:
     """Refuse what the form of the command cannot use, by a UsageError."""
+    for run in runs:
+        if is_experiment(Path(run)):
+            raise UsageError(f"{run}: is an experiment; name one of its runs")
     if history is not None:
         if find != find:  # nan is in every range
             raise UsageError("--find: nan is no number of percent, for example 2")
@@ -131,8 +134,6 @@ def _check(runs: tuple[str, ...], history: Path | None, fail_on: str | None, fin
             raise UsageError(f"--history judges one run; leave {runs[1]} out")
         if given := shared.given("fail_on", "fail_on_point", "allow_different", "all_steps"):
             raise UsageError(f"{given}: of two runs; leave it out with --history")
-        if is_experiment(Path(runs[0])):
-            raise UsageError(f"{runs[0]}: is an experiment; --history judges one of its runs")
         return
     if given := shared.given("add", "accept", "find", "strict"):
         raise UsageError(f"{given}: needs --history DIR")

@@ -31,7 +31,7 @@ from tests.golden.fetch import HOST, catalogue
 
 READ_ONLY = {
     "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
-    "run": "trains for seconds to hours; tests/workloads runs each workload, small",
+    "bench": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
     "selftest": "takes up to three minutes; tests/validation runs its checks",
     "validate": "takes half a minute to half an hour; tests/validation runs some of its cases",
@@ -115,8 +115,8 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
             return  # named, not shown
     if name == "record" and shown.text != RECORDED:
         read_record(command, rest)
-    elif name == "run" and "--help" not in rest:
-        read_run(command, rest)
+    elif name == "bench" and "--help" not in rest:
+        read_bench(command, rest)
     elif (
         (name in READ_ONLY and "--help" not in rest)
         or shown.text in OF_ONE_RUN
@@ -167,13 +167,13 @@ def read_record(command: click.Command, rest: list[str]) -> None:
         parse_address(asked["prometheus"])
 
 
-def read_run(command: click.Command, rest: list[str]) -> None:
+def read_bench(command: click.Command, rest: list[str]) -> None:
     """Check the workload, its variants and its own options; this machine may lack what it needs."""
     from chopper.errors import UsageError
     from chopper.experiments.catalogue import find
     from chopper.experiments.prepare import WorkloadUnavailable, prepare
 
-    asked = command.make_context("run", [*rest]).params
+    asked = command.make_context("bench", [*rest]).params
     shared = {k: asked[k] for k in ("ranks", "steps", "options", "variants", "repeats")}
     if says := GPU_ONLY.get(" ".join(("chopper bench", *rest))):
         with pytest.raises(UsageError, match=says):

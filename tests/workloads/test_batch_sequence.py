@@ -127,7 +127,8 @@ def test_experiments_of_two_workloads_are_not_compared():
 
 @pytest.mark.long
 def test_a_variant_runs_and_is_compared_with_itself(tmp_path):
-    words = ["bench", "batch_sequence", "--variants", "b1s4-fsdp2", "--repeats", "1", "--steps", "5"]
+    words = ["bench", "batch_sequence", "--variants", "b1s4-fsdp2"]
+    words += ["--repeats", "1", "--steps", "5"]
     place = tmp_path / "grid"
     done = CliRunner().invoke(cli, [*words, "-o", str(place), "--json", "--", "--kilo", "16"])
     assert done.exit_code == 0, done.output
@@ -153,7 +154,7 @@ def test_options_of_runs_are_refused_for_experiments():
             ["compare", overlap, overlap, "--device", "A:h100-sxm", "--all-steps"],
             "--device, --all-steps",
         ),
-        (["compare", overlap, overlap, "--fail-on", "step>+5%"], "--fail-on"),
+        (["gate", overlap, overlap, "--fail-on", "step>+5%"], "is an experiment"),
         (["report", overlap, "--device", "h100-sxm", "-o", "-.html"], "--device"),
     ):
         line = run(*words).line

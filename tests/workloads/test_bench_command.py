@@ -216,7 +216,6 @@ def test_runs_records_and_attributes(tmp_path, hostile_directory):
     assert len(attribution["ranks"]) == 2
     assert "step    3   loss" in done.stderr
     assert f"chopper report '{output}' -o report.html" in done.stderr
-    assert f"chopper analyze '{output}' --by layer" in done.stderr
     manifest = json.loads((output / "manifest.json").read_bytes())
     assert manifest["workload"] == "fsdp2"
     assert manifest["exit_code"] == 0
