@@ -391,10 +391,10 @@ def present(
             print_page(brief(page()) if brief else page())
 
 
-def say(message: str, *more: str) -> None:
+def say(message: str) -> None:
     """Tell the user something on stderr; that nobody listens is no reason to fail."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo("\n".join(map(printable, (f"chopper: {message}", *more))), err=True)
+        click.echo(printable(f"chopper: {message}"), err=True)
         sys.stderr.flush()
 
 
@@ -502,9 +502,7 @@ def write_run(
         click.echo(str(output))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
         click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
-    named = quoted(output)
-    click.echo(f"next: chopper analyze {named}", err=True)
-    click.echo(f"      chopper report {named} -o report.html", err=True)
+    click.echo(f"next: chopper analyze {quoted(output)}", err=True)
 
 
 def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:

@@ -270,10 +270,10 @@ def _close(
         shared.say(f"warning: the recording cannot be read back: {exc}")
         failed = True
     named = shared.quoted(shown)
-    steps = [f"chopper analyze {named}", f"chopper report {named} -o report.html"]
+    following = f"chopper analyze {named}"
     if any(f.code == "run.ranks_missing" for f in run.findings):
-        steps.append(f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes")
-    shared.say("next:", *(f"  {step}" for step in steps))
+        following = f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes"
+    shared.say(f"next: {following}")
     return code or int(failed)
 
 

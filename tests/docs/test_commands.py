@@ -56,6 +56,8 @@ ELSEWHERE = {
 PLACEHOLDERS = (
     (r"\bRUN\b", "runs/mine"),
     (r"\bTRACE\b", "trace.json.gz"),
+    (r"\bBASE\b", "runs/before"),
+    (r"\bEXPR\b", "'step>+900%'"),
     (r"(?<=--view )NAME\b", "operations"),
     (r"(?<=estimate )NAME\b", "limits"),
     (r"(?<=--device )NAME\b", "mi300x"),
