@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -36,23 +37,27 @@ else:
 _SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
 
 
-_RARE = (
-    "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus time_zone "
-    "fail_on_point allow_different all_steps power_table timeout_s memory_bytes threads "
-    "experiments seconds set_clocks seed magnitudes points prices electricity pue_ratio "
-    "against_price step_tokens flows_count queue_pairs_count failed senders_count trials_count "
-    "node_latency_s network_latency_s uplinks_count wall_utilization_ratio search_step_ratio "
-    "layers_exponent tokens_per_parameter_ratio reference_batch_tokens_count batch_exponent "
-    "kernel_latency_s layer_latency_s sequence_parallel imbalance_ratio optimizer_kind loss "
-    "attention kernels gathers_logits keeps_logits fragmentation_ratio workspace_bytes "
-    "bucket_count clock_mhz from_device check efficiency_ratio host_bandwidth_bytes_per_s "
-    "host_memory_bytes waiting_power_w kept_back"
+_RARE = frozenset(
+    re.findall(
+        r"\w+",
+        "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
+        "time_zone fail_on_point allow_different all_steps power_table timeout_s memory_bytes "
+        "threads experiments seconds set_clocks seed magnitudes points prices electricity "
+        "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
+        "trials_count node_latency_s network_latency_s uplinks_count wall_utilization_ratio "
+        "search_step_ratio layers_exponent tokens_per_parameter_ratio "
+        "reference_batch_tokens_count batch_exponent kernel_latency_s layer_latency_s "
+        "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
+        "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
+        "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes waiting_power_w "
+        "kept_back",
+    )
 )
 
 
 def is_rare(option: click.Parameter) -> bool:
     """Return whether an option is rare: for large runs, other devices, single assumptions."""
-    return option.name in _RARE.split() or not (option.expose_value or option.is_eager)
+    return option.name in _RARE or not (option.expose_value or option.is_eager)
 
 
 class Command(click.Command):
