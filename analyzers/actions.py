@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from chopper.analyzers import detectors
+from chopper.analyzers import cause_detectors, detectors
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.places import Where
 from chopper.analyzers.events.steps import spans_in_steps
@@ -26,6 +27,7 @@ from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.names import is_program_frame
+from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.errors import ChopperError
 from chopper.statistics import MIN_STEPS
 from chopper.wording import ratio
@@ -47,6 +49,7 @@ class Action:
         saved_ns: recoverable time of a step, mean over ranks and steps.
         ci95_ns: its 95 % interval over steps; None with fewer than three steps.
         saved_ratio: saved over observed time, each summed over the steps.
+        of: of what that is the ratio: ``step``, or ``loop`` for what lies between the steps.
         step_ratios: lowest and highest of the single steps' ratios.
         where: the place.
         evidence: names and numbers.
@@ -63,6 +66,7 @@ class Action:
     evidence: dict[str, Any]
     events_count: int
     longest: tuple[int, int] | None = None
+    of: Literal["step", "loop"] = "step"
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,20 @@ class Material:
 
     def __init__(self, run: Attributed, replay: Replay) -> None:
         self.run = run
-        self.links = {node.rank: node.links for node in replay.base.graph.ranks}
+        self.links = replay.links
         """Rank → its joined events, of the ranks that the replay has."""
 
     @cached_property
     def events(self) -> Events:
         """Device events of all ranks in the steps."""
         return events_of(self.run)
+
+    @cached_property
+    def uneven(self) -> Uneven | None:
+        """Why ranks wait for each other."""
+        if len(self.run.joined) < 2:
+            return None
+        return uneven(self.run, members_of(self.run), self.events)
 
     @cached_property
     def waiting(self) -> dict[int, Waiting]:
@@ -109,17 +120,22 @@ class Material:
 def names() -> list[str]:
     """Return the names of all detectors."""
     files = (file for path in detectors.__path__ for file in Path(path).glob("[!_]*.py"))
-    return sorted(file.stem for file in files)
+    return sorted([*(file.stem for file in files), *cause_detectors.declared()])
 
 
 def detector(name: str) -> Detector:
     """Return the declaration of a detector."""
+    if name in cause_detectors.declared():
+        return cause_detectors.detector(name)
     declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
     return declared
 
 
 def sightings(name: str, material: Material) -> Iterator[Sighting]:
     """Yield the places at which one detector sees its pattern."""
+    if name in cause_detectors.declared():
+        yield from cause_detectors.by_cause(name, material.run, material.links)
+        return
     find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
     yield from find(**{p: getattr(material, p) for p in inspect.signature(find).parameters})
 
@@ -153,6 +169,9 @@ def actions(run: Attributed, replay: Replay) -> Actions:
 
 def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action, str]:
     """Return what removing a pattern saves, and why that is no action; "" where it is one."""
+    if seen.saved_ns is not None:
+        action = _without_replay(material, seen, seen.saved_ns)
+        return action, _within_error(action)
     steps = _steps(replay, seen)
     observed, predicted, _, ci95 = summary(steps.values())
     saved = observed - predicted
@@ -171,10 +190,36 @@ def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action,
     return action, _doubt(material.run, action, steps)
 
 
+def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action:
+    """Return the action of a pattern whose whole time would be gone."""
+    run, step = material.run, material.run.step_time()
+    whole_ns, steps = run.observed_ns / len(run.ranks), run.windows.num_rows / len(run.ranks)
+    if seen.of == "loop":
+        whole_ns, steps = step.loop_ns, step.steps_count
+    share = saved_ns / whole_ns
+    return Action(
+        detector=seen.detector,
+        saved_ns=round(saved_ns / steps),
+        ci95_ns=None,
+        saved_ratio=share,
+        step_ratios=(share, share),
+        where=where(material, seen),
+        evidence={**seen.evidence},
+        events_count=0,
+        of=seen.of,
+    )
+
+
+def _within_error(action: Action) -> str:
+    if action.saved_ratio > ERROR_RATIO:
+        return ""
+    return f"saves {ratio(max(action.saved_ratio, 0.0))}, within the replay's error"
+
+
 def _doubt(run: Attributed, action: Action, steps: Mapping[int, tuple[int, float, int]]) -> str:
     """Return why the saving of an action is not certain; "" where it is."""
-    if action.saved_ratio <= ERROR_RATIO:
-        return f"saves {ratio(max(action.saved_ratio, 0.0))}, within the replay's error"
+    if doubt := _within_error(action):
+        return doubt
     numbers = run.windows["number"].to_pylist()
     if len(steps) < MIN_STEPS:
         is_warm = bool(numbers) and all(n is not None and n >= _WARM for n in numbers)

@@ -78,7 +78,8 @@ def tell(
     found = []
     for action in tried.ranked:
         declared, say = detector(action.detector), _Sentence().format
-        share = f"{fmt.ratio(action.saved_ratio)} of the {saving_unit(tried.pace, unit)}"
+        of = "loop" if action.of == "loop" else saving_unit(tried.pace, unit)
+        share = f"{fmt.ratio(action.saved_ratio)} of the {of}"
         scaled = _scaled(run, action, tried.pace)
         evidence = say(declared.evidence, **action.evidence)
         found.append(
@@ -209,6 +210,7 @@ def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[
             "recoverable_step_ci95_ns": a.ci95_ns,
             **_base_json(a, base),
             "share_ratio": a.saved_ratio,
+            "of": a.of,
             **asdict(a.where),
             "evidence": a.evidence,
             "events_count": a.events_count,

@@ -74,14 +74,7 @@ def attribution_json(
         "actions": None if actions is None else [*actions],
         "actions_dropped": None if dropped is None else [*dropped],
         "actions_failed": dict(failed or {}),
-        "ceilings": [
-            {
-                "rank": rank,
-                "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
-                "achievable": _ceiling(both.achievable, both.achievable_reason),
-            }
-            for rank, both in answer.ceilings.items()
-        ],
+        "ceilings": _ceilings(answer),
         "utilization": [*utilization],
         "coverage": answer.coverage,
         "quality": [
@@ -108,6 +101,17 @@ def _all_kinds(whole: Attribution) -> dict[str, Any]:
         "steps": whole.steps,
         "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
     }
+
+
+def _ceilings(answer: Attribution) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
+            "achievable": _ceiling(both.achievable, both.achievable_reason),
+        }
+        for rank, both in answer.ceilings.items()
+    ]
 
 
 def _ceiling(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:

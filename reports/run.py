@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
+from chopper.analyzers.views.stragglers import own_times
 from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
 from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
@@ -361,16 +363,19 @@ def _level(story: Story, level: Level, rows: int | None) -> Section:
 
 
 def _spread(story: Story) -> list[Section]:
-    """Return one line over the ranks: the spread of the step time, and which is slowest."""
-    per_step = {r.label: r.observed_ns / r.steps for r in story.run.ranks if r.steps}
+    """Return one line over the ranks: what a step takes each without waiting for the others."""
+    own_ns = own_times(story.run)
+    per_step = {r.label: own_ns[r.rank] for r in story.run.ranks if r.steps}
     if len(per_step) < 2:
         return []
+    waits = any(row.id == WAIT and row.time_ns for row in story.run.causes())
+    unit = f"per {story.traced_unit}{' without waiting for other ranks' if waits else ''}"
     parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
-    line = f"per {story.traced_unit}: {' · '.join(parts)}"
+    line = f"{unit}: {' · '.join(parts)}"
     if len(per_step) > 4:
         fastest, *_, slowest = sorted(per_step, key=per_step.__getitem__)
         line = (
-            f"{len(per_step)} ranks, per {story.traced_unit}: fastest {fastest} "
+            f"{len(per_step)} ranks, {unit}: fastest {fastest} "
             f"{fmt.duration(per_step[fastest])}, slowest {slowest} "
             f"{fmt.duration(per_step[slowest])}"
         )

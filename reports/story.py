@@ -129,7 +129,7 @@ class Story:
 
     @property
     def is_ideal_whole(self) -> bool:
-        """Whether the ideal time is known of nearly all model math, and is a measure of the step."""
+        """Whether the ideal time is known of nearly all model math and is a measure of a step."""
         covered = self.run.coverage.get("math_with_peak_ratio")
         ideal = self.ideal_per_window_ns or 0.0
         enough = covered is None or covered >= _COVERED_RATIO

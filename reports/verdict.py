@@ -5,7 +5,7 @@ Terminal, HTML, Markdown, JSON and Python show the result of :func:`verdict`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ import msgspec
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import LONG
-from chopper.analyzers.events.places import Where, place_of
+from chopper.analyzers.detectors.initialization import Initialization, initialization_of
+from chopper.analyzers.events.places import Where, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.attribution import FIRST, CauseRow, StepKind
 from chopper.claims import checks
@@ -32,6 +33,10 @@ _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER = 0.5
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LISTED = 3
+_STARTUP, _OPTIMIZER = "startup", "optimizer"
+_HALF = 0.5
+_ENOUGH_STEPS = 10
+"""With fewer recorded steps the first one takes a large part of any program's time."""
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -88,6 +93,9 @@ class Verdict:
     unit: str
     largest: tuple[Largest, ...]
 
+    def __str__(self) -> str:
+        return self.sentence
+
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form."""
         return {
@@ -135,21 +143,18 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         return Verdict(
             name="unknown", sentence=_nothing(story), share_ratio=None, unit="step", largest=()
         )
-    shares = _step_shares(story)
+    links = links_of(run) if isinstance(replay, str) else replay.links
+    started = initialization_of(run, links)
+    shares = _step_shares(story, started)
     groups = _groups(shares)
     loop = _loop_shares(story)
     rest = 1 - sum(loop.values())
-    links = (
-        {rank: joined.links() for rank, joined in run.detailed.joined.items()}
-        if isinstance(replay, str)
-        else {node.rank: node.links for node in replay.base.graph.ranks}
-    )
     largest = tuple(
         _largest(story, row, place_of(run, links, (row.id,))) for row in _top(story)[:_LISTED]
     )
     group = _ranked(groups)[0]
-    most = max(loop, key=loop.__getitem__, default="")
-    if most and loop[most] >= rest * groups[group]:
+    most = _ranked({**{g: rest * share for g, share in groups.items()}, **loop})[0]
+    if most in loop and (most != _STARTUP or loop[most] >= rest * groups.get(_STARTUP, 0.0)):
         name, share, unit = most, loop[most], "loop"
         sentence = _of_loop(story, most, share, _of_step(story, shares, groups, largest))
     else:
@@ -157,6 +162,14 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         unit = story.unit
         share = groups[group] if name == group else share
         sentence = _of_step(story, shares, groups, largest)
+        optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
+        if name == _STARTUP and started is not None:
+            sentence = _of_startup(story, shares, share, started, largest)
+        elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
+            name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
+            cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
+            text = _classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+            sentence = f"{text}, most of it {fmt.inside(full_label(cause))}."
     return Verdict(
         name=name,
         sentence=_damaged(run, sentence),
@@ -166,11 +179,16 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     )
 
 
-def _step_shares(story: Story) -> dict[str, float]:
-    """Return the share of each class in the time of a step."""
-    shares: Counter[str] = Counter()
+def _step_shares(story: Story, started: Initialization | None) -> dict[str, float]:
+    """Return the share of each class in the time of a step; initialization is one of its own."""
+    during = {} if started is None else started.idle_ns
+    shares: dict[str, float] = defaultdict(float)
     for row in story.run.leaves():
-        shares[class_of(row.id)] += story.figure(row)[1] or 0.0
+        share = story.figure(row)[1] or 0.0
+        part = share * during.get(row.id, 0) / row.time_ns if row.time_ns else 0.0
+        shares[class_of(row.id)] += share - part
+        if part:
+            shares[_STARTUP] += part
     return dict(shares)
 
 
@@ -184,7 +202,7 @@ def _ranked(groups: dict[str, float]) -> list[str]:
 
 
 def _groups(shares: dict[str, float]) -> dict[str, float]:
-    groups: Counter[str] = Counter()
+    groups: dict[str, float] = defaultdict(float)
     for name, share in shares.items():
         groups[_classes()[name].group] += share
     return dict(groups)
@@ -196,23 +214,26 @@ def _loop_shares(story: Story) -> dict[str, float]:
     They are the program's phases, and what first and long steps take beyond an ordinary one.
     """
     step = story.step
-    outside = step.outside
-    loop_ns = sum(kind.time_ns for kind in step.kinds) + (outside.after_ns if outside else 0)
-    if not loop_ns or story.unit == "window":
+    if not step.loop_ns or story.unit == "window":
         return {}
-    phases = Counter(step.phases_ns) + Counter(outside.phases_ns if outside else {})
-    times = {
-        name: sum(phases[phase] for phase in one.phases)
-        for name, one in _classes().items()
-        if one.phases
-    }
+    of_phase = {phase: name for name, one in _classes().items() for phase in one.phases}
+    times: Counter[str] = Counter()
+    for phase, time_ns in step.loop_phases_ns.items():
+        if phase in of_phase:
+            times[of_phase[phase]] += time_ns
+    extras: Counter[str] = Counter()
     for kind in step.kinds:
         extra_ns = kind.time_ns - len(kind.steps) * (step.headline_ns or 0)
-        if kind.name.startswith(FIRST):
-            times["startup"] = times.get("startup", 0) + extra_ns
+        _, *phases = kind.name.split(" + ")
+        if len(phases) == 1 and phases[0] in of_phase:
+            extras[of_phase[phases[0]]] += extra_ns
+        elif kind.name.startswith(FIRST) and step.steps_count >= _ENOUGH_STEPS:
+            times[_STARTUP] += extra_ns
         elif kind.name.startswith(LONG) and not kind.traced_steps:
-            times["long_steps"] = times.get("long_steps", 0) + extra_ns
-    return {name: time_ns / loop_ns for name, time_ns in times.items() if time_ns > 0}
+            times["long_steps"] += extra_ns
+    # A phase may have work beside it: a checkpoint's state is copied before it is saved.
+    times |= extras
+    return {name: time_ns / step.loop_ns for name, time_ns in times.items() if time_ns > 0}
 
 
 def _top(story: Story) -> list[CauseRow]:
@@ -261,7 +282,7 @@ def _of_step(
         for n, part in inside[:3]
         if part >= _LEAST_SECOND and (name == group or n != name)
     ]
-    if parts and inside[0][0] != name or len(parts) > 1:
+    if (parts and inside[0][0] != name) or len(parts) > 1:
         text += f" ({', '.join(parts)})"
     text += _place(largest, inside[0][0])
     if group == "compute":
@@ -324,25 +345,41 @@ def _ranks(story: Story) -> str:
 
 
 def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
-    """Return the sentence about the whole loop."""
+    """Return the sentence about the whole loop, and after it the one about a step."""
     step = story.step
     text = _classes()[name].sentence.format(share=fmt.ratio(share), unit="recorded loop")
-    kind = next((k for k in step.kinds if k.name.startswith(FIRST)), None)
-    if name == "startup" and kind is not None:
-        text += _startup(story, kind)
-    every = sum(len(k.steps) for k in step.kinds)
-    loop_ns = sum(k.time_ns for k in step.kinds) + (step.outside.after_ns if step.outside else 0)
-    each = f"the loop needs {fmt.duration(loop_ns / max(every, 1))} a step"
-    alone = f"an ordinary one takes {fmt.duration(step.headline_ns)}"
-    if name in ("startup", "long_steps"):
-        return f"{text}. An ordinary step takes {fmt.duration(step.headline_ns)}: {of_step}"
-    return f"{text}: {each}, {alone}. {of_step}"
+    ordinary = fmt.duration(step.headline_ns)
+    if name == _STARTUP:
+        first = next(kind for kind in step.kinds if kind.name.startswith(FIRST))
+        return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}: {of_step}"
+    if name == "long_steps":
+        return f"{text}. An ordinary step takes {ordinary}: {of_step}"
+    each = fmt.duration(step.loop_ns / step.steps_count)
+    return f"{text}: it needs {each} per step, of which {ordinary} is the step itself. {of_step}"
 
 
-def _startup(story: Story, kind: StepKind) -> str:
+def _of_startup(
+    story: Story,
+    shares: dict[str, float],
+    share: float,
+    started: Initialization,
+    largest: tuple[Largest, ...],
+) -> str:
+    """Return the sentence about initialization in the recorded time, and about the rest."""
+    text = _classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+    text += f": one {started.name} call of {fmt.duration(started.longest_ns)}"
+    others = {n: s / (1 - share) for n, s in shares.items() if n != _STARTUP and share < 1}
+    if sum(others.values()) <= 0:
+        return f"{text}."
+    rest = _of_step(story, others, _groups(others), largest)
+    return f"{text}. Without it: {rest[:1].lower()}{rest[1:]}"
+
+
+def _first_steps(kind: StepKind) -> str:
+    """Return how long the first steps take, and what most of it is if they were traced."""
     count = len(kind.steps)
     first = "the first step takes" if count == 1 else f"the first {count} steps take"
-    text = f": {first} {fmt.duration(kind.time_ns)}"
+    text = f"{first} {fmt.duration(kind.time_ns)}"
     if kind.causes_ns:
         cause, time_ns = max(kind.causes_ns.items(), key=lambda item: item[1])
         share = time_ns / max(sum(kind.causes_ns.values()), 1)
@@ -368,12 +405,12 @@ def _nothing(story: Story) -> str:
         low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
         return (
             f"Cannot be told: no step was traced. A step takes {fmt.duration(spread.value_ns)}, "
-            f"the {spread.statistic} of {fmt.plural(spread.steps_count, 'step')}; half of them took "
-            f"{low} to {high}. Record with a trace (`chopper record`) to know its causes."
+            f"the {spread.statistic} of {fmt.plural(spread.steps_count, 'step')}; half of them "
+            f"took {low} to {high}. Record with a trace (`chopper record`) to know its causes."
         )
     if "run.no_trace" in codes:
         return (
-            "Cannot be told: there is telemetry but no kernel trace. Record both (`chopper record`) "
-            "to know where the time went."
+            "Cannot be told: there is telemetry but no kernel trace. Record both "
+            "(`chopper record`) to know where the time went."
         )
     return "Cannot be told: nothing ran on a device in this trace; record a training step to know."

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints, strings
@@ -34,6 +35,11 @@ class Where:
     layer: str | None
     op: str | None
     line: str | None
+
+
+def links_of(run: Attributed) -> dict[int, Links]:
+    """Return the joined events of the ranks whose tables are there."""
+    return {rank: joined.links() for rank, joined in run.detailed.joined.items()}
 
 
 def place_of(run: Attributed, links: Mapping[int, Links], causes: Collection[str]) -> Where:
@@ -80,16 +86,37 @@ def functions_in(
         causes: leaf causes of idle time to count; None for the whole step.
     """
     run = run.detailed
-    table = run.windows if causes is None else run.gaps
-    if causes is not None:
-        codes, names = strings(table, "cause")
-        table = table.filter(np.isin(codes, [names.index(c) for c in causes if c in names]))
     found = Functions(Counter(), Counter(), 0)
     whole_ns = 0
     for rank, link in links.items():
-        mine = table.filter(ints(table, "rank") == rank)
-        whole_ns += _count(link, ints(mine, "start_ns"), ints(mine, "end_ns"), found)
+        if causes is None:
+            windows = run.windows.filter(ints(run.windows, "rank") == rank)
+            start, end = ints(windows, "start_ns"), ints(windows, "end_ns")
+        else:
+            start, end = _intervals(run, rank, causes)
+        whole_ns += _count(link, start, end, found)
     return Functions(found.total, found.own, whole_ns)
+
+
+def _intervals(
+    run: Attributed, rank: int, causes: Collection[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the host spent the time of some causes: gaps, and operators without a device."""
+
+    def of_causes(table: pa.Table) -> pa.Table:
+        mine = table.filter(ints(table, "rank") == rank)
+        codes, names = strings(mine, "cause")
+        return mine.filter(np.isin(codes, [names.index(c) for c in causes if c in names]))
+
+    gaps = of_causes(run.gaps)
+    start, end = ints(gaps, "start_ns"), ints(gaps, "end_ns")
+    if run.joined[rank].host_only:
+        row = np.unique(ints(of_causes(run.pieces), "event_row"))
+        events = run.joined[rank].device_event.take(row[row >= 0])
+        begin_ns = ints(events, "start_ns")
+        start = np.concatenate([start, begin_ns])
+        end = np.concatenate([end, begin_ns + ints(events, "dur_ns")])
+    return start, end
 
 
 def _count(links: Links, start_ns: np.ndarray, end_ns: np.ndarray, into: Functions) -> int:
