@@ -401,6 +401,11 @@ def peaks_page() -> str:
                     2**10,
                 ),
                 ("memory, GiB", device.memory_bytes, 2**30),
+                *(
+                    ("memory as reported, GiB", m, 2**30)
+                    for m in [device.reported_memory_bytes]
+                    if m
+                ),
                 ("memory bandwidth, GB/s", device.memory_bandwidth_bytes_per_s, 1e9),
                 ("L2, MiB", device.l2_bytes, 2**20),
                 ("last-level cache, MiB", device.last_level_cache_bytes, 2**20),

@@ -91,6 +91,8 @@ def page(run: Attributed, format: Format) -> Page:
     story = Story(run)
     replay = replay_or_reason(run)
     found = verdict(story, replay)
+    if not run.observed_ns:
+        return _page(story, found, [_held(run), *_findings(story)])
     causes = Section(
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
@@ -418,21 +420,13 @@ def _browser_page(run: Attributed) -> Page:
     clocks = frequency.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
-        _gap(story, recoverable(run, replay)),
-        *([_steps(story)] if story.windows > 1 else []),
-        *([_ranks(story)] if len(run.ranks) >= _LEAST_RANKS else []),
-        Section(
-            title="Breakdown",
-            id="breakdown",
-            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
-            blocks=(Widget("breakdown.html.j2"),),
-        ),
+        *(_times(story, replay) if run.observed_ns else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([clocks] if clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),
         _quality(run),
         environment.section(run),
-        _method(story),
+        *([_method(story)] if run.observed_ns else []),
     ]
     data = breakdown.data(story) | {
         "line_colors": figures.LINES,
@@ -448,6 +442,32 @@ def _browser_page(run: Attributed) -> Page:
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
     more = (*_cards(story, found, replay), *_composition(story), *_limits(story))
     return _page(story, found, sections, more, source=run.recording.source, program=program)
+
+
+def _times(story: Story, replay: Replay | str) -> list[Section]:
+    """Return where the time went: by cause, step, rank, and the breakdown."""
+    return [
+        _gap(story, recoverable(story.run, replay)),
+        *([_steps(story)] if story.windows > 1 else []),
+        *([_ranks(story)] if len(story.run.ranks) >= _LEAST_RANKS else []),
+        Section(
+            title="Breakdown",
+            id="breakdown",
+            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
+            blocks=(Widget("breakdown.html.j2"),),
+        ),
+    ]
+
+
+def _held(run: Attributed) -> Section:
+    """Return the tables of a run of which no time was attributed."""
+    items = [
+        f"{VIEWS[name].title}: {fmt.plural(table.num_rows, 'row')} (`--view {name}`)"
+        for name, table in views(run, VIEWS).items()
+        if table.num_rows
+    ]
+    how = Paragraph(f"`chopper analyze {shlex.quote(run.source)} --view NAME` shows one of them.")
+    return Section(title="Tables with rows", blocks=(how, Items(items=items)) if items else ())
 
 
 def _timeline(story: Story, lanes: Timeline) -> Section:
@@ -610,7 +630,7 @@ def _method(story: Story) -> Section:
     table = Table(
         columns=(
             *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose")),
-            *(Column("Basis", kind="prose"), Column("Kind", kind="id")),
+            *(Column("Basis", kind="prose", wide=True), Column("Kind", kind="id")),
         ),
         rows=[
             (

@@ -164,10 +164,10 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
         if (saved_ns := saving[row.id].step_ns) is not None and (row.time_ns, row.id) not in same
     ]
     known.sort(key=lambda pair: -pair[1])
-    cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
+    fix = Column("--fix", kind="id")
     interval = Column("95 % interval", wide=True)
     table = Table(
-        columns=(cause, fix, "Time", "Recoverable", "Share of step", interval),
+        columns=("Cause", fix, "Time", "Recoverable", "Share of step", interval),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
@@ -183,7 +183,7 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
         "#what-can-be-changed",
     )
     reasons = [
-        f"{row.id}: {saving[row.id].reason}"
+        f"{full_label(row.id)} ({saving[row.id].reason})"
         for row in leaves
         if saving[row.id].reason is not None and not not_fixable(row.id)
     ]

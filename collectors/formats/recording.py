@@ -17,6 +17,7 @@ import pyarrow as pa
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent, to_numpy
 from chopper.collectors.formats.cleaning import (
     clean,
+    cut_overruns,
     damage_findings,
     far_in_time,
     timelines_of,
@@ -345,7 +346,10 @@ def _of_process(
         own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
         host = {**host, "correlation_id": own}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, on_device)
     timelines, findings = timelines_of(device, on_device, recording.source)
+    findings += damage_findings(counts, recording.source)
     traces: list[ParsedTrace] = []
     for device_id, rows in timelines:
         device_table, _ = sorted_table("device_event", device, rows, 0)

@@ -125,11 +125,11 @@ def test_what_lies_between_the_steps_is_of_the_loop(tmp_path: Path) -> None:
     assert said.startswith("Compute-bound: ")
     outside = Outside(120 * step_ns, 0, 200 * step_ns, {"evaluation": 120 * step_ns})
     said = _loop(run, kinds=(training,), outside=outside)
-    assert said.startswith("Evaluation takes 75.0 % of the recorded loop: it needs ")
+    assert said.startswith("Evaluation takes 75.0 % of the recorded loop, which needs ")
     assert "Compute-bound: " in said
     within = _kind("training + checkpoint", 40, 100 * step_ns)
     said = _loop(run, kinds=(within,), phases_ns={"checkpoint": 60 * step_ns}, outside=None)
-    assert said.startswith("Checkpoints take 60.0 % of the recorded loop: ")
+    assert said.startswith("Checkpoints take 60.0 % of the recorded loop, ")
 
 
 @pytest.mark.parametrize(("steps", "begins"), [(39, "Start-up takes 6"), (5, "Compute-bound: ")])
