@@ -28,6 +28,7 @@ from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
+from chopper.cli._shared import is_rare  # noqa: E402
 from chopper.hardware.devices import (  # noqa: E402
     DTYPES,
     Sourced,
@@ -184,7 +185,7 @@ def described(
     usage = " ".join(command.collect_usage_pieces(context))
     parts = [f"{'#' * level} {title}", f"```\n{title} {usage}\n```", help_text(command.help)]
     rows: list[tuple[object, ...]] = []
-    for parameter in command.get_params(context):
+    for parameter in sorted(command.get_params(context), key=is_rare):
         record = parameter.get_help_record(context)
         # Arguments without a word of help stand in the usage line.
         if record is not None and record[1]:

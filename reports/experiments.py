@@ -14,7 +14,6 @@ from typing import Any
 from chopper import wording as fmt
 from chopper.errors import InputError
 from chopper.experiments.results import Experiment, Row, quotient
-from chopper.reports import formatted
 from chopper.reports.experiment import heading, headline_value, machine
 from chopper.reports.page import Cell, Column, Fact, Facts, Item, Items, Page, Section, Table
 from chopper.statistics import Estimate
@@ -119,11 +118,6 @@ def _plain(pair: Pair) -> dict[str, Any]:
         "ratio_ci95": None if pair.ratio is None else pair.ratio.ci95,
         "told": pair.told,
     }
-
-
-def render(found: Experiments, format: str) -> str:
-    """Return it as one string: ``html``, ``md``, ``json`` (documented) or ``txt``."""
-    return formatted(lambda: page(found), found.to_dict, format)
 
 
 def page(found: Experiments, *, top: int = _TOP) -> Page:
