@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 
 from chopper import wording as fmt
-from chopper.causes import CAUSES, LEAVES, inherited
-from chopper.causes import full_label as full_label
+from chopper.causes import CAUSES, LEAVES, inherited, parent
 from chopper.claims import withheld
 from chopper.reports.page import Cards, Cell, Column, Table
 from chopper.storage.manifest import Finding
+
+# Parents without which their leaves' labels say too little.
+_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
 
 
 def color(cause: str) -> str:
@@ -31,6 +33,16 @@ def ink(background: str) -> str:
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def full_label(cause: str) -> str:
+    """Return a cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
+    if cause not in CAUSES:
+        return cause
+    label, above = CAUSES[cause].label, parent(cause)
+    if above not in _CONTEXT:
+        return label
+    return f"{CAUSES[above].label}: {label[:1].lower()}{label[1:]}"
 
 
 def cause_cell(cause: str, label: str) -> Cell:

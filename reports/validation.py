@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chopper import wording as fmt
-from chopper.causes import full_label
 from chopper.reports import formatted
+from chopper.reports.labels import full_label
 from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
 from chopper.validation.results import Case, score, to_dict
 
@@ -81,7 +81,10 @@ def page(cases: Sequence[Case]) -> Page:
         key = (case.suite, case.injection, case.cause, case.magnitude)
         rows.setdefault(key, []).append(case)
         if case.status != "ok" and case.reason:
-            of = reasons.setdefault((case.status, case.injection, case.reason), {})
+            reason = case.reason
+            if case.worst_leak is not None:
+                reason = reason.replace(case.worst_leak[0], full_label(case.worst_leak[0]))
+            of = reasons.setdefault((case.status, case.injection, reason), {})
             of[f"{case.magnitude} {case.flavour}"] = None
     notes = [
         f"{status}: {injection} ({', '.join(of)}): {reason}"

@@ -48,9 +48,10 @@ function themed(figure) {
 
 /** The names of lines that a narrow screen has room for. */
 function fitting(names) {
-  const length = (shown) => shown.join(" ").replace(/<[^>]*>|&\w+;/g, "").length, n = names.length;
-  while (names.length > 1 && length(names) > (innerWidth - 130) / 6.6) names = names.slice(0, -1);
-  return names.length < n ? `${names.join("   ")}   …` : names.join("   ");
+  const room = (innerWidth - 120) / 6.9, length = (texts) => texts.join("   ").replace(/<[^>]*>|&\w+;/g, "").length;
+  let shown = names;
+  for (let n = names.length - 1; n > 0 && length(shown) > room; n--) shown = [...names.slice(0, n), "…"];
+  return shown.join("   ");
 }
 
 /** Moves the names and the words of bars above them: beside them a narrow screen has no room. */

@@ -74,7 +74,7 @@ def _of_sweep(folder: Path) -> str:
 
 
 def _of_selftest(_folder: Path) -> str:
-    results: list[dict[str, object]] = [
+    results: list[dict[str, Any]] = [
         {"path": path, "title": path, "status": status, "expected": "sums close"}
         | {"found": "all", "reason": None, "seconds": 1.0}
         for path, status in (("nvml", "passed"), ("energy", "failed"), ("amd", "not possible"))
