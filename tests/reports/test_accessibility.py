@@ -21,6 +21,7 @@ from chopper.experiments.sweep import swept
 from chopper.reports import comparison, experiment, experiments, figures, history, selftest, sweep
 from chopper.reports import validation as validated
 from chopper.reports.labels import ink
+from chopper.reports.page import Page
 from chopper.validation.results import judged
 from tests.analyzers.compare.test_history import job, of
 from tests.collectors.test_snapshot import snapshot
@@ -73,6 +74,10 @@ def _of_sweep(folder: Path) -> str:
     return reports.formatted(lambda: sweep.page(found), dict, "html")
 
 
+def _html(page: Page) -> str:
+    return reports.formatted(lambda: page, dict, "html")
+
+
 def _of_selftest(_folder: Path) -> str:
     results: list[dict[str, Any]] = [
         {"path": path, "title": path, "status": status, "expected": "sums close"}
@@ -105,16 +110,17 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "memory": lambda folder: _written(folder, "estimate", "memory", "llama3-8b"),
     "network": lambda folder: _written(folder, "estimate", "network"),
     "experiment": lambda folder: experiment.render(_of_experiment(folder, "one"), "html"),
-    "experiments": lambda folder: experiments.render(
-        experiments.Experiments(_of_experiment(folder, "a"), _of_experiment(folder, "b", 1.1)),
-        "html",
+    "experiments": lambda folder: _html(
+        experiments.page(
+            experiments.Experiments(_of_experiment(folder, "a"), _of_experiment(folder, "b", 1.1))
+        )
     ),
     "sweep": _of_sweep,
     "validation": lambda _: validated.render(
         [judged(case(leaked_ns={"idle.call": 11})), case()], "html", seed=1
     ),
-    "history": lambda _: history.render(
-        judge(of(1.03), job(0.002), find_ratio=0.02), "html", outcome="not added"
+    "history": lambda _: _html(
+        history.page(judge(of(1.03), job(0.002), find_ratio=0.02), outcome="not added")
     ),
     "selftest": _of_selftest,
 }
