@@ -79,6 +79,7 @@ class Session:
         self._optimizers = OptimizerWatch(
             self._optimizer_stepped,
             self._in_backward,
+            functools.partial(Phase, self, "optimizer"),
             self._backward_ended,
             self._cycle.dropped,
         )
