@@ -12,6 +12,7 @@ from chopper.hardware import environment
 from chopper.recording import forking
 from chopper.recording.budget import TraceBudget
 from chopper.recording.messages import exception_text
+from chopper.recording.stack_samples import StackSampler
 from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper.storage.streams import StreamWriter
 
@@ -68,6 +69,7 @@ class TraceWindows:
         from chopper.recording.annotate import Annotator
 
         self._trace = trace
+        self._stacks: StackSampler | None = None if trace.has_stacks else StackSampler()
         self._windows = windows
         self._part = part
         self._log = log
@@ -125,6 +127,8 @@ class TraceWindows:
                 return False
             self._end_span()
             self._budget.end_step(number)
+            if self._stacks is not None:
+                self._stacks.step_ended()
             window = self._capture.window
             if number < window.stop and not self._budget.reached():
                 return False
@@ -149,6 +153,8 @@ class TraceWindows:
             self._trace.begin()
             # Not before: a span that another thread opens outside of the trace fails at its end.
             self._annotator.install()
+            if self._stacks is not None:
+                self._stacks.begin()
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begun += 1
             self._budget.begin(number)
@@ -258,7 +264,7 @@ class TraceWindows:
         try:
             self.finish()
         finally:
-            self._annotator.remove()
+            self._end_watching()
         if self._part.manifest.traces:
             began_ns = time.perf_counter_ns()
             self._part.manifest.traces = (self._trace.compress(),)
@@ -372,7 +378,7 @@ class TraceWindows:
 
     def give_up(self) -> None:
         """Let go of everything, whatever state it is in."""
-        self._annotator.remove()
+        self._end_watching()
         self._end_span()
         self._trace.end()
         self._trace.drop()
@@ -380,7 +386,7 @@ class TraceWindows:
     def forked(self) -> None:
         """In a forked child, which does not record."""
         tracing, self._capture = self._capture is not None, None
-        self._annotator.remove()
+        self._end_watching()
         if tracing and self._trace.mine:
             # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
             # in here, as Kineto's threads are not.
@@ -430,12 +436,17 @@ class TraceWindows:
         """Forget the trace that is taken; its spans are left to its own thread."""
         capture, self._capture = self._capture, None
         assert capture is not None
-        self._annotator.remove()
+        self._end_watching()
         self._phases.lose_spans()
         if self._span is not None:
             self._lost_spans.append(self._span)
             self._span = None
         self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def _end_watching(self) -> None:
+        self._annotator.remove()
+        if self._stacks is not None:
+            self._stacks.end()
 
     def _end_span(self) -> None:
         self._phases.end_spans()
@@ -447,7 +458,7 @@ class TraceWindows:
         capture, self._capture = self._capture, None
         assert capture is not None
         self._end_span()
-        self._annotator.remove()
+        self._end_watching()
         self._trace.end()
         return capture
 
@@ -462,9 +473,12 @@ class TraceWindows:
             log.correct(range(first), False)
         log.correct(range(first, stop), True)
         self._kept, self._kept_steps = capture, stop - first
-        path = self._part.directory / "layer_sequence.arrow"
-        with contextlib.closing(StreamWriter(path, path.stem)) as layers:
-            layers.write_rows(self._annotator.take_rows())
+        samples = [] if self._stacks is None else self._stacks.take_rows()
+        beside = {"layer_sequence": self._annotator.take_rows(), "python_sample": samples}
+        for name, rows in beside.items():
+            path = self._part.directory / f"{name}.arrow"
+            with contextlib.closing(StreamWriter(path, name)) as writer:
+                writer.write_rows(rows)
         if self._upcoming and self._trace.left_open:
             self._upcoming.clear()
             self._part.note(
