@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _ASLEEP = [CODES[f"idle.preparation.{c}"] for c in ("data", "collective_wait")]
 """Work of the host that may be sleep."""
+_PYTHON = [CODES[f"idle.preparation.{c}"] for c in ("python", "unobserved")]
 
 
 def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
@@ -70,7 +71,8 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     spent = np.bincount(window, length, count) + np.bincount(moments[ran], run_ns, count)
     elsewhere = np.maximum(np.append(np.diff(windows.bounds_ns), 0) - spent, 0)
     may_sleep = np.isin(parts.cause, _ASLEEP)
-    held = awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
+    too = np.isin(parts.cause, _PYTHON)
+    held = awake(window, length, may_sleep, elsewhere, np.append(sleep, -1), too)
     share = np.append(waited_ns, 0) / np.maximum(np.bincount(window, held, count), 1)
     return 1 - np.minimum(share, 1.0)[window] * held / np.maximum(length, 1)
 

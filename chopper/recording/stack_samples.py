@@ -7,8 +7,10 @@ hundredth of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -30,6 +32,10 @@ _MAKES_DATA = re.compile(
 _ITERATES = {"__next__", "__iter__", "__getitem__", "__getitems__"}
 
 
+_Row = tuple[int, int, str | None, int | None, str | None, bool, int | None]
+"""A row of the table ``python_sample``."""
+
+
 class StackSampler:
     """Samples the stack of the thread that begins it, in a thread of its own."""
 
@@ -37,7 +43,7 @@ class StackSampler:
         self._over = threading.Event()
         self._ident = self._tid = 0
         self._loop: dict[int, CodeType] = {}
-        self._rows: list[tuple[int, int, str | None, int | None, str | None, bool]] = []
+        self._rows: list[_Row] = []
 
     def begin(self) -> None:
         """Sample this thread from here on."""
@@ -58,16 +64,25 @@ class StackSampler:
             self._loop[id(frame)] = frame.f_code
             frame = frame.f_back
 
-    def take_rows(self) -> list[tuple[int, int, str | None, int | None, str | None, bool]]:
+    def take_rows(self) -> list[_Row]:
         """Return the rows of ``python_sample`` since ``begin``."""
         rows, self._rows = self._rows, []
         return rows
 
     def _run(self, over: threading.Event) -> None:
-        while not over.wait(_PERIOD_S) and len(self._rows) < _MOST:
-            frame = sys._current_frames().get(self._ident)
-            if frame is not None and not over.is_set():
-                self._rows.append((time.time_ns(), self._tid, *self._place(frame)))
+        try:
+            file = open(f"/proc/self/task/{self._tid}/schedstat", "rb", buffering=0)  # noqa: PTH123, SIM115
+        except OSError:
+            file = None
+        with contextlib.nullcontext() if file is None else file:
+            while not over.wait(_PERIOD_S) and len(self._rows) < _MOST:
+                frame = sys._current_frames().get(self._ident)
+                if frame is None or over.is_set():
+                    return
+                counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
+                delay_ns = int(counts.split()[1]) if counts else None
+                row = (time.time_ns(), self._tid, *self._place(frame), delay_ns)
+                self._rows.append(row)
 
     def _place(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
         """Return the program's innermost function and its line, what it called, and if for data."""
