@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ _STEPS_AHEAD = 4
 _LONGEST_PERIOD = 32
 """Up to here, such a window holds all steps from one long one to the next."""
 _FOLLOW_UNTIL = 4096
+_LATEST_STEPS = 16
+_ALIKE = 0.9, 1.5
+"""Least and greatest of the traced over the latest untraced step time: tracing adds to it."""
+_UNEVEN = 2.0
 _MOVED_TO = 8
 """A window that was too large goes to a multiple of this: ranks whose first traces ended a step
 apart trace the same steps then."""
@@ -87,6 +92,10 @@ class TraceWindows:
         self._moved = False
         """True once a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
+        self._traced_ns: list[int] = []
+        """Lengths of the steps that the last trace covers."""
+        self._latest_ns: deque[int] = deque(maxlen=_LATEST_STEPS)
+        """Lengths of the latest steps without a trace."""
         self._begun = 0
         """Traces that began."""
         self._not_before = 0
@@ -155,20 +164,49 @@ class TraceWindows:
             self._annotator.install()
             if self._stacks is not None:
                 self._stacks.begin()
+            self._traced_ns = []
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begun += 1
             self._budget.begin(number)
             self.profiled = True
             self.begin_span()
             return True
+        if number == self._upcoming[0].begin - 1 and self._shows_later_steps():
+            self._upcoming.clear()
+            self._part.note(
+                "run.window_kept",
+                f"the first trace stays: steps up to {number - 1} took as long as the traced ones",
+                severity="info",
+            )
+            return False
         if number == self._upcoming[0].begin - 1:
             forking.has_traced()
             self._trace.prepare()
             return True
         return False
 
-    def follow(self, number: int, length_ns: int) -> None:
-        """Have the later window hold the next of the long steps that come again and again."""
+    def _shows_later_steps(self) -> bool:
+        """Return whether the trace that is kept is whole, and shows what steps are like by now.
+
+        To end a trace stops the program for seconds. Ranks could not agree on it: one rank only.
+        """
+        first = DEFAULT_WINDOWS[0]
+        if not self._may_follow or self._kept is None or len(self._latest_ns) < _LATEST_STEPS:
+            return False
+        latest_ns, traced_ns = map(statistics.median, (self._latest_ns, self._traced_ns or (0,)))
+        alike = _ALIKE[0] * latest_ns <= traced_ns <= _ALIKE[1] * latest_ns
+        whole = self._kept.window == first and self._kept_steps == first.stop - first.start
+        return whole and alike and max(self._traced_ns) <= _UNEVEN * latest_ns
+
+    def note_length(self, number: int, length_ns: int, profiled: bool) -> None:
+        """Note how long a step took, and have the later window hold a long one that comes again."""
+        if not profiled:
+            self._latest_ns.append(length_ns)
+            self._follow(number, length_ns)
+        elif self._capture is not None and number >= self._capture.window.start:
+            self._traced_ns.append(length_ns)
+
+    def _follow(self, number: int, length_ns: int) -> None:
         if not self._may_follow or self._capture is not None or self._log.number >= _FOLLOW_UNTIL:
             return
         expected = self._long_steps.ended(number, length_ns)
@@ -488,6 +526,7 @@ class TraceWindows:
                 severity="info",
             )
         manifest.traces = (written.name,)
+        manifest.traced_steps = (first, stop) if stop > first else None
         manifest.steps_source = log.source
         environment.describe(manifest)
         log.flush()

@@ -208,6 +208,26 @@ def missing_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
     return ranks_missing({p.rank for p in parts}, max(worlds)) if len(worlds) == 1 else []
 
 
+def windows_apart(parts: list[m.RankManifest]) -> list[m.Finding]:
+    """Say which steps each rank traced, where they are not the same."""
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for part in parts:
+        if part.traced_steps is not None:
+            ranks.setdefault(part.traced_steps, []).append(part.rank)
+    if len(ranks) < 2:
+        return []
+    each = (f"{first}-{stop - 1} on ranks {some(r)}" for (first, stop), r in sorted(ranks.items()))
+    return [
+        m.Finding(
+            code="run.windows_apart",
+            severity="warning",
+            message=f"ranks traced different steps ({'; '.join(each)}), as some took fewer steps "
+            "or reached a limit: what others did in them is unknown; record with --steps A:B that "
+            "all ranks reach",
+        )
+    ]
+
+
 def ranks_missing(
     ranks: Collection[int], world: int, severity: m.Severity = "warning"
 ) -> list[m.Finding]:
