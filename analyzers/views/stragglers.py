@@ -7,13 +7,15 @@ minus the mean of the other ranks, is the cause's excess; the positive excesses 
 that the straggler caused. If its window already started later than the others', that part of the
 waiting has no cause here.
 
-An event across the border of a window counts with the share of its time inside.
+An event across the border of a window counts with the share of its time inside. Collectives outside
+of the steps are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +23,13 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import WAIT, Members
+from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import time_in
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
 from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.views.outlier_ranks import cube
 
 VIEW = View(
     "stragglers",
@@ -52,7 +56,7 @@ VIEW = View(
 def stragglers(run: Attributed, members: Members) -> pa.Table:
     """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
     wait_ns = members.total(members.wait_ns)
-    late = np.flatnonzero(wait_ns > 0)
+    late = np.flatnonzero((wait_ns > 0) & _in_steps(run, members)[members.straggler])
     if not len(late):
         return VIEW.empty()
     wait_ns = wait_ns[late]
@@ -93,6 +97,15 @@ def stragglers(run: Attributed, members: Members) -> pa.Table:
         "late_ratio": came_last[rank] / len(late),
     }
     return VIEW.of(columns)
+
+
+def _in_steps(run: Attributed, found: Members) -> np.ndarray:
+    """Mask of the rows whose event belongs to a step window."""
+    inside = np.zeros(len(found.of), dtype=bool)
+    for rank in np.unique(found.rank).tolist():
+        mine = np.flatnonzero(found.rank == rank)
+        inside[mine] = ints(run.links[rank], "step_index")[found.row[mine]] >= 0
+    return inside
 
 
 def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
@@ -168,7 +181,8 @@ class Worst:
     """The rank that the others waited for most.
 
     It came last at ``late_ratio`` of the collectives with waiting and caused ``share_ratio`` of it,
-    most by ``excess_ns`` on a leaf cause, None where none explains it.
+    most by ``excess_ns`` on a leaf cause, None where none explains it. ``entered_ratio`` of the
+    waiting that it caused has no cause: its window had begun later than the others'.
     """
 
     rank: int
@@ -176,6 +190,7 @@ class Worst:
     share_ratio: float
     cause: str | None
     excess_ns: int
+    entered_ratio: float = 0.0
 
 
 def worst(table: pa.Table) -> Worst | None:
@@ -189,4 +204,162 @@ def worst(table: pa.Table) -> Worst | None:
         return None
     rows = by_rank[rank]
     told = next((row for row in rows if row["cause"] is not None), rows[0] | {"excess_ns": 0})
-    return Worst(rank, rows[0]["late_ratio"], shares[rank], told["cause"], told["excess_ns"])
+    entered = sum(row["share_ratio"] for row in rows if row["cause"] is None) / shares[rank]
+    found = told["cause"], told["excess_ns"], entered
+    return Worst(rank, rows[0]["late_ratio"], shares[rank], *found)
+
+
+Kind = Literal[
+    "late_rank", "late_entry", "uneven_work", "experts", "ring", "pipeline", "taking_turns"
+]
+_UNEVEN_RATIO = 1.1
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """Why ranks wait for each other in their steps.
+
+    Attributes:
+        kind: ``late_rank``: one rank is slower at the same work; ``late_entry``: it is no slower,
+            but began later than the others; ``uneven_work``: it has more work, which ``experts``
+            (all-to-all of unequal sizes) or a ``ring`` (each rank sends its own to the next) gave
+            it; ``pipeline``: stages wait for what other stages send; ``taking_turns``: no one rank
+            is late.
+        worst: the rank that the others waited for most.
+        wait_ratio: share of the time of all steps that ranks waited for each other, exposed.
+        work_ratio: work of that rank ÷ mean of the others', in time at equal speed; None where
+            nothing computed.
+        work_ns: rank → its work in a step, in time at the speed of all ranks.
+        own_ns: rank → mean step without waiting for other ranks.
+    """
+
+    kind: Kind
+    worst: Worst
+    wait_ratio: float
+    work_ratio: float | None
+    work_ns: dict[int, int]
+    own_ns: dict[int, int]
+
+    @property
+    def others_ns(self) -> int:
+        """Mean step of the other ranks without waiting."""
+        others = [own for rank, own in self.own_ns.items() if rank != self.worst.rank]
+        return round(sum(others) / len(others))
+
+
+def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
+    """Tell why ranks wait for each other. COMMUNICATION, PIECE, WINDOW -> one kind.
+
+    None where no rank waits, or where only one was recorded.
+    """
+    found = worst(stragglers(run, members))
+    own_ns = own_times(run)
+    if found is None or len(own_ns) < 2:
+        return None
+    work_ns = _work(run, events)
+    more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
+    waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
+    steps_count = next(rank.steps for rank in run.ranks if rank.rank == found.rank)
+    caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / max(steps_count, 1)
+    others_ns = work_ns[found.rank] - more_ns
+    work_ratio = work_ns[found.rank] / others_ns if others_ns > 0 else None
+    is_uneven = more_ns >= _HALF * max(longer_ns, caused_ns)
+    is_uneven &= work_ratio is not None and work_ratio >= _UNEVEN_RATIO
+    inside = _in_steps(run, members)
+    sent = inside & matching(*strings(members.table, "collective"), lambda name: name == "sendrecv")
+    turns = _sends_its_own(run, members, sent, events)
+    at_sends = members.wait_ns[sent].sum() > _HALF * members.wait_ns[inside].sum()
+    kind: Kind = "late_rank"
+    if at_sends and not turns:
+        kind = "pipeline"
+    elif is_uneven:
+        kind = "ring" if turns else "experts" if _unequal(members) else "uneven_work"
+    elif found.share_ratio <= (1 + 1 / members.rank_count.min()) / 2:
+        kind = "taking_turns"
+    elif found.entered_ratio > _HALF:
+        kind = "late_entry"
+    return Uneven(
+        kind=kind,
+        worst=found,
+        wait_ratio=waited_ns / max(run.observed_ns, 1),
+        work_ratio=work_ratio,
+        work_ns={rank: round(time_ns) for rank, time_ns in work_ns.items()},
+        own_ns=own_ns,
+    )
+
+
+def own_times(run: Attributed) -> dict[int, int]:
+    """Return the mean step of each rank without waiting for other ranks, in ns."""
+    time_ns, ranks, causes = cube(run)
+    own = time_ns[:, :, [cause != WAIT for cause in causes]].sum(axis=(1, 2))
+    steps = np.maximum((time_ns.sum(axis=2) > 0).sum(axis=1), 1)
+    return dict(zip(ranks.tolist(), np.rint(own / steps).astype(int).tolist(), strict=True))
+
+
+def _beyond(times: Mapping[int, float], rank: int) -> float:
+    """Time of a rank beyond the mean of the others."""
+    others = [time for other, time in times.items() if other != rank]
+    return times[rank] - sum(others) / len(others)
+
+
+def _work(run: Attributed, events: Events) -> dict[int, float]:
+    """Return the work of each rank in a step, in nanoseconds at the speed of all ranks.
+
+    Of each operator (kernel, where that is not known) the FLOP, else the bytes, else the calls,
+    times what these take on all ranks together: a slow rank has no more work for being slow.
+    """
+    rows = np.flatnonzero(of_class(events, "compute"))
+    rank, dur_ns = events.rank[rows], events.dur_ns[rows]
+    (op, ops), (kernel, kernels) = events.op, events.kernel
+    name = np.where(op >= 0, op, len(ops) + kernel)[rows]
+    count = len(ops) + len(kernels)
+    amount = np.ones(len(rows))
+    for known in (events.work_bytes[rows], events.work_flop[rows]):
+        lacking = np.bincount(name[~(known > 0)], minlength=count) > 0
+        amount = np.where(lacking[name], amount, known)
+    total = np.bincount(name, amount, count)
+    rate = np.bincount(name, dur_ns, count) / np.where(total > 0, total, 1)
+    spent = amount * rate[name]
+    return {
+        summary.rank: float(spent[rank == summary.rank].sum()) / max(summary.steps, 1)
+        for summary in run.ranks
+    }
+
+
+def _sends_its_own(run: Attributed, found: Members, sent: np.ndarray, events: Events) -> bool:
+    """Tell whether every rank sends, in most steps, before it has worked on what it received.
+
+    In a ring it does; the last stage of a pipeline sends only what it made of what it received.
+    """
+    early = []
+    for rank in np.unique(found.rank[sent]).tolist():
+        rows = found.row[sent & (found.rank == rank)]
+        sent_by = run.joined[rank].communication
+        outward = [bool(k.key and k.key.what.startswith(f"send {rank}→")) for k in sent_by.kinds]
+        sends = np.array(outward)[sent_by.kind[np.searchsorted(sent_by.event_row, rows)]]
+        device = run.joined[rank].device_event
+        step = ints(run.links[rank], "step_index")[rows]
+        start = ints(device, "start_ns")[rows]
+        end = start + ints(device, "dur_ns")[rows]
+        computed = np.sort(events.start_ns[(events.rank == rank) & of_class(events, "compute")])
+        own = []
+        for number in np.unique(step):
+            of_step = step == number
+            if not (sends & of_step).any() or not (~sends & of_step).any():
+                return False
+            first, received = start[sends & of_step].min(), end[~sends & of_step].min()
+            own.append(np.searchsorted(computed, first) <= np.searchsorted(computed, received))
+        early.append(np.mean(own) > _HALF)
+    return bool(early) and all(early)
+
+
+def _unequal(found: Members) -> bool:
+    """Tell whether ranks send unequal amounts to all others in most of its collectives."""
+    codes, names = strings(found.table, "collective")
+    to_all = matching(codes, names, lambda name: name == "alltoall")[found.first]
+    size = ints(found.table, "message_bytes")
+    if not to_all.any():
+        return False
+    least, most = (f.reduceat(size, found.first)[to_all] for f in (np.minimum, np.maximum))
+    return bool(np.mean((least > 0) & (most >= _UNEVEN_RATIO * least)) > 1 / 4)
