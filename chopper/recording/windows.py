@@ -18,7 +18,7 @@ from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from chopper.recording.phases import PhaseLog
     from chopper.recording.step_log import StepLog
@@ -193,7 +193,8 @@ class TraceWindows:
         first = DEFAULT_WINDOWS[0]
         if not self._may_follow or self._kept is None or len(self._latest_ns) < _LATEST_STEPS:
             return False
-        latest_ns, traced_ns = map(statistics.median, (self._latest_ns, self._traced_ns or (0,)))
+        latest_ns = statistics.median(self._latest_ns)
+        traced_ns = statistics.median(self._traced_ns or (0,))
         alike = _ALIKE[0] * latest_ns <= traced_ns <= _ALIKE[1] * latest_ns
         whole = self._kept.window == first and self._kept_steps == first.stop - first.start
         return whole and alike and max(self._traced_ns) <= _UNEVEN * latest_ns
@@ -512,8 +513,11 @@ class TraceWindows:
         log.correct(range(first, stop), True)
         self._kept, self._kept_steps = capture, stop - first
         samples = [] if self._stacks is None else self._stacks.take_rows()
-        beside = {"layer_sequence": self._annotator.take_rows(), "python_sample": samples}
-        for name, rows in beside.items():
+        beside: tuple[tuple[str, Sequence[tuple[Any, ...]]], ...] = (
+            ("layer_sequence", self._annotator.take_rows()),
+            ("python_sample", samples),
+        )
+        for name, rows in beside:
             path = self._part.directory / f"{name}.arrow"
             with contextlib.closing(StreamWriter(path, name)) as writer:
                 writer.write_rows(rows)

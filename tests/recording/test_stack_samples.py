@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -42,8 +44,7 @@ def place():
     def look():
         return sampler._place(sys._getframe(1))
 
-    look.step_ended = sampler.step_ended
-    return look
+    return SimpleNamespace(look=look, step_ended=sampler.step_ended)
 
 
 def get_batch(look):
@@ -76,9 +77,9 @@ class Shards:
 def test_iterators_and_functions_that_make_batches_are_data(place):
     place.step_ended()
     cases = {
-        "batches": next(batches(place)),
-        "get_batch": get_batch(place),
-        "__getitem__": Shards(place)[0],
+        "batches": next(batches(place.look)),
+        "get_batch": get_batch(place.look),
+        "__getitem__": Shards(place.look)[0],
     }
     for name, (function, line, _, is_data) in cases.items():
         assert is_data, name
@@ -89,8 +90,8 @@ def test_iterators_and_functions_that_make_batches_are_data(place):
 
 def test_callbacks_modules_and_context_managers_are_not(place):
     place.step_ended()
-    places = [on_train_batch_end(place), Probe(place)()]
-    with timed(place, places):
+    places = [on_train_batch_end(place.look), Probe(place.look)()]
+    with timed(place.look, places):
         pass
     assert [is_data for *_, is_data in places] == [False] * 3
     assert places[0][0].endswith(": on_train_batch_end")
@@ -100,7 +101,7 @@ def test_a_loop_that_is_a_generator_itself_is_no_data(place):
     def train():
         while True:
             place.step_ended()
-            yield place(), next(batches(place))
+            yield place.look(), next(batches(place.look))
 
     (own, data), again = next(train()), next(train())
     assert (own[3], data[3]) == (again[0][3], again[1][3]) == (False, True)
@@ -119,7 +120,8 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
         return not windows.tracing or len(windows._stacks._rows) >= count
 
     with chopper.profile("run", collect=TRACE_ONLY, steps=(1, 4)) as prof:
-        windows = prof._session._steps.windows
+        assert prof._session is not None
+        windows: Any = prof._session._steps.windows
         for number, batch in enumerate(waited()):
             task.step(batch)
             if number == 4:

@@ -601,7 +601,7 @@ def test_a_recording_without_steps_says_so():
 def test_help_names_the_default_windows():
     from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
 
-    assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached"
+    assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached and different"
     documented = chopper.profile.__doc__ or ""
     for window in DEFAULT_WINDOWS:
         assert f"``{window.start}:{window.stop}``" in documented

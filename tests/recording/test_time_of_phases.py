@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -379,7 +380,7 @@ class Derived(torch.optim.Optimizer):
         self.original_optimizer = optimizer
 
     @property
-    def param_groups(self):
+    def param_groups(self):  # type: ignore[override]
         return self.original_optimizer.param_groups
 
     @torch.no_grad()
@@ -422,7 +423,7 @@ def test_the_optimizers_phase_begins_with_the_outermost_step(kind):
     def train():
         net(torch.ones(4, 32)).sum().backward()
 
-    optimizer = inner if kind in ("by hand", "trainer") else Derived(inner)
+    optimizer: Any = inner if kind in ("by hand", "trainer") else Derived(inner)
     if kind == "trainer":
         optimizer = Learner(inner, train)
     elif kind != "derived":
