@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,8 +12,8 @@ import pyarrow.compute as pc
 from chopper.tables import TABLES
 
 _DATA = "chopper::data"
-_WORKS = r"^[A-Za-z_]\w*::"
-_REGION = r"^chopper::"
+_WORKS = re.compile(r"chopper::gc::|(?!chopper::)[A-Za-z_]\w*::")
+"""An operator or a collection of garbage, of which a function has all or nothing."""
 
 
 def with_samples(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
@@ -29,10 +30,10 @@ def with_samples(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     if "python" in pc.unique(category).to_pylist():
         return dict(tables)
     own = pc.equal(host["tid"], samples["tid"][0])
-    works = pc.match_substring_regex(name.dictionary, _WORKS).to_numpy(zero_copy_only=False)
-    works &= ~pc.match_substring_regex(name.dictionary, _REGION).to_numpy(zero_copy_only=False)
-    works = works[name.indices.to_numpy()]
-    works &= pc.is_in(category, value_set=pa.array(["cpu_op", "runtime", "driver"])).to_numpy(
+    works = np.array([_WORKS.match(n) is not None for n in name.dictionary.to_pylist()])[
+        name.indices.to_numpy()
+    ]
+    works &= pc.is_in(category, value_set=pa.array(["cpu_op", "runtime", "driver", "gc"])).to_numpy(
         zero_copy_only=False
     )
     rows = np.flatnonzero(own.to_numpy())

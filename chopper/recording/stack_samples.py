@@ -79,10 +79,11 @@ class StackSampler:
                 frame = sys._current_frames().get(self._ident)
                 if frame is None or over.is_set():
                     return
+                # The thread goes on once a system call lets it: its frames are read before.
+                now_ns, place = time.time_ns(), self._place(frame)
                 counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
                 delay_ns = int(counts.split()[1]) if counts else None
-                row = (time.time_ns(), self._tid, *self._place(frame), delay_ns)
-                self._rows.append(row)
+                self._rows.append((now_ns, self._tid, *place, delay_ns))
 
     def _place(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
         """Return the program's innermost function and its line, what it called, and if for data."""
