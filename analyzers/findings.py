@@ -192,7 +192,7 @@ def of_steps(step: StepTime, known: Iterable[Finding]) -> Iterator[Finding]:
         yield finding(
             "steps.slowed_by_tracing",
             share=step.tracing_ratio,
-            traced=duration(step.traced_mean_ns),
+            traced=duration(step.untraced.value_ns + (step.tracing_ns or 0)),
             untraced=duration(step.untraced.value_ns),
             remedy=remedy,
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SLOW_NEARBY = 1.3
-_SLOWED_RATIO = 0.1
+SLOWED_RATIO = 0.1
 TRAINING = "training"
 FIRST = "first steps"
 
@@ -196,7 +196,9 @@ class StepTime:
         kind: which steps it is of.
         untraced: steps of that kind that ran without a trace; None with ``untraced_reason``.
         traced_mean_ns: mean window of the ``traced_count`` traced ones; None when there are none.
-        tracing_ns: what tracing itself added: that mean less the untraced step time.
+        tracing_ns: what tracing itself added to a step: the median difference between traced and
+            untraced steps, which one long step does not move; the difference of the means where
+            steps are uneven or fewer than three were traced.
         tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
             None with fewer than three. Where it is long as well, tracing is not the reason.
@@ -268,7 +270,7 @@ class StepTime:
     @property
     def is_slowed_by_tracing(self) -> bool:
         """Tell whether tracing added more than a tenth to a step, beyond noise."""
-        return self.is_tracing_certain and (self.tracing_ratio or 0) > _SLOWED_RATIO
+        return self.is_tracing_certain and (self.tracing_ratio or 0) > SLOWED_RATIO
 
     @property
     def scale(self) -> float:

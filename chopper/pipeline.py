@@ -122,7 +122,7 @@ def rank_input(recording: Run, rank: int, facts: RankInput | None = None) -> Ran
 
 
 _JOINED = ("host_span", "device_event", "step", "collective")
-_OWN = ("kernel_counter", "core_wait", "synchronization")
+_OWN = ("kernel_counter", "core_wait", "synchronization", "python_sample")
 _OF_HOST = ("device_clock", "device_limit", "process", "process_thread")
 """Tables that one rank samples for all ranks of its host."""
 

@@ -165,22 +165,30 @@ def total_intervals(per_step_ns: np.ndarray) -> list[tuple[int, int]] | None:
     return [(low, high) for low, high in totals_ns.tolist()]
 
 
-def excess_half_width(
+def excess(
     values: np.ndarray, base: np.ndarray, statistic: Literal["mean", "median"]
-) -> float | None:
-    """Half of the 95 % interval of a mean less the mean, or the median, of other steps.
+) -> tuple[float, float, float] | None:
+    """Return by how much steps are longer than others, and its 95 % interval.
 
-    None with fewer than 3 of either.
+    None with fewer than 3 of either. For medians the Hodges-Lehmann shift, the median of all
+    pairwise differences, with the interval of the Mann-Whitney test: a single long step does not
+    move it. For means the difference of the means, with Student's t.
     """
-    if min(len(values), len(base)) < MIN_STEPS:
+    n, m = len(values), len(base)
+    if min(n, m) < MIN_STEPS:
         return None
     if statistic == "mean":
-        spread = float(np.std(base, ddof=1))
-    else:
-        spread = _median_spread(base)
-    of_base = spread / math.sqrt(len(base))
-    of_values = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(t_975(np.array(len(values) - 1))) * math.hypot(of_base, of_values)
+        error = math.hypot(np.std(base, ddof=1) / m**0.5, np.std(values, ddof=1) / n**0.5)
+        middle, half = float(np.mean(values) - np.mean(base)), float(t_975(np.array(n - 1))) * error
+        return middle, middle - half, middle + half
+    if n * m > _RESAMPLED_AT_ONCE:
+        base = np.quantile(base, np.linspace(0, 1, max(_RESAMPLED_AT_ONCE // n, MIN_STEPS)))
+        m = len(base)
+    shifts = np.sort(np.subtract.outer(values, base), axis=None)
+    # Normal approximation of the rank sum, exact for the sizes of traces at this level.
+    outside = n * m / 2 - _NORMAL_975 * math.sqrt(n * m * (n + m + 1) / 12) - 0.5
+    at = max(math.floor(outside), 0)
+    return float(np.median(shifts)), float(shifts[at]), float(shifts[-1 - at])
 
 
 def median_error(values: np.ndarray) -> float | None:

@@ -54,7 +54,7 @@ class TorchTrace:
 
     def __init__(self, *, shapes: bool = True, stacks: bool = False, memory: bool = False) -> None:
         self._options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory}
-        self._stacks = stacks
+        self.has_stacks = stacks
         self._profiler: Any = None
         self._held: Any = None
         self._directory: Path | None = None
@@ -381,7 +381,7 @@ class TorchTrace:
 
         torch_profiler: Any = torch.profiler
         config, self._any_can_end = _experimental_config(
-            trace_only=not self._stacks, all_threads=self._all_threads
+            trace_only=not self.has_stacks, all_threads=self._all_threads
         )
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU}
         return torch_profiler.profile(

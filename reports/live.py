@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from chopper import wording as fmt
-from chopper.attribution import CauseRow
 from chopper.errors import printable
 from chopper.recording.live import Snapshot
 
-_RANKS, _DEVICES, _CAUSES = 8, 8, 4
+_RANKS, _DEVICES = 8, 8
 # Bits of NVML's clocks event reasons, worst first.
 _REASONS = (
     (0x8, "hardware slowdown"),
@@ -44,8 +41,8 @@ def _grid(*columns: str) -> Table:
     return grid
 
 
-def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Panel:
-    """Return ranks, devices, and the largest causes of the newest attribution, largest first."""
+def panel(snapshot: Snapshot, title: str, verdict: str = "") -> Panel:
+    """Return ranks, devices, and what bounds the run so far."""
     parts: list[Table | Text] = []
     ranks = _grid("rank", "step", "step time", "CPU", "memory", "device memory")
     slowest = sorted(snapshot.ranks, key=lambda r: -(r.step_ns or 0))[:_RANKS]
@@ -78,12 +75,6 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
         parts.append(devices)
         if len(snapshot.devices) > _DEVICES:
             parts.append(Text(f"{_DEVICES} of {len(snapshot.devices)} devices", style="dim"))
-    if causes:
-        total = sum(cause.time_ns for cause in causes)
-        shown = [
-            f"{cause.label} {fmt.ratio(cause.time_ns / total)}"
-            for cause in causes[:_CAUSES]
-            if total
-        ]
-        parts += [Text(), Text("traced steps: " + " · ".join(shown))]
+    if verdict:
+        parts += [Text(), Text(printable(verdict))]
     return Panel(Group(*parts), title=Text(printable(title)), title_align="left", expand=True)

@@ -13,7 +13,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.held_memory import HeldMemory, held_memory
 from chopper.analyzers.replay.pace import SLOWED
-from chopper.attribution import TRAINING, CauseRow, Group, StepTime
+from chopper.attribution import SLOWED_RATIO, TRAINING, CauseRow, Group, StepTime
 from chopper.causes import LEAVES, Level
 from chopper.hardware.ceilings import UNNAMED
 from chopper.reports.labels import full_label, sentence
@@ -310,7 +310,12 @@ def tracing(step: StepTime) -> str:
     )
     low, high = step.tracing_ci95_ns or (None, None)
     if low is not None and high is not None and low <= 0 <= high:
-        return f"{said} tracing itself made no significant difference."
+        if high <= SLOWED_RATIO * untraced.value_ns:
+            return f"{said} tracing itself made no significant difference."
+        return (
+            f"{said} the steps differ too much to tell what tracing added (95 % interval "
+            f"{fmt.interval((low, high))})."
+        )
     if not step.is_tracing_certain:
         why = "they were shorter than the others, so"
         if step.is_slow_nearby:
@@ -320,7 +325,10 @@ def tracing(step: StepTime) -> str:
     share = fmt.ratio(step.tracing_ratio)
     if low is not None:
         share += f", 95 % interval {fmt.duration(low)} to {fmt.duration(high)}"
-    return f"{said} tracing itself added {fmt.duration(step.tracing_ns)} ({share})."
+    others = ""
+    if abs(step.traced_mean_ns - untraced.value_ns - step.tracing_ns) > 0.1 * untraced.value_ns:
+        others = "; the rest of the difference is due to single long steps"
+    return f"{said} tracing itself added {fmt.duration(step.tracing_ns)} ({share}){others}."
 
 
 def evidence(story: Story, cause: str) -> list[Evidence]:

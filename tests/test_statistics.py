@@ -18,6 +18,7 @@ from chopper.statistics import (
     compare_medians,
     discoveries,
     estimate,
+    excess,
     line,
     mean_intervals,
     ratio,
@@ -88,6 +89,22 @@ def test_intervals_of_medians_cover_their_difference() -> None:
         covered += bool(intervals.difference[0, 0] <= 3 <= intervals.difference[1, 0])
     # 200 cases at 95 %: fewer than 181 are as rare as 1 in 400.
     assert covered >= 181
+
+
+def test_the_shift_of_medians_is_covered_and_one_long_step_does_not_move_it() -> None:
+    values = simulated(25, 0.0)[:, :400]
+    covered = 0
+    for i in range(400):
+        traced, others = values[:5, i] + 3, values[5:, i]
+        found = excess(traced, others, "median")
+        assert found is not None
+        covered += found[1] <= 3 <= found[2]
+        longer = excess(np.where(traced == traced.max(), 1e6, traced), others, "median")
+        assert longer is not None
+        assert longer[2] > 1e5 or abs(longer[0] - found[0]) < 1
+    # 400 cases at 95 %: fewer than 367 are as rare as 1 in 400.
+    assert covered >= 367
+    assert excess(values[:2, 0], values[5:, 0], "median") is None
 
 
 def test_totals_are_means_times_steps_and_never_negative() -> None:

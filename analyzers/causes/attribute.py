@@ -8,7 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.compute import MATH, ComputeSplit, split_compute
-from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
+from chopper.analyzers.causes.core_wait import (
+    awake,
+    computing_of_steps,
+    taken,
+    wait_of_steps,
+    waits_within,
+)
 from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.causes.exposed import communication_table, split_exposed
 from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
@@ -157,7 +163,11 @@ def _pieces(
     time_ns = np.concatenate([time_ns, gaps.end_ns - gaps.start_ns])
     of_gaps = (gaps.phase, gaps.layer, gaps.op)
     phase, layer, op = map(np.concatenate, zip(grouping_of(links, ran), of_gaps, strict=True))
-    waited = _without_a_core(joined, window, cause, time_ns)
+    events, bounds = links.events, joined.windows.bounds_ns
+    first, last = bounds[:-1][states.window[fragment]], bounds[1:][states.window[fragment]]
+    start = np.concatenate([np.clip(events.start_ns[ran], first, last), gaps.start_ns])
+    end = np.concatenate([np.clip(events.end_ns[ran], first, last), gaps.end_ns])
+    waited = _without_a_core(joined, window, cause, time_ns, start, end)
     if waited is not None:
         # What waiting takes out of a piece is a piece of its own.
         left, took = np.flatnonzero(time_ns > waited), np.flatnonzero(waited)
@@ -231,10 +241,16 @@ def _states(links: Links, windows: Windows, matched: Matched | None) -> tuple[St
 
 
 def _without_a_core(
-    joined: JoinedRank, window: np.ndarray, cause: np.ndarray, time_ns: np.ndarray
+    joined: JoinedRank,
+    window: np.ndarray,
+    cause: np.ndarray,
+    time_ns: np.ndarray,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
 ) -> np.ndarray | None:
     """Return the nanoseconds of each piece that waited for a core.
 
+    A piece has its share of what the thread waited between its start and end, if that was sampled.
     Only without a device: beside one, the host may run ahead, and its waits need not matter.
     """
     numbers = joined.windows.numbers
@@ -243,7 +259,10 @@ def _without_a_core(
         return None
     hidden = _EXPOSED[cause]
     exposed = np.bincount(window[hidden], time_ns[hidden], len(wait))
-    held = awake(window, time_ns, _MAY_SLEEP[cause], exposed, sleep)
+    held = awake(window, time_ns, _MAY_SLEEP[cause], exposed, sleep, _MAY_SLEEP_TOO[cause])
+    within = waits_within(joined.inputs.python_sample, start_ns, end_ns)
+    share = within / np.maximum(end_ns - start_ns, 1)
+    held = np.where(within < 0, held, np.rint(time_ns * share).astype(np.int64))
     held = np.where(_MAY_WAIT[cause], held, 0)
     computing = computing_of_steps(joined.inputs.core_wait, numbers)
     if computing is None:
@@ -271,6 +290,8 @@ _MAY_SLEEP = np.array(
     [c.endswith((".data", ".synchronization", ".collective_wait")) for c in LEAVES]
 )
 """Waiting for somebody else, if it is not working for itself."""
+_MAY_SLEEP_TOO = np.array([c.endswith((".python", ".unobserved")) for c in LEAVES])
+"""The program's own code, which may sleep or read files."""
 
 
 def _own(joined: JoinedRank, links: Links) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Time in which the thread of the steps waited for a core, taken out of what it was doing then.
 
 On a run without a device, what a rank computes and what its host prepares is one thread's work. The
-kernel counts how long that thread could run and had no core; it does not say when. So a step's wait
-is taken evenly out of all that the thread did in the step, that no peak explains, and in which it
-did not sleep.
+kernel counts how long that thread could run and had no core. Samples of the count tell when;
+without them a step's wait is taken evenly out of all that the thread did in the step, that no peak
+explains, and in which it did not sleep.
 """
 
 from __future__ import annotations
@@ -52,12 +52,31 @@ def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.nd
     return wait_of_steps(with_column(core_wait, "run_delay_ns", core_wait[COMPUTING]), numbers)[0]
 
 
+def waits_within(samples: pa.Table | None, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Return how long the sampled thread waited for a core within each interval, in ns.
+
+    PYTHON_SAMPLE -> nanoseconds, at most those of the interval; -1 where no samples surround it.
+    The kernel adds a wait to its count when the wait is over, so it is dated back from there.
+    """
+    known = np.full(len(start_ns), -1, dtype=np.int64)
+    if samples is None or samples["run_delay_ns"].null_count == samples.num_rows:
+        return known
+    samples = samples.filter(samples["run_delay_ns"].is_valid())
+    at, delay = ints(samples, "time_ns"), ints(samples, "run_delay_ns")
+    waited = at + np.maximum.accumulate((delay - at)[::-1])[::-1]
+    inside = (start_ns >= at[0]) & (end_ns <= at[-1])
+    until, before = (np.interp(t[inside] - at[0], at - at[0], waited) for t in (end_ns, start_ns))
+    known[inside] = np.clip(np.rint(until - before), 0, (end_ns - start_ns)[inside])
+    return known
+
+
 def awake(
     window: np.ndarray,
     time_ns: np.ndarray,
     may_sleep: np.ndarray,
     elsewhere_ns: np.ndarray,
     sleep_ns: np.ndarray,
+    may_sleep_too: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the part of each piece, in ns, that the thread ran or wanted to; in the rest it slept.
 
@@ -69,10 +88,16 @@ def awake(
         may_sleep: mask of the pieces in which the thread may have slept.
         elsewhere_ns: per window, time outside of the pieces in which it may have slept too.
         sleep_ns: per window, -1 where it is not known: nothing slept then.
+        may_sleep_too: mask of the pieces that slept for what these cannot hold, such as Python.
     """
-    held = np.bincount(window[may_sleep], time_ns[may_sleep], len(sleep_ns)) + elsewhere_ns
-    ratio = 1 - np.minimum(np.maximum(sleep_ns, 0) / np.maximum(held, 1), 1)
-    return np.where(may_sleep, np.rint(time_ns * ratio[window]).astype(np.int64), time_ns)
+    left, elsewhere, found = np.maximum(sleep_ns, 0), elsewhere_ns, time_ns
+    for mask in (may_sleep, may_sleep_too):
+        if mask is not None:
+            held = np.bincount(window[mask], time_ns[mask], len(sleep_ns)) + elsewhere
+            ratio = 1 - np.minimum(left / np.maximum(held, 1), 1)
+            found = np.where(mask, np.rint(time_ns * ratio[window]).astype(np.int64), found)
+            left, elsewhere = np.maximum(left - held, 0), np.zeros(len(left))
+    return found
 
 
 def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from chopper.analyzers.causes.core_wait import wait_of_steps
 from chopper.analyzers.trace.columns import first_with, ints
 from chopper.analyzers.trace.intervals import innermost, union
 from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
-from chopper.statistics import MIN_STEPS, excess_half_width
+from chopper.statistics import MIN_STEPS, excess
 
 LONG = "long steps"
 _OPTIMIZER = "optimizer "
@@ -134,8 +134,13 @@ def step_time(
         chosen = (names == kind) & recorded.untraced
         nearby = _nearby(recorded, chosen, mine.traced_steps)
         drained = _drained(recorded, chosen)
-        half = excess_half_width(lengths, recorded.length_ns[chosen], untraced.statistic)
-        interval = None if half is None else (round(tracing - half), round(tracing + half))
+        # Ranks wait for each other: a step counts once.
+        numbers, of = np.unique(ints(windows, "number")[window_kind == kind], return_inverse=True)
+        of_steps = np.bincount(of, lengths) / np.bincount(of) if len(numbers) > 1 else lengths
+        added = excess(of_steps, recorded.length_ns[chosen], untraced.statistic)
+        if added is not None:
+            tracing, *low_high = (round(value) for value in added)
+            interval = (low_high[0], low_high[1])
     return StepTime(
         kind=kind,
         untraced=untraced,

@@ -184,7 +184,8 @@ def _recorded(run: Attributed) -> str | None:
         if host["input_dims"].null_count < host.num_rows:
             words["shapes"] = None
         codes, categories = strings(host, "category")
-        if "python" in categories and (codes == categories.index("python")).any():
+        sampled = run.recording.rows_count(rank, "python_sample")
+        if "python" in categories and not sampled and (codes == categories.index("python")).any():
             words["Python stacks"] = None
         if run.recording.table(rank, "memory_event").num_rows:
             words["allocations"] = None

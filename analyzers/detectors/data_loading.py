@@ -12,13 +12,13 @@ from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.trace.names import is_program_frame
+from chopper.analyzers.trace.names import is_data_loading, is_program_frame
 from chopper.analyzers.trace.tables import HostSpans
 
 CAUSE = "idle.preparation.data"
 _LOADERS = {
-    "_MultiProcessing": "in its worker processes, which a trace does not show",
-    "_SingleProcess": "in the training process itself (num_workers=0)",
+    "MultiProcessing": "in its worker processes, which a trace does not show",
+    "SingleProcess": "in the training process itself (num_workers=0)",
 }
 _NO_STACKS = "; Python stacks (with_stack=True) would name the function"
 DETECTOR = Detector(
@@ -45,13 +45,15 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
         host = link.host
         if not len(host):
             continue
-        loading = host.named(lambda name: name.startswith("enumerate(DataLoader)"))
+        loading = host.named(is_data_loading) & ~host.of("python")
+        loading &= host.nesting.topmost(loading) == np.arange(len(host))
         loading &= spans_in_steps(run, rank)[0]
         codes, values = host.names
-        loaders.update(values[code] for code in np.unique(codes[loading]).tolist())
+        names = (values[code] for code in np.unique(codes[loading]).tolist())
+        loaders.update(name for name in names if name.startswith("enumerate("))
         loading_ns += int(host.dur_ns[loading].sum())
         has_stacks |= bool((host.of("python") & host.nesting.within(loading)).any())
-        spent.update(_spent(host, loading))
+        spent.update(_spent(host, loading, by_library=not loaders))
     function, function_ns = max(spent.items(), key=lambda item: item[1], default=("", 0))
     if 2 * function_ns > loading_ns:
         where = f"most of it in {function}"
@@ -59,7 +61,7 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
         function = ""
         kind = next((kind for kind in _LOADERS if kind in str(loaders)), None)
         where = "in code that was not recorded" if kind is None else _LOADERS[kind]
-        where += _NO_STACKS if kind == "_SingleProcess" and not has_stacks else ""
+        where += _NO_STACKS if kind == "SingleProcess" and not has_stacks else ""
     yield Sighting(
         detector="data_loading",
         events={rank: row[:0] for rank, row in rows.items()},
@@ -74,18 +76,20 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
     )
 
 
-def _spent(host: HostSpans, loading: np.ndarray) -> Counter[str]:
+def _spent(host: HostSpans, loading: np.ndarray, *, by_library: bool) -> Counter[str]:
     """Return the time in a loader by the program's function, else by the outermost operator.
 
-    What libraries do is the time of the program's function that called them.
+    What libraries do is the time of the program's function that called them, or of
+    their own ``by_library``.
     """
     nesting = host.nesting
     inside = nesting.within(loading)
     child = np.flatnonzero(inside & (nesting.parent >= 0))
     nested_ns = np.bincount(nesting.parent[child], host.dur_ns[child], minlength=len(host))
     frames = nesting.nearest(inside & host.of("python") & host.named(is_program_frame))
+    libraries = nesting.topmost(inside & host.of("python") & by_library)
     operators = nesting.topmost(inside & ~loading & host.of("cpu_op"))
-    owner = np.where(frames >= 0, frames, operators)
+    owner = np.where(frames >= 0, frames, np.where(libraries >= 0, libraries, operators))
     known = np.flatnonzero(inside & (owner >= 0))
     codes, values = host.names
     own_ns = (host.dur_ns - nested_ns)[known]

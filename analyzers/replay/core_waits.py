@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _ASLEEP = [CODES[f"idle.preparation.{c}"] for c in ("data", "collective_wait")]
 """Work of the host that may be sleep."""
+_PYTHON = [CODES[f"idle.preparation.{c}"] for c in ("python", "unobserved")]
 
 
 def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
@@ -82,7 +83,8 @@ def _held(node: RankNodes) -> np.ndarray:
     spent = np.bincount(window, length, count) + np.bincount(moments[ran], run_ns, count)
     elsewhere = np.maximum(np.append(np.diff(windows.bounds_ns), 0) - spent, 0)
     may_sleep = np.isin(parts.cause, _ASLEEP)
-    return awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
+    too = np.isin(parts.cause, _PYTHON)
+    return awake(window, length, may_sleep, elsewhere, np.append(sleep, -1), too)
 
 
 def _window_of_moments(node: RankNodes) -> np.ndarray:

@@ -57,7 +57,7 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     Returns:
         ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and,
         where they were sampled, ``device_clock`` (of a clock that was not changed) and
-        ``core_wait``.
+        ``core_wait``, without the samples that it replaces.
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.inputs
@@ -86,6 +86,7 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     waits = core_waits(outcome, place)
     if waits is not None:
         found["core_wait"] = waits
+        found["python_sample"] = TABLES["python_sample"].empty()
     return found
 
 

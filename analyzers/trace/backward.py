@@ -31,13 +31,19 @@ def node_makers(host: HostSpans) -> NodeMakers:
 
 
 def numbered_in_backward(host: HostSpans) -> np.ndarray:
-    """Return a mask of the operators within backward that took a sequence number.
+    """Return a mask of the operators within backward that ran with gradients recorded.
 
-    Grad mode was on for them.
+    Such an operator has a sequence number. The ``apply`` of a custom function always has one, so it
+    counts only if another operator of its backward node has one too, or if torch.compile made it.
     """
     backward = host.named(names.is_backward)
     numbered = host.of("cpu_op") & ~backward & (host.sequence_id >= 0) & (host.forward_tid <= 0)
-    return numbered & host.nesting.within(backward) if numbered.any() else numbered
+    if not numbered.any():
+        return numbered
+    node = host.nesting.nearest(backward)
+    numbered &= node >= 0
+    sure = numbered & host.named(lambda name: "::" in name or name.startswith("CompiledFunction"))
+    return numbered & row_set(node[sure], len(host))[node]
 
 
 def double_backward(host: HostSpans, numbered: np.ndarray) -> np.ndarray:

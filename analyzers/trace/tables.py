@@ -48,6 +48,7 @@ class RankInput:
     kernel_counter: pa.Table | None = None
     core_wait: pa.Table | None = None
     synchronization: pa.Table | None = None
+    python_sample: pa.Table | None = None
     recorded: bool = False
     ceilings: Ceilings | None = None
     span: Span | None = None

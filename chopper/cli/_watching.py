@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from chopper.attribution import CauseRow
     from chopper.recording.live import Snapshot
 
 _PERIOD_S = 1.0
@@ -25,16 +24,18 @@ class Watch:
 
     Args:
         path: the run's directory.
-        attribute: also attribute each newly finished trace.
+        attribute: also say what bounds the run, as ``chopper analyze`` does, after each new trace.
     """
 
     def __init__(self, path: Path, *, attribute: bool) -> None:
         self._live = LiveRun(path)
         self._attribute = attribute
         self._stop = threading.Event()
-        self._seen = 0
+        self._path = path
+        self._seen: list[Path] = []
         self.latest: Snapshot = self._live.poll()
-        self.causes: list[CauseRow] = []
+        self.verdict = ""
+        """What bounds the run, in a sentence."""
         self._thread = threading.Thread(target=self._run, name="chopper-watch", daemon=True)
         self.changed: Callable[[], None] = lambda: None
         """Called after each poll."""
@@ -50,13 +51,13 @@ class Watch:
     def poll(self) -> None:
         """Read what is new, and say so."""
         self.latest = self._live.poll()
-        if self._attribute and len(self.latest.traces) > self._seen:
-            self._seen = len(self.latest.traces)
-            # A trace that is still being written cannot be read yet: the next one will be.
+        if self._attribute and self.latest.traces != self._seen:
+            # A rank that is still writing cannot be read yet: the next poll tries again.
             with contextlib.suppress(ChopperError, OSError):
                 from chopper.api import attribute
 
-                self.causes = attribute(self.latest.traces[-1]).leaves()
+                self.verdict = attribute(self._path).verdict.sentence
+                self._seen = self.latest.traces
         self.changed()
 
     def stop(self) -> None:
@@ -93,7 +94,7 @@ def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
 
     with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as shown:
         watch.changed = lambda: shown.update(
-            rendering.panel(watch.latest, title, watch.causes), refresh=True
+            rendering.panel(watch.latest, title, watch.verdict), refresh=True
         )
         watch.start()
         try:

@@ -17,6 +17,7 @@ from chopper.collectors.formats.kineto.large import LargeTrace, read_or_cut
 from chopper.engines import Kept
 from chopper.errors import InputError, OutputError
 from chopper.ingest.held import TraceTables, in_stretches, kept, rows_of, valid
+from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
 from chopper.storage import values
 from chopper.storage.files import inside, write_atomic
@@ -124,7 +125,7 @@ def rank_task(path: Path, part: RankManifest, folder: Path | None = None, thread
         small = valid({**of_trace.small, **tables})
         rows_count = {**of_trace.rows_count, **rows_of(small)}
         return Kept((part, rows_count, replace(of_trace, small=small)), None)
-    tables = valid({**of_trace, **tables})
+    tables = valid(with_samples({**of_trace, **tables}))
     return Kept((part, rows_of(tables), None), tables)
 
 

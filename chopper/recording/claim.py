@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -95,6 +96,13 @@ def _default_output(name: str | None, info: RankInfo | None) -> Path:
         except OSError:  # claim() says so
             pass
         return path
+
+
+def unused(path: Path, rank: int) -> Path:
+    """Return the first of ``path``, ``path-2``, ``path-3`` … that holds no part of this rank."""
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    candidates = itertools.chain((path,), others)
+    return next(p for p in candidates if not (p / rank_dir_name(rank)).exists())
 
 
 def check_rank_output(path: Path, rank: int, *, force: bool) -> None:

@@ -12,10 +12,12 @@ from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, sub_runs
-from chopper.storage.parts import missing_ranks, read_parts, run_of_parts
+from chopper.storage.parts import of_all_ranks, read_parts, run_of_parts
 from chopper.storage.process_identity import HeldElsewhere, locked
 
-OF_WHOLE_RUN = frozenset(("run.ranks_missing", "run.part_missing", "run.rank_died"))
+OF_WHOLE_RUN = frozenset(
+    ("run.ranks_missing", "run.part_missing", "run.rank_died", "run.windows_apart")
+)
 """Findings that change with the ranks that are there, and whether they have ended."""
 
 
@@ -49,7 +51,7 @@ def finalize(
                 f"{path}: no rank recorded anything; did the command import torch and run a step?"
             )
         embed_calibration(parts)
-        run = run_of_parts(path, parts, [*findings, *missing_ranks(parts)])
+        run = run_of_parts(path, parts, [*findings, *of_all_ranks(parts)])
         run.workload, run.exit_code = workload, exit_code
         if command is not None:
             run.command = tuple(command)

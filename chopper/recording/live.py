@@ -117,7 +117,7 @@ class Snapshot:
 
     Attributes:
         time_ns: when it was taken.
-        traces: kernel traces that are finished by now, newest last.
+        traces: kernel traces that are finished by now.
     """
 
     time_ns: int
@@ -159,7 +159,7 @@ class LiveRun:
             time.time_ns(),
             [self._ranks[rank] for rank in sorted(self._ranks)],
             [self._known_now(self._devices[key]) for key in sorted(self._devices)],
-            sorted(self.path.glob("rank-*/trace*.json.gz"), key=lambda p: p.name),
+            sorted(self.path.glob("rank-*/trace*.json*")),
         )
 
     def _known_now(self, device: LiveDevice) -> LiveDevice:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any
 
 from chopper.recording.hook.early import ImportWatch
+from chopper.recording.trainers import Redirection
 
 _CREATE_GRAPH = 3
 """Position of this argument of autograd's engine."""
@@ -161,6 +165,8 @@ class OptimizerWatch:
     Args:
         stepped: called with the id of an optimizer, after each of its steps.
         in_backward: makes the block that each backward pass runs in.
+        in_step: makes the block that a step runs in of a gradient scaler, or of an object that
+            wraps an optimizer.
         backward: called after each backward pass, with whether it made a graph.
         dropped: called with the id of an optimizer that stepped, when it is no more.
     """
@@ -169,12 +175,19 @@ class OptimizerWatch:
         self,
         stepped: Callable[[int], None],
         in_backward: Callable[[], AbstractContextManager[Any]],
+        in_step: Callable[[], AbstractContextManager[Any]],
         backward: Callable[[bool], None],
         dropped: Callable[[int], None],
     ) -> None:
         self._stepped = stepped
         self._dropped = dropped
-        self._backward = BackwardWatch(around=in_backward, after=backward)
+        self._in_step = in_step
+        self._note_backward = backward
+        self._backward = BackwardWatch(around=in_backward, after=self._backward_ended)
+        self._wrappers: dict[FunctionType, Redirection] = {}
+        """Methods ``step`` of what wraps an optimizer."""
+        self._running: dict[int, list[FunctionType]] = {}
+        """Thread → those of them that it is inside of."""
         self.trained_ids: set[int] = set()
         """``id`` of each parameter of the optimizers that stepped."""
         self._known: dict[int, Any] = {}
@@ -220,6 +233,8 @@ class OptimizerWatch:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
+        for wrapper in self._wrappers.values():
+            wrapper.end()
         scaler, self._scaler = self._scaler, None
         if scaler is not None:
             kind, original, wrapped = scaler
@@ -240,6 +255,8 @@ class OptimizerWatch:
         is_new = id(optimizer) not in self._known
         if is_new:
             self._known[id(optimizer)] = None
+            with contextlib.suppress(Exception):  # the program's objects may be of any kind
+                self._watch_wrappers(optimizer)
             with contextlib.suppress(TypeError):  # a class without weak references
                 forget = functools.partial(self._forget, id(optimizer))
                 self._known[id(optimizer)] = weakref.ref(optimizer, forget)
@@ -257,6 +274,50 @@ class OptimizerWatch:
             self._groups[id(optimizer)] = 0
         self._stepped(id(optimizer))
 
+    def _watch_wrappers(self, optimizer: Any) -> None:
+        """Find what wraps this optimizer, from the methods ``step`` that are calling it.
+
+        From the next call on they are redirected. Wrappers need not derive from torch's optimizer
+        (Accelerate, Opacus, Apex, own schedules): they show its groups, or hold it and no model.
+        """
+        from torch.nn import Module
+
+        frame, inner = sys._getframe(), optimizer
+        while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+            code = frame.f_code
+            if code.co_name != "step" or not code.co_argcount:
+                continue
+            owner = frame.f_locals.get(code.co_varnames[0])
+            method = inspect.getattr_static(type(owner), "step", None)
+            if owner is inner or isinstance(owner, Module) or not isinstance(method, FunctionType):
+                continue
+            held = list(getattr(owner, "__dict__", {}).values())
+            holds = any(value is inner for value in held)
+            if hasattr(owner, "param_groups") or (
+                holds and not any(isinstance(value, Module) for value in held)
+            ):
+                inner = owner
+                if method not in self._wrappers:
+                    wrapper = self._wrappers[method] = Redirection.of(method)
+                    wrapper.begin(functools.partial(self._step_wrapped, method, wrapper.original))
+
+    def _step_wrapped(self, method: FunctionType, original: Any, /, *args: Any, **kw: Any) -> Any:
+        if self._handle is None:
+            return original(*args, **kw)
+        running = self._running.setdefault(threading.get_ident(), [])
+        running.append(method)
+        try:
+            with self._in_step():
+                return original(*args, **kw)
+        finally:
+            running.pop()
+
+    def _backward_ended(self, makes_graph: bool) -> None:
+        # What runs backward in its step trains: it is no mere optimizer.
+        for method in self._running.get(threading.get_ident(), ()):
+            self._wrappers[method].end()
+        self._note_backward(makes_graph)
+
     def _forget(self, optimizer_id: int, _reference: Any) -> None:
         self._known.pop(optimizer_id, None)
         self._groups.pop(optimizer_id, None)
@@ -268,14 +329,15 @@ class OptimizerWatch:
             if self._scaler is None:
                 return original(scaler, optimizer, *args, **kwargs)
             self._scaled.stepped.append(None)
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                inner = self._scaled.stepped.pop()
-            if inner is not None:
-                self._of_scaled[id(optimizer)] = inner
-            elif self._scaler is not None:
-                self._stepped(self._of_scaled.get(id(optimizer), id(optimizer)))
+            with self._in_step():
+                try:
+                    result = original(scaler, optimizer, *args, **kwargs)
+                finally:
+                    inner = self._scaled.stepped.pop()
+                if inner is not None:
+                    self._of_scaled[id(optimizer)] = inner
+                elif self._scaler is not None:
+                    self._stepped(self._of_scaled.get(id(optimizer), id(optimizer)))
             return result
 
         return step

@@ -56,8 +56,9 @@ def profile(
         collect: names of the collectors to use, as a list or comma-separated; those that
             ``chopper doctor`` marks as default otherwise.
         steps: the steps to trace, from 0: ``(10, 15)``, ``range(10, 15)`` or ``"10:15"``. By
-            default ``2:7``, replaced by ``50:55`` when the program gets that far; the first
-            step when it is shorter.
+            default ``2:7``, replaced by ``50:55`` when the program gets that far, unless it has one
+            rank whose steps still take as long as the traced ones; the first step when it is
+            shorter.
         shapes: record operators' shapes; needed for FLOP and bytes.
         stacks: record Python's call stacks in the trace; slow.
         memory: record each allocation in the trace, and the allocator's own history where it

@@ -79,6 +79,7 @@ class Session:
         self._optimizers = OptimizerWatch(
             self._optimizer_stepped,
             self._in_backward,
+            functools.partial(Phase, self, "optimizer"),
             self._backward_ended,
             self._cycle.dropped,
         )
@@ -486,10 +487,17 @@ class Session:
 def open_session(options: Options, *, infers: bool = False) -> Session:
     """Start to record in this process, which ``infers`` where it showed no sign of training.
 
+    A cell of a notebook may run again: in an interactive interpreter a recording that an earlier
+    cell left open ends here, and one that stands in the output stays: the new one goes beside it.
+
     Raises:
         UsageError: this process records already.
         OutputError: the output would overwrite something.
     """
+    interactive = hasattr(sys, "ps1")
+    if _active is not None and interactive and not _active.options.automatic:
+        say(f"the recording to {_active.path}, which was left open, ends here")
+        _active.end_with(None)
     if _active is not None:
         raise UsageError(
             f"chopper.profile: this process is recording to {_active.path} already; leave that "
@@ -497,6 +505,8 @@ def open_session(options: Options, *, infers: bool = False) -> Session:
         )
     info = launchers.rank_info()
     path = claim.choose_output(options.output, options.name, info)
+    if interactive and not options.force and not claim.launched():
+        path = claim.unused(path, info.rank)
     with contextlib.suppress(OSError):  # what cannot be read is found out, harmlessly, by start()
         claim.check_rank_output(path, info.rank, force=options.force)
     if options.trace and "torch" not in sys.modules:

@@ -134,8 +134,7 @@ class StepRecorder:
         log, windows = self.log, self.windows
         traced, profiled = windows.step_ended()
         length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
-        if not profiled:
-            windows.follow(log.number - 1, length_ns)
+        windows.note_length(log.number - 1, length_ns, profiled)
         self._step_ended(log.number - 1)
         if not late and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step

@@ -60,12 +60,13 @@ DEFAULT_WINDOWS = (Window(2, 7, settle=2), Window(50, 55, settle=1))
 
 A run's length is not known ahead. The first window serves short runs, of a single step even; the
 second sees the steady state of long ones: buffers that a data loader filled ahead have drained by
-then, and allocators have settled. Windows are fixed in steps, not in seconds, so that all ranks
+then, and allocators have settled. A rank that is alone keeps the first trace where its steps then
+take as long as the traced ones. Windows are fixed in steps, not in seconds, so that all ranks
 trace the same ones.
 """
 
 
-DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached"
+DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached and different"
 """The default, for a help text."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from chopper.hardware import environment
 from chopper.recording import forking
 from chopper.recording.budget import TraceBudget
 from chopper.recording.messages import exception_text
+from chopper.recording.stack_samples import StackSampler
 from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from chopper.recording.phases import PhaseLog
     from chopper.recording.step_log import StepLog
@@ -30,6 +32,10 @@ _STEPS_AHEAD = 4
 _LONGEST_PERIOD = 32
 """Up to here, such a window holds all steps from one long one to the next."""
 _FOLLOW_UNTIL = 4096
+_LATEST_STEPS = 16
+_ALIKE = 0.9, 1.5
+"""Least and greatest of the traced over the latest untraced step time: tracing adds to it."""
+_UNEVEN = 2.0
 _MOVED_TO = 8
 """A window that was too large goes to a multiple of this: ranks whose first traces ended a step
 apart trace the same steps then."""
@@ -68,6 +74,7 @@ class TraceWindows:
         from chopper.recording.annotate import Annotator
 
         self._trace = trace
+        self._stacks: StackSampler | None = None if trace.has_stacks else StackSampler()
         self._windows = windows
         self._part = part
         self._log = log
@@ -85,6 +92,10 @@ class TraceWindows:
         self._moved = False
         """True once a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
+        self._traced_ns: list[int] = []
+        """Lengths of the steps that the last trace covers."""
+        self._latest_ns: deque[int] = deque(maxlen=_LATEST_STEPS)
+        """Lengths of the latest steps without a trace."""
         self._begun = 0
         """Traces that began."""
         self._not_before = 0
@@ -125,6 +136,8 @@ class TraceWindows:
                 return False
             self._end_span()
             self._budget.end_step(number)
+            if self._stacks is not None:
+                self._stacks.step_ended()
             window = self._capture.window
             if number < window.stop and not self._budget.reached():
                 return False
@@ -149,20 +162,52 @@ class TraceWindows:
             self._trace.begin()
             # Not before: a span that another thread opens outside of the trace fails at its end.
             self._annotator.install()
+            if self._stacks is not None:
+                self._stacks.begin()
+            self._traced_ns = []
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begun += 1
             self._budget.begin(number)
             self.profiled = True
             self.begin_span()
             return True
+        if number == self._upcoming[0].begin - 1 and self._shows_later_steps():
+            self._upcoming.clear()
+            self._part.note(
+                "run.window_kept",
+                f"the first trace stays: steps up to {number - 1} took as long as the traced ones",
+                severity="info",
+            )
+            return False
         if number == self._upcoming[0].begin - 1:
             forking.has_traced()
             self._trace.prepare()
             return True
         return False
 
-    def follow(self, number: int, length_ns: int) -> None:
-        """Have the later window hold the next of the long steps that come again and again."""
+    def _shows_later_steps(self) -> bool:
+        """Return whether the trace that is kept is whole, and shows what steps are like by now.
+
+        To end a trace stops the program for seconds. Ranks could not agree on it: one rank only.
+        """
+        first = DEFAULT_WINDOWS[0]
+        if not self._may_follow or self._kept is None or len(self._latest_ns) < _LATEST_STEPS:
+            return False
+        latest_ns = statistics.median(self._latest_ns)
+        traced_ns = statistics.median(self._traced_ns or (0,))
+        alike = _ALIKE[0] * latest_ns <= traced_ns <= _ALIKE[1] * latest_ns
+        whole = self._kept.window == first and self._kept_steps == first.stop - first.start
+        return whole and alike and max(self._traced_ns) <= _UNEVEN * latest_ns
+
+    def note_length(self, number: int, length_ns: int, profiled: bool) -> None:
+        """Note how long a step took, and have the later window hold a long one that comes again."""
+        if not profiled:
+            self._latest_ns.append(length_ns)
+            self._follow(number, length_ns)
+        elif self._capture is not None and number >= self._capture.window.start:
+            self._traced_ns.append(length_ns)
+
+    def _follow(self, number: int, length_ns: int) -> None:
         if not self._may_follow or self._capture is not None or self._log.number >= _FOLLOW_UNTIL:
             return
         expected = self._long_steps.ended(number, length_ns)
@@ -258,7 +303,7 @@ class TraceWindows:
         try:
             self.finish()
         finally:
-            self._annotator.remove()
+            self._end_watching()
         if self._part.manifest.traces:
             began_ns = time.perf_counter_ns()
             self._part.manifest.traces = (self._trace.compress(),)
@@ -372,7 +417,7 @@ class TraceWindows:
 
     def give_up(self) -> None:
         """Let go of everything, whatever state it is in."""
-        self._annotator.remove()
+        self._end_watching()
         self._end_span()
         self._trace.end()
         self._trace.drop()
@@ -380,7 +425,7 @@ class TraceWindows:
     def forked(self) -> None:
         """In a forked child, which does not record."""
         tracing, self._capture = self._capture is not None, None
-        self._annotator.remove()
+        self._end_watching()
         if tracing and self._trace.mine:
             # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
             # in here, as Kineto's threads are not.
@@ -430,12 +475,17 @@ class TraceWindows:
         """Forget the trace that is taken; its spans are left to its own thread."""
         capture, self._capture = self._capture, None
         assert capture is not None
-        self._annotator.remove()
+        self._end_watching()
         self._phases.lose_spans()
         if self._span is not None:
             self._lost_spans.append(self._span)
             self._span = None
         self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def _end_watching(self) -> None:
+        self._annotator.remove()
+        if self._stacks is not None:
+            self._stacks.end()
 
     def _end_span(self) -> None:
         self._phases.end_spans()
@@ -447,7 +497,7 @@ class TraceWindows:
         capture, self._capture = self._capture, None
         assert capture is not None
         self._end_span()
-        self._annotator.remove()
+        self._end_watching()
         self._trace.end()
         return capture
 
@@ -462,9 +512,15 @@ class TraceWindows:
             log.correct(range(first), False)
         log.correct(range(first, stop), True)
         self._kept, self._kept_steps = capture, stop - first
-        path = self._part.directory / "layer_sequence.arrow"
-        with contextlib.closing(StreamWriter(path, path.stem)) as layers:
-            layers.write_rows(self._annotator.take_rows())
+        samples = [] if self._stacks is None else self._stacks.take_rows()
+        beside: tuple[tuple[str, Sequence[tuple[Any, ...]]], ...] = (
+            ("layer_sequence", self._annotator.take_rows()),
+            ("python_sample", samples),
+        )
+        for name, rows in beside:
+            path = self._part.directory / f"{name}.arrow"
+            with contextlib.closing(StreamWriter(path, name)) as writer:
+                writer.write_rows(rows)
         if self._upcoming and self._trace.left_open:
             self._upcoming.clear()
             self._part.note(
@@ -474,6 +530,7 @@ class TraceWindows:
                 severity="info",
             )
         manifest.traces = (written.name,)
+        manifest.traced_steps = (first, stop) if stop > first else None
         manifest.steps_source = log.source
         environment.describe(manifest)
         log.flush()

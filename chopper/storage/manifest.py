@@ -186,6 +186,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     collectors: list[CollectorReport] = []
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None
+    traced_steps: tuple[int, int] | None = None
+    """First step of the trace, and the one after its last; None where it covers no whole step."""
     steps_count: int | None = None
     """Steps that were seen; None in a recording that was never closed."""
     overhead: Overhead | None = None

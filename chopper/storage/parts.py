@@ -202,10 +202,34 @@ def _is_part(data: bytes) -> bool:
     return True
 
 
-def missing_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
-    """Find ranks of the job that left nothing, where all parts agree on how many there were."""
+def of_all_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
+    """Find ranks of the job that left nothing or traced other steps than the others did."""
     worlds = {p.world_size for p in parts if p.world_size}
-    return ranks_missing({p.rank for p in parts}, max(worlds)) if len(worlds) == 1 else []
+    missing = ranks_missing({p.rank for p in parts}, max(worlds)) if len(worlds) == 1 else []
+    return [*missing, *_windows_apart(parts)]
+
+
+def _windows_apart(parts: list[m.RankManifest]) -> list[m.Finding]:
+    """Say which steps each rank traced, where they are not the same."""
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for part in parts:
+        if part.traced_steps is not None:
+            ranks.setdefault(part.traced_steps, []).append(part.rank)
+    if len(ranks) < 2:
+        return []
+    each = (
+        f"{first} to {stop - 1} on rank{'s' * (len(of) > 1)} {some(of)}"
+        for (first, stop), of in sorted(ranks.items())
+    )
+    return [
+        m.Finding(
+            code="run.windows_apart",
+            severity="warning",
+            message=f"ranks traced different steps ({'; '.join(each)}), as some took fewer steps "
+            "or reached a limit: what others did in them is unknown; record with --steps A:B that "
+            "all ranks reach",
+        )
+    ]
 
 
 def ranks_missing(
@@ -280,7 +304,7 @@ def read_manifest(path: Path) -> m.RunManifest:
     parts, findings = read_parts(path)
     position = 0 if state.code == "run.manifest_damaged" else len(findings)
     findings.insert(position, state)
-    return run_of_parts(path, parts, [*findings, *missing_ranks(parts), *processes.findings(path)])
+    return run_of_parts(path, parts, [*findings, *of_all_ranks(parts), *processes.findings(path)])
 
 
 def checked_run(data: bytes, where: str) -> m.RunManifest:

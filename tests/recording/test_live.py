@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import chopper
+from chopper.cli._watching import Watch
 from chopper.errors import ChopperError, UsageError
 from chopper.recording.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
 from chopper.recording.prometheus import parse_address, serve
 from chopper.reports.live import panel, reasons_text
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
+from tests.recording.make import TRACE_ONLY, Task
 from tests.waiting import PATIENCE_S, until
 
 
@@ -167,8 +170,9 @@ def snapshot() -> Snapshot:
 
 def test_the_panel_shows_the_unknown_as_unknown() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(panel(snapshot(), "runs/[bold]mine"))
+    console.print(panel(snapshot(), "runs/[bold]mine", "Data bounds this run."))
     text = console.export_text()
+    assert "Data bounds this run." in text
     assert "runs/[bold]mine" in text
     assert re.search(r"0 +12 +250 ms +50\.0 % +– +–", text)
     assert re.search(r"1 +– +– +– +– +–", text)
@@ -319,3 +323,19 @@ def test_live_without_a_terminal_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "--live needs a terminal" in done.stderr
+
+
+def test_what_is_said_while_it_runs_is_what_the_analysis_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "CHOPPER_OUTPUT", "CHOPPER_LAUNCHED"):
+        monkeypatch.delenv(name, raising=False)
+    task, watch = Task(), Watch(tmp_path / "run", attribute=True)
+    with chopper.profile(tmp_path / "run", collect=TRACE_ONLY, steps=(1, 4)):
+        for _ in range(8):
+            task.step()
+        watch.poll()
+        assert watch.verdict
+    watch.poll()
+    assert watch.verdict == chopper.attribute(tmp_path / "run").verdict.sentence
+    watch._live.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,27 @@ def test_one_recording_at_a_time(task):
     with chopper.profile("other", collect=TRACE_ONLY):
         task.step()
     assert len(steps_of("other")) == 1
+
+
+def test_a_cell_of_a_notebook_runs_again(task, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "ps1", "In [1]: ", raising=False)
+    outputs = []
+    for error in (None, ValueError, None):
+        cell = contextlib.nullcontext() if error is None else pytest.raises(error)
+        with cell, chopper.profile("run", collect=TRACE_ONLY) as prof:
+            task.step()
+            outputs.append(str(prof.output))
+            if error is not None:
+                raise error
+    assert outputs == ["run", "run-2", "run-3"]
+    left = chopper.profile("run", collect=TRACE_ONLY)
+    left.__enter__()  # and its cell failed before it left
+    task.step()
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        task.step()
+    assert not left.recording
+    assert (len(steps_of("run-4")), len(steps_of("run-5")), prof.output) == (1, 1, Path("run-5"))
+    assert "the recording to run-4, which was left open, ends here" in capfd.readouterr().err
 
 
 def test_an_earlier_run_is_kept_unless_told_otherwise(task):

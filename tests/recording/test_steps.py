@@ -348,24 +348,51 @@ def test_a_run_of_any_length_has_a_trace(task, count, traced, marks):
     assert "aten::addmm" in names_of("run")
 
 
-@pytest.mark.parametrize(("count", "traced"), [(52, [2, 3, 4, 5, 6]), (56, [50, 51, 52, 53, 54])])
-def test_a_later_window_replaces_the_first_when_it_is_as_good(task, count, traced):
-    with chopper.profile("run", collect=TRACE_ONLY):
-        for _ in range(count):
+@pytest.fixture
+def told_clock(monkeypatch):
+    """A clock that is told how long each step took: set ``ahead_ns``."""
+    told = SimpleNamespace(ahead_ns=0)
+    clock = SimpleNamespace(
+        time_ns=lambda: time.time_ns() + told.ahead_ns, perf_counter_ns=time.perf_counter_ns
+    )
+    monkeypatch.setattr(_session, "time", clock)
+    monkeypatch.setattr(step_log, "time", clock)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("count", "slower", "traced"),
+    [
+        (52, 2, [2, 3, 4, 5, 6]),  # too short for the later window
+        (56, 1, [2, 3, 4, 5, 6]),  # which would show nothing else
+        (56, 2, [50, 51, 52, 53, 54]),
+    ],
+)
+def test_a_later_window_replaces_the_first_when_it_is_as_good(
+    task, told_clock, count, slower, traced
+):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for number in range(count):
             task.step()
+            told_clock.ahead_ns += (slower if number > 30 else 1) * 10**10
+            prof.step()
     assert traced_of("run") == traced
     assert [row["number"] for row in steps_of("run")] == list(range(count))
     assert f"ProfilerStep#{traced[0]}" in names_of("run")
+    assert Run.open(Path("run")).part(0).traced_steps == (traced[0], traced[-1] + 1)
+    assert findings_of() == (["run.window_kept"] if slower == 1 else [])
 
 
 def profiled_of(path):
     return [row["number"] for row in steps_of(path) if row["profiled"]]
 
 
-def test_steps_say_whether_a_trace_was_being_taken(task):
-    with chopper.profile("run", collect=TRACE_ONLY):
-        for _ in range(56):
+def test_steps_say_whether_a_trace_was_being_taken(task, told_clock):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for number in range(56):
             task.step()
+            told_clock.ahead_ns += (2 if number > 30 else 1) * 10**10
+            prof.step()
     assert profiled_of("run") == [0, 1, 2, 3, 4, 5, 6, 49, 50, 51, 52, 53, 54]
 
 
@@ -426,30 +453,25 @@ def test_other_long_steps_are_not(lengths):
     [
         (16, "1", 126, range(47, 63)),
         (40, "1", 126, range(119, 124)),
-        (40, "1", 100, range(50, 55)),  # it ends before the next of them
+        (40, "1", 100, range(2, 7)),  # it ends before the next of them
         (16, "2", 126, range(50, 55)),
     ],
 )
 def test_the_later_window_holds_the_next_of_the_long_steps(
-    task, monkeypatch, period, world_size, rounds, traced
+    task, monkeypatch, told_clock, period, world_size, rounds, traced
 ):
-    """PPO's rollouts, by a clock that is told. Ranks trace the same steps, so they keep theirs."""
-    ahead_ns = 0
-    clock = SimpleNamespace(
-        time_ns=lambda: time.time_ns() + ahead_ns, perf_counter_ns=time.perf_counter_ns
-    )
-    monkeypatch.setattr(_session, "time", clock)
-    monkeypatch.setattr(step_log, "time", clock)
+    """PPO's rollouts. Ranks trace the same steps, so they keep theirs."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with chopper.profile("run", collect=TRACE_ONLY, trace_limit=100) as prof:
         for number in range(rounds):
             task.step()
-            ahead_ns += (100 if number and number % period == 0 else 10) * 10**9
+            told_clock.ahead_ns += (100 if number and number % period == 0 else 10) * 10**9
             prof.step()
     assert traced_of("run") == list(traced)
-    follows = world_size == "1" and rounds == 126
-    assert findings_of() == (["run.window_follows"] if follows else [])
+    kept = ["run.window_kept"] if period == 40 else []
+    follows = ["run.window_follows"] if world_size == "1" and rounds == 126 else []
+    assert findings_of() == [*kept, *follows]
 
 
 def test_no_second_trace_while_a_span_of_the_first_is_open(task):
@@ -579,7 +601,7 @@ def test_a_recording_without_steps_says_so():
 def test_help_names_the_default_windows():
     from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
 
-    assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached"
+    assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached and different"
     documented = chopper.profile.__doc__ or ""
     for window in DEFAULT_WINDOWS:
         assert f"``{window.start}:{window.stop}``" in documented

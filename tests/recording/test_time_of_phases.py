@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -370,6 +371,76 @@ def test_a_step_of_an_engine_is_one_step_and_of_the_optimizer():
     gathered = [(phase, step) for op, phase, step in rows if op == "aten::cumsum"]
     assert gathered == [("optimizer", number) for number in range(_STEPS)]
     assert not run.table(0, "program_phase").num_rows
+
+
+class Derived(torch.optim.Optimizer):
+    """As Opacus wraps an optimizer: a subclass that torch does not know of, as it makes none."""
+
+    def __init__(self, optimizer):
+        self.original_optimizer = optimizer
+
+    @property
+    def param_groups(self):  # type: ignore[override]
+        return self.original_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        torch.ones(3).cumsum(0)
+        return self.original_optimizer.step(closure)
+
+
+class Schedule:
+    """As many programs write one by hand."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        torch.ones(3).cumsum(0)
+        self.optimizer.step()
+
+
+class Learner(Schedule):
+    """Trains in its step: that is no optimizer's."""
+
+    def __init__(self, optimizer, train):
+        super().__init__(optimizer)
+        self._train = train
+
+    def step(self):
+        torch.ones(3).cumprod(0)
+        self._train()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["derived", "by hand", "both", "trainer"])
+def test_the_optimizers_phase_begins_with_the_outermost_step(kind):
+    net = Net()
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    original = Derived.step, Schedule.step, Learner.step
+    codes = [function.__code__ for function in original]
+
+    def train():
+        net(torch.ones(4, 32)).sum().backward()
+
+    optimizer: Any = inner if kind in ("by hand", "trainer") else Derived(inner)
+    if kind == "trainer":
+        optimizer = Learner(inner, train)
+    elif kind != "derived":
+        optimizer = Schedule(optimizer)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(2, 2 + _STEPS)):
+        for _ in range(_STEPS + 3):
+            if kind != "trainer":
+                train()
+            optimizer.step()
+    links = attributed().links[0]
+    rows = {*zip(links["op"].to_pylist(), links["phase"].to_pylist(), strict=True)}
+    in_step = {phase for op, phase in rows if op in ("aten::cumsum", "aten::cumprod")}
+    assert in_step == ({"between"} if kind == "trainer" else {"optimizer"})
+    steps = attributed().recording.table(0, "step").to_pylist()
+    assert [step["source"] for step in steps] == ["optimizer"] * (_STEPS + 3)
+    assert (Derived.step, Schedule.step, Learner.step) == original
+    assert [function.__code__ for function in original] == codes
 
 
 def test_what_ends_a_backward_pass_is_of_it():

@@ -128,12 +128,14 @@ def test_run_is_made_of_its_parts(tmp_path: Path) -> None:
         writer.manifest.world_size = 4
         writer.manifest.start_ns = 100 + rank
         writer.manifest.status = "complete"
+        writer.manifest.traced_steps = (50, 55) if rank else (2, 7)
         writer.save()
     closed = finalize(tmp_path, command=["torchrun", "x.py"], workload="fsdp2", exit_code=0)
     assert [p.rank for p in closed.ranks] == [0, 1]
     assert (closed.created_ns, closed.exit_code, closed.workload) == (100, 0, "fsdp2")
-    assert [f.code for f in closed.findings] == ["run.ranks_missing"]
+    assert [f.code for f in closed.findings] == ["run.ranks_missing", "run.windows_apart"]
     assert closed.findings[0].count == 2
+    assert "(2 to 6 on rank 0; 50 to 54 on rank 1)" in closed.findings[1].message
     opened = Run.open(tmp_path)
     assert encode(opened.manifest) == encode(closed)
     assert opened.ranks == [0, 1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.causes.core_wait import awake, taken, wait_of_steps
+from chopper.analyzers.causes.core_wait import awake, taken, wait_of_steps, waits_within
 from chopper.analyzers.trace.joined import join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
@@ -134,6 +134,53 @@ def test_who_sleeps_for_data_does_not_wait_for_a_core() -> None:
     assert preparing + computing == 200
     assert abs(preparing - 200 * 150 / 550) <= 1
     assert found[0, "idle.preparation.data"] == 600 - preparing
+
+
+def slept(samples: pa.Table | None) -> dict[tuple[int, str], int]:
+    """A step of 1000: 300 computing, 500 in a callback that slept, 200 computing; waited 250.
+
+    It ran 250 and slept 500, so all that it waited was in computing: by the samples 50 in the first
+    part and 200 in the second.
+    """
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        span(0, 300, "aten::addmm"),
+        span(800, 1000, "aten::mul"),
+    )
+    rows = [
+        {"time_ns": t, "span_ns": 0, "tid": 7, "step": s, "run_delay_ns": d, "run_ns": r}
+        for t, s, d, r in ((0, None, 0, 0), (1000, 0, 250, 250))
+    ]
+    waits = table("core_wait", rows)
+    return sums(attributed(host, None, steps((0, 1000)), core_wait=waits, python_sample=samples))
+
+
+def test_a_callback_that_sleeps_does_not_wait_for_a_core() -> None:
+    found = slept(None)
+    assert found[0, "compute.core_wait"] == 250
+    assert found[0, "idle.preparation.python"] == 500
+    assert sum(found.values()) == 1000
+
+
+def test_samples_tell_when_a_thread_waited() -> None:
+    """The count grew by 50 in the first 300, and by 200 in the last: dated back from its end."""
+    rows = [
+        {"time_ns": t, "tid": 1, "function": f, "is_data": False, "run_delay_ns": d}
+        for t, f, d in (
+            (0, "f", 7),
+            (300, "f", 57),
+            (800, "f", 57),
+            (900, "f", 57),
+            (1000, "f", 257),
+        )
+    ]
+    samples = table("python_sample", rows)
+    start, end = np.array([0, 300, 800, -5, 900]), np.array([300, 800, 1000, 300, 1000])
+    assert waits_within(samples, start, end).tolist() == [50, 0, 200, -1, 100]
+    assert waits_within(None, start, end).tolist() == [-1] * 5
+    found = slept(samples)
+    assert found[0, "compute.core_wait"] == 250
+    assert found[0, "idle.preparation.python"] == 500
 
 
 @given(

@@ -8,9 +8,11 @@ import pytest
 
 import chopper
 from chopper.causes import CAUSES
+from tests.analyzers.make import joined, span, spans, steps
 from tests.kineto_writer import Trace
 
 US = 1_000
+NODE = "autograd::engine::evaluate_function: "
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,36 @@ def test_a_region_called_forward_backward_is_no_backward_node(tmp_path: Path) ->
     own = {group.key: group.own_ns for group in chopper.attribute(tmp_path).by("phase")}
     assert own["forward"] == 90 * US
     assert own["backward"] == 180 * US
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_function_applied_within_backward_is_recomputed_only_where_gradients_are_recorded(
+    gradients: bool,
+) -> None:
+    """``apply`` has a sequence number in any grad mode; an operator has one only with gradients.
+
+    The node's gradient is accumulated without one either way, as with two micro-batches.
+    """
+    rank = joined(
+        spans(
+            span(0, 1000, "ProfilerStep#0", "annotation"),
+            span(10, 100, "_AlltoAllSingle", sequence_id=3),
+            span(200, 800, NODE + "_AlltoAllSingleBackward", sequence_id=3, forward_tid=1),
+            span(210, 250, "aten::mul", sequence_id=4 if gradients else None),
+            span(300, 600, "_AlltoAllSingle", sequence_id=5),
+            span(310, 590, "c10d::alltoall_base_"),
+            span(650, 700, "aten::add"),
+        ),
+        step=steps((0, 1000)),
+    )
+    links = rank.links()
+    phase = {
+        (start, links.phases[code])
+        for start, code in zip(links.host.start_ns.tolist(), rank.span_phase, strict=True)
+    }
+    expected = "recompute" if gradients else "backward"
+    assert {(300, expected), (310, expected), (650, "backward")} <= phase
+    assert rank.double_backward_count == 0
 
 
 def test_the_time_in_a_loaders_next_is_the_data_phase(tmp_path: Path) -> None:

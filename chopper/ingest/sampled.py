@@ -1,0 +1,122 @@
+"""Sampled Python stacks as spans of the thread that they were taken of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.tables import TABLES
+
+_DATA = "chopper::data"
+_WORKS = re.compile(r"chopper::gc::|(?!chopper::)[A-Za-z_]\w*::")
+"""An operator or a collection of garbage, of which a function has all or nothing."""
+
+
+def with_samples(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Return a rank's tables with what its stacks say between operators. PYTHON_SAMPLE.
+
+    Samples in a row that agree are one span, from half-way to the one before to half-way to the one
+    after, cut at the regions (annotations, modules, steps) that begin and end between them; an
+    operator is within such a span or outside. Nothing is added to a trace with Python stacks.
+    """
+    host, samples = tables.get("host_span"), tables.get("python_sample")
+    if host is None or samples is None or not samples.num_rows:
+        return dict(tables)
+    category, name = (host[c].combine_chunks() for c in ("category", "name"))
+    if "python" in pc.unique(category).to_pylist():
+        return dict(tables)
+    own = pc.equal(host["tid"], samples["tid"][0])
+    works = np.array([_WORKS.match(n) is not None for n in name.dictionary.to_pylist()])[
+        name.indices.to_numpy()
+    ]
+    works &= pc.is_in(category, value_set=pa.array(["cpu_op", "runtime", "driver", "gc"])).to_numpy(
+        zero_copy_only=False
+    )
+    rows = np.flatnonzero(own.to_numpy())
+    start_ns = host["start_ns"].to_numpy()
+    end_ns = start_ns + host["dur_ns"].to_numpy()
+    if not len(rows):
+        return dict(tables)
+    busy_start, busy_end = _union(start_ns[rows[works[rows]]], end_ns[rows[works[rows]]])
+    regions = rows[~works[rows]]
+    edges = np.unique(np.concatenate([start_ns[regions], end_ns[regions]]))
+    edges = edges[_snapped(edges, busy_start, busy_end) == edges]
+    added = _spans(samples.sort_by("time_ns"), edges, busy_start, busy_end)
+    if not added:
+        return dict(tables)
+    for row in added:
+        row["pid"] = host["pid"][rows[0]].as_py()
+    return _merged(tables, TABLES["host_span"].of_rows(added))
+
+
+def _union(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return starts and ends of the union of intervals that are sorted by start."""
+    until = np.maximum.accumulate(end_ns)
+    first = np.append(True, start_ns[1:] > until[:-1])[: len(start_ns)]
+    return start_ns[first], until[np.append(first[1:], True)[: len(start_ns)]]
+
+
+def _snapped(time_ns: np.ndarray, busy_start: np.ndarray, busy_end: np.ndarray) -> np.ndarray:
+    """Return each time, or the end of the work around it."""
+    at = np.searchsorted(busy_start, time_ns, side="left") - 1
+    ends = np.append(busy_end, 0)[at]
+    return np.where((at >= 0) & (ends > time_ns), ends, time_ns)
+
+
+def _spans(
+    samples: pa.Table, edges: np.ndarray, busy_start: np.ndarray, busy_end: np.ndarray
+) -> list[dict[str, object]]:
+    """Return rows of `host_span`, those that enclose others first."""
+    time_ns = samples["time_ns"].to_numpy()
+    says = samples.select(["is_data", "function", "library"]).to_pylist()
+    segment = np.searchsorted(edges, time_ns, side="right") - 1
+    spans: list[dict[str, object]] = []
+    first = 0
+    for i in range(1, len(says) + 1):
+        if i < len(says) and segment[i] == segment[i - 1] and says[i] == says[first]:
+            continue
+        at = int(segment[first])
+        if 0 <= at < len(edges) - 1:
+            low = edges[at] if first == 0 or segment[first - 1] != at else _middle(time_ns, first)
+            high = edges[at + 1] if i == len(says) or segment[i] != at else _middle(time_ns, i)
+            low, high = _snapped(np.array([low, high]), busy_start, busy_end).tolist()
+            frames = [says[first]["function"], says[first]["library"]]
+            names = [("python", frame) for frame in frames if frame is not None]
+            if says[first]["is_data"]:
+                names.insert(0, ("annotation", _DATA))
+            tid = samples["tid"][first].as_py()
+            spans += (
+                {"start_ns": low, "dur_ns": high - low, "tid": tid, "category": c, "name": n}
+                for c, n in names
+                if high > low
+            )
+        first = i
+    return spans
+
+
+def _middle(time_ns: np.ndarray, i: int) -> int:
+    return int(time_ns[i - 1] + (time_ns[i] - time_ns[i - 1]) // 2)
+
+
+def _merged(tables: Mapping[str, pa.Table], added: pa.Table) -> dict[str, pa.Table]:
+    """Return tables with spans added in their order, and the collectives of the rows they move."""
+    host = tables["host_span"]
+    both = TABLES["host_span"].joined([host, added])
+    # Of equal spans, those that were recorded enclose the added ones.
+    start_ns, dur_ns = both["start_ns"].to_numpy(), both["dur_ns"].to_numpy()
+    order = np.lexsort((np.arange(len(start_ns)), -dur_ns, start_ns))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    merged = {**tables, "host_span": both.take(pa.array(order))}
+    collective = tables.get("collective")
+    if collective is not None and collective.num_rows:
+        on_host = pc.equal(collective["source"].cast(pa.string()), "host_span").to_numpy()
+        row = collective["row"].to_numpy().copy()
+        row[on_host] = place[row[on_host]]
+        at = collective.schema.get_field_index("row")
+        merged["collective"] = collective.set_column(at, collective.schema.field(at), pa.array(row))
+    return merged

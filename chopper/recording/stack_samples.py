@@ -1,0 +1,128 @@
+"""Samples of the traced thread's Python stack: table ``python_sample``.
+
+Kineto's own stacks record every call and slow a program several times. A sample a few milliseconds
+apart tells which function of the program had the time between operators, and costs about a
+hundredth of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import CodeType, FrameType
+
+_PERIOD_S = 0.004
+_MOST = 100_000
+_OWN = str(Path(__file__).parents[1])
+_LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], _OWN)
+_MODULE_CALL = "torch/nn/modules/module.py"
+_MAKES_DATA = re.compile(
+    r"(get|next|load|read|fetch|sample|draw|make|build|prepare|collate)_?\w*"
+    r"(batch|data|sample|example|item|record|shard)|collate|tokenize|augment|preprocess"
+)
+"""A function that makes a batch, by its name."""
+_ITERATES = {"__next__", "__iter__", "__getitem__", "__getitems__"}
+
+
+_Row = tuple[int, int, str | None, int | None, str | None, bool, int | None]
+"""A row of the table ``python_sample``."""
+
+
+class StackSampler:
+    """Samples the stack of the thread that begins it, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._ident = self._tid = 0
+        self._loop: dict[int, CodeType] = {}
+        self._rows: list[_Row] = []
+
+    def begin(self) -> None:
+        """Sample this thread from here on."""
+        self._over = threading.Event()
+        self._ident, self._tid, self._rows = threading.get_ident(), threading.get_native_id(), []
+        self.step_ended()
+        threading.Thread(target=self._run, args=(self._over,), name="chopper", daemon=True).start()
+
+    def end(self) -> None:
+        """Sample no longer. Idempotent."""
+        self._over.set()
+
+    def step_ended(self) -> None:
+        """Note the frames of this thread: those that stay are the training loop's."""
+        frame: FrameType | None = sys._getframe()
+        self._loop = {}
+        while frame is not None:
+            self._loop[id(frame)] = frame.f_code
+            frame = frame.f_back
+
+    def take_rows(self) -> list[_Row]:
+        """Return the rows of ``python_sample`` since ``begin``."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _run(self, over: threading.Event) -> None:
+        try:
+            file = open(f"/proc/self/task/{self._tid}/schedstat", "rb", buffering=0)  # noqa: PTH123, SIM115
+        except OSError:
+            file = None
+        with contextlib.nullcontext() if file is None else file:
+            while not over.wait(_PERIOD_S) and len(self._rows) < _MOST:
+                frame = sys._current_frames().get(self._ident)
+                if frame is None or over.is_set():
+                    return
+                # The thread goes on once a system call lets it: its frames are read before.
+                now_ns, place = time.time_ns(), self._place(frame)
+                counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
+                delay_ns = int(counts.split()[1]) if counts else None
+                self._rows.append((now_ns, self._tid, *place, delay_ns))
+
+    def _place(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
+        """Return the program's innermost function and its line, what it called, and if for data."""
+        function, line, library = None, None, None
+        is_data = of_loop = False
+        while frame is not None:
+            code = frame.f_code
+            name, is_program = _named(code)
+            if function is None and is_program:
+                function, line = name, frame.f_lineno
+                of_loop = self._loop.get(id(frame)) is code
+            elif function is None and not code.co_filename.startswith(_OWN):
+                library = name
+            if self._loop.get(id(frame)) is not code:
+                outer = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+                is_data = not code.co_filename.endswith(_MODULE_CALL) and (
+                    is_data or (_is_data(code) and outer not in ("__enter__", "__exit__"))
+                )
+            frame = frame.f_back
+        # What a library's loader does is not what the loop around it does.
+        return None if of_loop and is_data else function, line, library, is_data
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_data(code: CodeType) -> bool:
+    """Return whether the code iterates, or makes a batch by its name."""
+    name = code.co_name
+    iterates = bool(code.co_flags & inspect.CO_GENERATOR) or name in _ITERATES
+    return not code.co_filename.startswith(_OWN) and (iterates or bool(_MAKES_DATA.match(name)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(code: CodeType) -> tuple[str, bool]:
+    """Return a function as torch writes it in a trace, and whether it is the program's own."""
+    path = code.co_filename
+    is_program = (
+        not path.startswith(_LIBRARIES)
+        and "-packages/" not in path
+        and (path[:1] != "<" or path.startswith("<ipython"))
+    )
+    found = max((e for e in sys.path if e and path.startswith(f"{e}/")), key=len, default="")
+    return f"{path[len(found) :].lstrip('/')}({code.co_firstlineno}): {code.co_name}", is_program

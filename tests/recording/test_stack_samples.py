@@ -1,0 +1,138 @@
+"""Sampled stacks: which function had the time, and whether it made data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chopper
+from chopper.recording.stack_samples import StackSampler
+from tests.recording.make import TRACE_ONLY
+from tests.waiting import until
+
+HERE = "test_stack_samples.py"
+
+
+class Probe(nn.Module):
+    """Looks at its own stack in its forward, through a container's iterator."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Identity()])
+        self.look = look
+
+    def __getitem__(self, index):
+        return self.look()
+
+    def forward(self):
+        return self[0]
+
+
+@pytest.fixture
+def place():
+    """Where the running code is, below a loop that ended a step in the caller's frame."""
+    sampler = StackSampler()
+    sampler.step_ended()
+
+    def look():
+        return sampler._place(sys._getframe(1))
+
+    return SimpleNamespace(look=look, step_ended=sampler.step_ended)
+
+
+def get_batch(look):
+    return look()
+
+
+def on_train_batch_end(look):
+    return look()
+
+
+def batches(look):
+    while True:
+        yield look()
+
+
+@contextlib.contextmanager
+def timed(look, places):
+    places.append(look())
+    yield
+
+
+class Shards:
+    def __init__(self, look):
+        self.look = look
+
+    def __getitem__(self, index):
+        return self.look()
+
+
+def test_iterators_and_functions_that_make_batches_are_data(place):
+    place.step_ended()
+    cases = {
+        "batches": next(batches(place.look)),
+        "get_batch": get_batch(place.look),
+        "__getitem__": Shards(place.look)[0],
+    }
+    for name, (function, line, _, is_data) in cases.items():
+        assert is_data, name
+        assert f"{HERE}(" in function
+        assert function.endswith(f": {name}")
+        assert line > 0
+
+
+def test_callbacks_modules_and_context_managers_are_not(place):
+    place.step_ended()
+    places = [on_train_batch_end(place.look), Probe(place.look)()]
+    with timed(place.look, places):
+        pass
+    assert [is_data for *_, is_data in places] == [False] * 3
+    assert places[0][0].endswith(": on_train_batch_end")
+
+
+def test_a_loop_that_is_a_generator_itself_is_no_data(place):
+    def train():
+        while True:
+            place.step_ended()
+            yield place.look(), next(batches(place.look))
+
+    (own, data), again = next(train()), next(train())
+    assert (own[3], data[3]) == (again[0][3], again[1][3]) == (False, True)
+
+
+def test_a_generator_of_the_program_is_data_in_its_trace(task):
+    """The generator takes as long as the sampler needs to see it twice."""
+
+    def waited():
+        while True:
+            first = len(windows._stacks._rows)
+            until(functools.partial(enough, first + 2), "two samples")
+            yield torch.ones(2, 8)
+
+    def enough(count):
+        return not windows.tracing or len(windows._stacks._rows) >= count
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(1, 4)) as prof:
+        assert prof._session is not None
+        windows: Any = prof._session._steps.windows
+        for number, batch in enumerate(waited()):
+            task.step(batch)
+            if number == 4:
+                break
+    run = chopper.load("run")
+    samples = run.table(0, "python_sample").to_pylist()
+    mine = [s for s in samples if s["is_data"]]
+    assert len(mine) >= 3
+    assert "tests/waiting.py" in mine[0]["function"]  # the innermost one, which the generator calls
+    host = run.table(0, "host_span").to_pylist()
+    assert any(s["name"] == mine[0]["function"] and s["category"] == "python" for s in host)
+    attribution = chopper.attribute(run).whole
+    data = {group.key: group.causes for group in attribution.by("phase")}["data"]
+    assert data["idle.preparation.data"] > 0
