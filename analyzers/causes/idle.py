@@ -98,12 +98,12 @@ def split_idle(states: States, links: Links) -> Gaps:
     lost = lost_ns < end
     called[lost] = returned[lost] = np.clip(lost_ns, start, end)[lost]
     cause[lost] = _UNKNOWN
-    late, call, waited = called > start, returned > called, returned < end
+    late = np.flatnonzero(called > start)
     preparation = _preparation(links, event[late], start[late], called[late])
     preparation, of_host = _joined(preparation, _of_host(links, preparation))
     # The parts: what the device waited for by itself, preparation, the call.
-    waited, call = np.flatnonzero(waited), np.flatnonzero(call)
-    gap = np.concatenate([waited, np.flatnonzero(late)[preparation.owner], call])
+    waited, call = np.flatnonzero(returned < end), np.flatnonzero(returned > called)
+    gap = np.concatenate([waited, late[preparation.owner], call])
     parts_start = np.concatenate([returned[waited], preparation.start_ns, called[call]])
     parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
     parts_cause = np.concatenate([cause[waited], preparation.cause, np.full(len(call), _CALL)])
