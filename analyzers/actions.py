@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from chopper.analyzers import detectors
+from chopper.analyzers import cause_detectors, detectors
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
+from chopper.analyzers.events.places import Where
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.events.waiting import Waiting, waiting_calls
 from chopper.analyzers.replay.answers import summary
@@ -25,27 +27,17 @@ from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.names import is_program_frame
+from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.errors import ChopperError
+from chopper.statistics import MIN_STEPS
+from chopper.wording import ratio
 
 _DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
+_RECURS_RATIO = 0.5
+"""An untraced step that is at least this part of a traced one as long may hold the same."""
 _WARM = 3
 """Number of the first step that surely allocates and compiles nothing for the first time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """The place of a pattern: what most of its time belongs to.
-
-    Attributes:
-        phase, layer, op: names; None where there is none, or no one that holds most of the time.
-        line: file, line and function of the program's innermost frame; None without stacks.
-    """
-
-    phase: str | None
-    layer: str | None
-    op: str | None
-    line: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +48,9 @@ class Action:
         detector: its name; the declaration says what was seen and how to try.
         saved_ns: recoverable time of a step, mean over ranks and steps.
         ci95_ns: its 95 % interval over steps; None with fewer than three steps.
-        saved_ratio: of the observed step.
+        saved_ratio: saved over observed time, each summed over the steps.
+        of: of what that is the ratio: ``step``, or ``loop`` for what lies between the steps.
+        step_ratios: lowest and highest of the single steps' ratios.
         where: the place.
         evidence: names and numbers.
         events_count: device events that it is about, over ranks and steps.
@@ -67,31 +61,29 @@ class Action:
     saved_ns: int
     ci95_ns: tuple[int, int] | None
     saved_ratio: float
+    step_ratios: tuple[float, float]
     where: Where
     evidence: dict[str, Any]
     events_count: int
     longest: tuple[int, int] | None = None
-
-    @property
-    def sure_ns(self) -> int:
-        """Return the lower end of the recoverable time, or its estimate without an interval."""
-        return self.saved_ns if self.ci95_ns is None else self.ci95_ns[0]
+    of: Literal["step", "loop"] = "step"
 
 
 @dataclass(frozen=True)
 class Actions:
-    """Actions that are worth trying, the most recoverable time at the lower end first.
+    """Actions that are worth trying, the most recoverable time first.
 
     Attributes:
         ranked: all actions.
-        failed: detector → why it could not be asked.
-        unsure: what was seen in fewer than three early steps, and may be a first iteration's alone.
-        pace: share of its traced time that the host's work takes, of which the times are.
+        failed: detector → the error that ended it.
+        dropped: patterns that were seen but are no actions, each with the reason.
+        pace: host time of an untraced step as a share of the traced time; savings are of the
+            untraced step.
     """
 
     ranked: list[Action]
     failed: dict[str, str]
-    unsure: list[Action] = field(default_factory=list)
+    dropped: list[tuple[Action, str]] = field(default_factory=list)
     pace: float = 1.0
 
 
@@ -100,13 +92,20 @@ class Material:
 
     def __init__(self, run: Attributed, replay: Replay) -> None:
         self.run = run
-        self.links = {node.rank: node.links for node in replay.base.graph.ranks}
+        self.links = replay.links
         """Rank → its joined events, of the ranks that the replay has."""
 
     @cached_property
     def events(self) -> Events:
         """Device events of all ranks in the steps."""
         return events_of(self.run)
+
+    @cached_property
+    def uneven(self) -> Uneven | None:
+        """Why ranks wait for each other."""
+        if len(self.run.joined) < 2:
+            return None
+        return uneven(self.run, members_of(self.run), self.events)
 
     @cached_property
     def waiting(self) -> dict[int, Waiting]:
@@ -121,69 +120,120 @@ class Material:
 def names() -> list[str]:
     """Return the names of all detectors."""
     files = (file for path in detectors.__path__ for file in Path(path).glob("[!_]*.py"))
-    return sorted(file.stem for file in files)
+    return sorted([*(file.stem for file in files), *cause_detectors.declared()])
 
 
 def detector(name: str) -> Detector:
     """Return the declaration of a detector."""
+    if name in cause_detectors.declared():
+        return cause_detectors.detector(name)
     declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
     return declared
 
 
 def sightings(name: str, material: Material) -> Iterator[Sighting]:
     """Yield the places at which one detector sees its pattern."""
+    if name in cause_detectors.declared():
+        yield from cause_detectors.by_cause(name, material.run, material.links)
+        return
     find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
     yield from find(**{p: getattr(material, p) for p in inspect.signature(find).parameters})
 
 
 def actions(run: Attributed, replay: Replay) -> Actions:
-    """Rank what is worth trying.
+    """Rank what is worth trying, by the share of the steps' time that it saves.
 
-    A pattern whose gain cannot be told from nothing is left out: it is within the replay's own
-    error, or its interval reaches zero. Fewer than three steps have no interval: of them, only
-    what every step has alike is ranked, unless their numbers say that others came before. A
-    detector that fails takes nothing else with it.
+    A pattern is dropped, with the reason, if its saving is within the replay's own error, if one
+    step alone shows it and no untraced step is as long, or if fewer than three steps were traced
+    and a first iteration would show it too. A detector that fails takes nothing else with it.
     """
     run = run.detailed
     material = Material(run, replay)
-    found: list[Action] = []
+    found: list[tuple[Action, str]] = []
     failed: dict[str, str] = {}
     for name in names():
         try:
-            seen = (_action(material, replay, s) for s in sightings(name, material))
-            found += [action for action in seen if action is not None]
+            found += [_action(material, replay, seen) for seen in sightings(name, material)]
         except ChopperError as exc:
             failed[name] = str(exc)
         except _DEFECTS as exc:
             failed[name] = f"{type(exc).__name__}: {exc}"
-    found.sort(key=lambda action: -action.sure_ns)
-    numbers = run.windows["number"].to_pylist()
-    is_warm = bool(numbers) and all(number is not None and number >= _WARM for number in numbers)
-    ranked: list[Action] = []
-    unsure: list[Action] = []
-    for action in found:
-        recurs = is_warm or detector(action.detector).in_every_step
-        is_sure = recurs or action.ci95_ns is not None
-        (ranked if is_sure else unsure).append(action)
-    return Actions(ranked, failed, unsure, replay.pace)
+    found.sort(key=lambda pair: -pair[0].saved_ns)
+    return Actions(
+        [action for action, doubt in found if not doubt],
+        failed,
+        [(action, doubt) for action, doubt in found if doubt],
+        replay.pace,
+    )
 
 
-def _action(material: Material, replay: Replay, seen: Sighting) -> Action | None:
-    """Return what mending a pattern gives back; None where that cannot be told from nothing."""
-    observed, predicted, _, ci95 = summary(_steps(replay, seen).values())
+def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action, str]:
+    """Return what removing a pattern saves, and why that is no action; "" where it is one."""
+    if seen.saved_ns is not None:
+        action = _without_replay(material, seen, seen.saved_ns)
+        return action, _within_error(action)
+    steps = _steps(replay, seen)
+    observed, predicted, _, ci95 = summary(steps.values())
     saved = observed - predicted
-    if saved <= ERROR_RATIO * observed or (ci95 is not None and ci95[0] <= 0):
-        return None
-    return Action(
+    each = [(before - after) / before for before, after, _ in steps.values() if before]
+    action = Action(
         detector=seen.detector,
         saved_ns=round(saved),
         ci95_ns=None if ci95 is None else (round(ci95[0]), round(ci95[1])),
-        saved_ratio=saved / observed,
+        saved_ratio=saved / observed if observed else 0.0,
+        step_ratios=(min(each, default=0.0), max(each, default=0.0)),
         where=where(material, seen),
         evidence={**seen.evidence},
         events_count=sum(map(len, seen.events.values())),
         longest=_longest(material.run, seen),
     )
+    return action, _doubt(material.run, action, steps)
+
+
+def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action:
+    """Return the action of a pattern whose whole time would be gone."""
+    run, step = material.run, material.run.step_time()
+    whole_ns, steps = run.observed_ns / len(run.ranks), run.windows.num_rows / len(run.ranks)
+    if seen.of == "loop":
+        whole_ns, steps = step.loop_ns, step.steps_count
+    share = saved_ns / whole_ns
+    return Action(
+        detector=seen.detector,
+        saved_ns=round(saved_ns / steps),
+        ci95_ns=None,
+        saved_ratio=share,
+        step_ratios=(share, share),
+        where=where(material, seen),
+        evidence={**seen.evidence},
+        events_count=0,
+        of=seen.of,
+    )
+
+
+def _within_error(action: Action) -> str:
+    if action.saved_ratio > ERROR_RATIO:
+        return ""
+    return f"saves {ratio(max(action.saved_ratio, 0.0))}, within the replay's error"
+
+
+def _doubt(run: Attributed, action: Action, steps: Mapping[int, tuple[int, float, int]]) -> str:
+    """Return why the saving of an action is not certain; "" where it is."""
+    if doubt := _within_error(action):
+        return doubt
+    numbers = run.windows["number"].to_pylist()
+    if len(steps) < MIN_STEPS:
+        is_warm = bool(numbers) and all(n is not None and n >= _WARM for n in numbers)
+        if is_warm or detector(action.detector).in_every_step:
+            return ""
+        return f"fewer than {MIN_STEPS} steps were traced, and a first iteration shows it as well"
+    by_saving = sorted(steps.values(), key=lambda step: step[0] - step[1])
+    *others, (longest_ns, _, windows) = by_saving
+    if sum(b - a for b, a, _ in others) > ERROR_RATIO * sum(b for b, _, _ in others):
+        return ""
+    untraced = [kind.untraced for kind in run.step_time().kinds if kind.untraced is not None]
+    if any(t >= _RECURS_RATIO * longest_ns / windows for u in untraced for t in u.lengths_ns):
+        return ""
+    return f"seen in one of {len(steps)} traced steps, and no untraced step is as long"
 
 
 def _longest(run: Attributed, sighting: Sighting) -> tuple[int, int] | None:

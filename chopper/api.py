@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from chopper.engines import Engine
     from chopper.hardware.rank_device import Stated
     from chopper.pipeline import Source
+    from chopper.reports.verdict import Verdict
 
 
 class AttributedRun(Attributed):
@@ -42,6 +44,15 @@ class AttributedRun(Attributed):
 
     def _repr_html_(self) -> str:
         return as_cell(self, "chopper.reports.run:notebook_page")
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What bounds the run: a sentence, the class behind it, and the largest causes."""
+        from chopper.analyzers.replay.replay import replay_or_reason
+        from chopper.reports.story import Story
+        from chopper.reports.verdict import verdict
+
+        return verdict(Story(self), replay_or_reason(self))
 
     def recoverable(self) -> dict[str, Recoverable]:
         """Predict what removing each cause alone would save, by replaying the run.

@@ -7,6 +7,7 @@ kind that the step time describes, and ``whole`` covers everything that was trac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -203,6 +204,8 @@ class StepTime:
             trace, when the device had nothing left to do (mean over traces); None without any.
         kinds: all kinds, the most time first.
         outside: time of the recording in no step; None where its bounds are not known.
+        phases_ns: program phase → its time in the recorded steps of all kinds, mean over ranks;
+            each nanosecond belongs to the innermost phase.
     """
 
     kind: str
@@ -216,6 +219,24 @@ class StepTime:
     drained_ns: int | None
     kinds: tuple[StepKind, ...]
     outside: Outside | None
+    phases_ns: dict[str, int]
+
+    @property
+    def steps_count(self) -> int:
+        """Number of recorded steps of all kinds."""
+        return sum(len(kind.steps) for kind in self.kinds)
+
+    @property
+    def loop_ns(self) -> int:
+        """Time of all recorded steps and of what follows the last one, mean over ranks."""
+        return sum(k.time_ns for k in self.kinds) + (self.outside.after_ns if self.outside else 0)
+
+    @property
+    def loop_phases_ns(self) -> dict[str, int]:
+        """Program phase → its time in the loop, mean over ranks."""
+        return dict(
+            Counter(self.phases_ns) + Counter(self.outside.phases_ns if self.outside else {})
+        )
 
     @property
     def headline_ns(self) -> int | None:

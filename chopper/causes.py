@@ -58,6 +58,20 @@ def parents(cause: str) -> tuple[str, ...]:
     return () if above is None else (above, *parents(above))
 
 
+# Parents without which their leaves' labels say too little.
+_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
+
+
+def full_label(cause: str) -> str:
+    """Return a cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
+    if cause not in CAUSES:
+        return cause
+    label, above = CAUSES[cause].label, parent(cause)
+    if above not in _CONTEXT:
+        return label
+    return f"{CAUSES[above].label}: {label[:1].lower()}{label[1:]}"
+
+
 def inherited(cause: str, field: Literal["color", "advice", "basis"]) -> str:
     """Return what is said of a cause, or of its nearest ancestor of which it is said."""
     nodes = (CAUSES[node] for node in (cause, *parents(cause)) if node in CAUSES)

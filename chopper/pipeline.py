@@ -617,7 +617,7 @@ def aggregate(
         detail=detail,
     ).of_kind()
     findings += [*found.of_steps(run.step_time(), findings), *found.of_unnumbered(windows)]
-    findings += [*found.of_utilization(run), *found.of_detail(run)]
+    findings += [*found.of_utilization(run), *found.of_detail(run), *found.of_memory(run)]
     findings = found.gathered(findings)
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))

@@ -87,6 +87,7 @@ _SHARED = {
     "calls": "chopper.analyzers.events.calls:calls_of",
     "clocked": "chopper.analyzers.events.clocked:clocked_of",
     "events": "chopper.analyzers.events.device:events_of",
+    "links": "chopper.analyzers.events.places:links_of",
     "members": "chopper.analyzers.events.collectives:members_of",
     "replay": "chopper.analyzers.replay.replay:replay_or_reason",
 }

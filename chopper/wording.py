@@ -207,6 +207,10 @@ def cell(column: str, value: object) -> str:
         return _three(value) if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"
     if column == "kernel":
         return kernel_name(str(value))
+    if column == "cause":
+        from chopper.causes import full_label
+
+        return full_label(str(value))
     if column.endswith("_dims"):
         return shapes(str(value))
     return str(value)

@@ -76,8 +76,10 @@ def document(attribution: Attributed) -> dict[str, Any]:
     """Return the documented JSON form of a run's attribution."""
     from chopper.analyzers.actions import actions
     from chopper.analyzers.replay.replay import recoverable, replay_or_reason
-    from chopper.reports.actions import to_json
+    from chopper.reports.actions import dropped_json, to_json
     from chopper.reports.json import attribution_json
+    from chopper.reports.story import Story
+    from chopper.reports.verdict import verdict
     from chopper.storage import processes
     from chopper.views import view
 
@@ -86,10 +88,12 @@ def document(attribution: Attributed) -> dict[str, Any]:
     path = attribution.recording.path
     return attribution_json(
         attribution,
+        verdict(Story(attribution), replay).to_dict(),
         recoverable(attribution, replay),
         None if tried is None else to_json(tried.ranked),
         view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
         processes.described(path) if path else (),
+        None if tried is None else dropped_json(tried),
         None if tried is None else tried.failed,
         None if tried is None else tried.pace,
     )

@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import Action, Actions, Where, detector
+from chopper.analyzers.actions import Action, Actions, detector
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.places import Where
 from chopper.causes import CAUSES
 from chopper.reports.page import Items, Paragraph, Section
 
 SHOWN = 3
 """Actions at the top of a page."""
 RANKED = (
-    "Ranked by recoverable time (the lower end of its interval), as a replay of the run without "
-    "each pattern predicts it. "
-    "Savings overlap, so they do not add up."
+    "Ranked by recoverable time: what a replay of the run without the pattern predicts. Savings "
+    "overlap, so they do not add up."
 )
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
 
@@ -66,8 +66,8 @@ class Told:
 
 def tell(
     run: Attributed, tried: Actions, unit: str, *, base: Actions | None = None
-) -> tuple[list[Told], int, str]:
-    """Put the first three actions into words, count the rest, and say what was not looked for.
+) -> tuple[list[Told], list[str]]:
+    """Put all actions into words, and say in sentences what was dropped and what could not be told.
 
     Args:
         run: the attributed run.
@@ -76,35 +76,45 @@ def tell(
         base: of a run to compare with, A: what the same pattern costs there is said.
     """
     found = []
-    for action in tried.ranked[:SHOWN]:
+    for action in tried.ranked:
         declared, say = detector(action.detector), _Sentence().format
-        share = f"{fmt.ratio(action.saved_ratio)} of the {saving_unit(tried.pace, unit)}"
-        interval = f", 95 % interval {fmt.interval(action.ci95_ns)}" if action.ci95_ns else ""
-        evidence = say(declared.evidence, **action.evidence)
+        of = "loop" if action.of == "loop" else saving_unit(tried.pace, unit)
+        share = f"{fmt.ratio(action.saved_ratio)} of the {of}"
         scaled = _scaled(run, action, tried.pace)
+        evidence = say(declared.evidence, **action.evidence)
         found.append(
             Told(
                 title=_title(action),
                 evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
-                detail=f"{share}{interval}{scaled}{_in_base(action, base)}",
-                place=_place(action.where),
+                detail=f"{share}{_spread(action)}{scaled}{_in_base(action, base)}",
+                place=place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
                 links=_links(action, declared.view),
                 condition=declared.condition,
                 without=declared.without,
             )
         )
-    reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
-    failed = f"Not checked, because of an error in Chopper: {reasons}." if reasons else ""
-    unsure = "; ".join(_title(action) for action in tried.unsure)
-    if unsure:
-        failed = (
-            f"Withheld: {unsure}. Fewer than three steps were traced, and the first iteration "
-            f"of any run shows this. {failed}".strip()
-        )
-    return found, len(tried.ranked) - len(found), failed
+    notes = []
+    dropped = [f"{_title(action)} ({reason})" for action, reason in tried.dropped]
+    if dropped:
+        more = len(dropped) - SHOWN
+        rest = f"; {fmt.count(more)} more: --json" if more > 0 else ""
+        notes.append(f"Seen, but not certain: {'; '.join(dropped[:SHOWN])}{rest}.")
+    if tried.failed:
+        reasons = "; ".join(f"{name} ({why})" for name, why in tried.failed.items())
+        notes.append(f"Not checked, because of an error in Chopper: {reasons}.")
+    return found, notes
+
+
+def _spread(action: Action) -> str:
+    """Return the interval of a saving; of uneven steps what single ones save."""
+    low, high = action.ci95_ns or (0, 0)
+    if low > 0:
+        return f", 95 % interval {fmt.interval((low, high))}"
+    least, most = (max(ratio, 0.0) for ratio in action.step_ratios)
+    return f", {fmt.ratio(least)} to {fmt.ratio(most)} of single steps" if action.ci95_ns else ""
 
 
 def _title(action: Action) -> str:
@@ -143,29 +153,27 @@ def _base_json(action: Action, base: Actions | None) -> dict[str, int | None]:
     return {"recoverable_step_a_ns": None if alike is None else alike.saved_ns}
 
 
-def section(told: Sequence[Told], rest: int, failed: str = "") -> Section:
-    """Return the first three things to try, as text.
+def section(told: Sequence[Told], notes: Sequence[str] = ()) -> Section:
+    """Return what to try first, as text: three actions in full, the others in a line each.
 
     Args:
-        told: of a run that can be replayed.
-        rest: so many more are not shown.
-        failed: what could not be looked for, in a sentence.
+        told: all actions.
+        notes: what was dropped, and what could not be looked for.
     """
-    failures = (Paragraph(failed),) if failed else ()
-    if not told:
-        text = (
-            "No known pattern costs a significant amount of time in this run. The causes below "
-            "show where the time went; `chopper whatif` predicts what a change would save."
-        )
-        return Section(title="What to try first", blocks=(Paragraph(text), *failures))
     items = [
         f"{t.title}: {t.saved} recoverable ({t.detail}){t.place and f', {t.place}'}. {t.evidence} "
         f"{t.remedy} Rows: `{t.command}`"
-        for t in told
+        for t in told[:SHOWN]
     ]
-    more = (f"{fmt.plural(rest, 'more action')}: --json",) if rest else ()
-    blocks = (Items(items=[*items, *more]), *failures)
-    return Section(title="What to try first", intro=RANKED, blocks=blocks)
+    items += [f"{t.title}: {t.saved} recoverable ({t.detail})" for t in told[SHOWN:]]
+    return Section(
+        title="What to try first",
+        intro=RANKED if told else "",
+        blocks=(
+            *([Items(items=items)] if items else []),
+            *(Paragraph(note, "dim") for note in notes),
+        ),
+    )
 
 
 def _links(action: Action, view: str) -> tuple[tuple[str, str], ...]:
@@ -176,7 +184,8 @@ def _links(action: Action, view: str) -> tuple[tuple[str, str], ...]:
     return (("Timeline", f"#timeline?rank={rank}&at={start_ns}"), table)
 
 
-def _place(where: Where) -> str:
+def place(where: Where) -> str:
+    """Return a place in words: ``in forward, in layer h.0, by aten::mm``."""
     parts = [
         where.phase and f"in {where.phase}",
         where.layer and f"in layer {where.layer}",
@@ -201,6 +210,7 @@ def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[
             "recoverable_step_ci95_ns": a.ci95_ns,
             **_base_json(a, base),
             "share_ratio": a.saved_ratio,
+            "of": a.of,
             **asdict(a.where),
             "evidence": a.evidence,
             "events_count": a.events_count,
@@ -208,4 +218,18 @@ def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[
             "view": detector(a.detector).view,
         }
         for a in ranked
+    ]
+
+
+def dropped_json(tried: Actions) -> list[dict[str, Any]]:
+    """Return the JSON form of the patterns that were seen but are no actions."""
+    return [
+        {
+            "detector": action.detector,
+            "title": _title(action),
+            "recoverable_step_ns": action.saved_ns,
+            "share_ratio": action.saved_ratio,
+            "reason": reason,
+        }
+        for action, reason in tried.dropped
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chopper import wording as fmt
+from chopper.analyzers.events.collectives import WAIT
 from chopper.attribution import Group
 from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, Level
 from chopper.reports.labels import color, full_label
@@ -49,6 +50,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     groups, windows = story.by(level), _windows(story, level)
     observed = max(story.run.observed_ns, 1)
     own = level in ("op", "kernel")
+    waits = level == "rank" and any(WAIT in group.causes for group in groups)
     lines = []
     labels = [_label(story, group, level) for group in groups[:rows]]
     alike = {label for label, number in Counter(labels).items() if number > 1}
@@ -67,6 +69,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
                 Cell(text=label, hint=str(group.key)),
                 fmt.duration(group.time_ns / windows.get(group.key, story.windows)),
                 *([fmt.duration((group.own_ns or 0) / story.windows)] if own else ()),
+                *([fmt.duration(_own_ns(group) / windows[group.key])] if waits else ()),
                 Cell(text=fmt.ratio(share), share_ratio=share, color=cause and color(cause)),
                 Cell(text=mostly, dim=True),
             )
@@ -84,10 +87,15 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
         dict(LEVELS)[level],
         unit,
         *(("Own time",) if own else ()),
+        *(("Without waiting",) if waits else ()),
         "Share",
         Column("Largest cause", kind="name"),
     )
     return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if own else "")
+
+
+def _own_ns(group: Group) -> int:
+    return group.time_ns - group.causes.get(WAIT, 0)
 
 
 def data(story: Story) -> dict[str, Any]:

@@ -185,7 +185,10 @@ def _section(number: int, labels: tuple[str, ...], pairs: list[Pair], top: int) 
         searchable=bool(labels),
         rest=f"{fmt.count(left)} more in --json." if left > 0 else "",
     )
-    intro = "Means over the repetitions. Grey: the interval of the ratio holds 1."
+    intro = (
+        "Means over the repetitions. A ratio whose 95 % interval includes 1 is within noise "
+        "(grey in a browser)."
+    )
     title = f"By {' and '.join(map(fmt.heading, labels))}" if labels else "Variants"
     return Section(title=title, id=f"measures-{number}", intro=intro, blocks=(table,))
 

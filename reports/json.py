@@ -18,20 +18,24 @@ SCHEMA = "chopper.attribution/3"
 
 def attribution_json(
     answer: Attribution,
+    verdict: Mapping[str, Any],
     recoverable: Mapping[str, Recoverable],
     actions: Sequence[Mapping[str, Any]] | None,
     utilization: Sequence[Mapping[str, Any]] = (),
     processes: Sequence[SubRun] = (),
+    dropped: Sequence[Mapping[str, Any]] | None = None,
     failed: Mapping[str, str] | None = None,
     pace: float | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form of an attribution.
 
     Args:
+        verdict: what bounds the run.
         recoverable: cause → what removing it would save.
         actions: what to try, the most recoverable time first; None where it cannot be replayed.
         utilization: rows of the view of that name.
         processes: of the run that are no ranks.
+        dropped: patterns that were seen but are no actions, with the reason.
         failed: pattern → why it could not be looked for.
         pace: share of its traced time that the host's work takes in the step of savings.
     """
@@ -39,6 +43,7 @@ def attribution_json(
     return {
         "schema": SCHEMA,
         "run": answer.source,
+        "verdict": dict(verdict),
         "observed_ns": answer.observed_ns,
         "ideal_ns": None if answer.withholds("compute.ideal") else answer.ideal_ns,
         "steps": answer.steps,
@@ -67,15 +72,9 @@ def attribution_json(
         ],
         "host_pace_ratio": pace,
         "actions": None if actions is None else [*actions],
+        "actions_dropped": None if dropped is None else [*dropped],
         "actions_failed": dict(failed or {}),
-        "ceilings": [
-            {
-                "rank": rank,
-                "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
-                "achievable": _ceiling(both.achievable, both.achievable_reason),
-            }
-            for rank, both in answer.ceilings.items()
-        ],
+        "ceilings": _ceilings(answer),
         "utilization": [*utilization],
         "coverage": answer.coverage,
         "quality": [
@@ -102,6 +101,17 @@ def _all_kinds(whole: Attribution) -> dict[str, Any]:
         "steps": whole.steps,
         "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
     }
+
+
+def _ceilings(answer: Attribution) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
+            "achievable": _ceiling(both.achievable, both.achievable_reason),
+        }
+        for rank, both in answer.ceilings.items()
+    ]
 
 
 def _ceiling(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
+from chopper.analyzers.views.stragglers import own_times
 from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
 from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
@@ -44,7 +46,8 @@ from chopper.reports.page import (
     Table,
     Widget,
 )
-from chopper.reports.story import Story, facts, verdict, withheld
+from chopper.reports.story import Story, facts, step_sentences, withheld
+from chopper.reports.verdict import Verdict, verdict
 from chopper.views import VIEWS, views
 
 if TYPE_CHECKING:
@@ -87,22 +90,27 @@ def page(run: Attributed, format: Format) -> Page:
         return _browser_page(run)
     story = Story(run)
     replay = replay_or_reason(run)
+    found = verdict(story, replay)
+    if not run.observed_ns:
+        return _page(story, found, [_held(run), *_findings(story)])
     causes = Section(
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
         "the observed time exactly.",
         blocks=_causes(story, recoverable(run, replay), _pace(replay), format),
     )
-    first = _first(story, replay)
+    first, is_certain = _first(story, replay)
     if format == "txt":
-        return _page(story, [*first, causes, *_spread(story), *_findings(story)])
+        top = [] if is_certain else [_top_list(found)]
+        return _page(story, found, [*first, *top, causes, *_spread(story), *_findings(story)])
     levels = [
         _level(story, level, _ROWS)
         for level, _ in breakdown.LEVELS
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
-    return _page(story, [*first, _top_list(story), causes, *levels, *_findings(story), coverage])
+    sections = [*first, _top_list(found), causes, *levels, *_findings(story), coverage]
+    return _page(story, found, sections)
 
 
 def notebook_page(run: Attributed) -> Page:
@@ -115,12 +123,12 @@ def _pace(replay: Replay | str) -> float:
     return 1.0 if isinstance(replay, str) else replay.pace
 
 
-def _first(story: Story, replay: Replay | str) -> list[Section]:
-    """Return what to try first; nothing where the run cannot be replayed."""
+def _first(story: Story, replay: Replay | str) -> tuple[list[Section], bool]:
+    """Return what to try first, and whether any of it is certain."""
     if isinstance(replay, str):
-        return []
+        return [], False
     tried = ranked(story.run, replay)
-    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))]
+    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))], bool(tried.ranked)
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -133,28 +141,36 @@ def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
     """
     story = Story(run)
     rows = top or (None if by in ("step", "rank") else _TERMINAL_ROWS)
-    return _page(story, [_level(story, by, rows), *_spread(story), *_findings(story)])
+    found = verdict(story, "")
+    return _page(story, found, [_level(story, by, rows), *_spread(story), *_findings(story)])
 
 
-def _page(story: Story, sections: list[Section], more: tuple[Block, ...] = (), **of: Any) -> Page:
-    headline, detail = verdict(story)
+def _page(
+    story: Story,
+    found: Verdict,
+    sections: list[Section],
+    more: tuple[Block, ...] = (),
+    **of: Any,
+) -> Page:
     return Page(
         title=story.run.recording.manifest.name,
-        headline=headline,
+        headline=found.sentence,
         facts=facts(story),
-        summary=(*_head(story, detail), *more),
+        summary=(*_head(story), *more),
         sections=[s for s in sections if s.blocks or s.id],
         **of,
     )
 
 
-def _head(story: Story, detail: str) -> list[Block]:
+def _head(story: Story) -> list[Block]:
     """Return what stands below the verdict."""
+    takes, detail = step_sentences(story)
     # Why no ideal is known may be a finding, and is not said twice.
-    found = any(f.message == story.ideal_reason for f in story.run.findings)
+    if any(f.message == story.ideal_reason for f in story.run.findings):
+        detail = ""
     used = story.ceilings[1]
     return [
-        *(Paragraph(text) for text in ("" if found else detail, story.tracing) if text),
+        *(Paragraph(text) for text in (f"{takes} {detail}".strip(), story.tracing) if text),
         *([Paragraph(used, "dim", formats=PLAIN)] if used else []),
         *_kinds(story),
     ]
@@ -220,17 +236,17 @@ def _mostly(kind: StepKind) -> str:
     return f"{full_label(cause)} ({fmt.ratio(time_ns / sum(kind.causes_ns.values()))})"
 
 
-def _top_list(story: Story) -> Section:
+def _top_list(found: Verdict) -> Section:
     items = []
-    for row, evidence in story.top:
-        of = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in evidence)
-        time_ns, share, unit = story.figure(row)
+    for one in found.largest:
+        place = actions.place(one.where)
+        ranks = (e for e in one.evidence if e.label.endswith("rank"))
+        more = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in ranks)
         items.append(
-            f"{full_label(row.id)}: {fmt.duration(time_ns)} per {unit}, {fmt.ratio(share)}. "
-            f"{CAUSES[row.id].doc} "
-            f"{advice(row.id)}{of and f' ({of})'}"
+            f"{one.label}: {fmt.duration(one.time_ns)} per {one.unit}, {fmt.ratio(one.share_ratio)}"
+            f"{place and f', {place}'}. {sentence(more) + ' ' if more else ''}{one.remedy}"
         )
-    return Section(title="The largest causes", blocks=(Items(items=items),))
+    return Section(title="The largest causes", blocks=(Items(items=items),) if items else ())
 
 
 def _windows(story: Story) -> str:
@@ -370,16 +386,19 @@ def _level(story: Story, level: Level, rows: int | None) -> Section:
 
 
 def _spread(story: Story) -> list[Section]:
-    """Return one line over the ranks: the spread of the step time, and which is slowest."""
-    per_step = {r.label: r.observed_ns / r.steps for r in story.run.ranks if r.steps}
+    """Return one line over the ranks: what a step takes each without waiting for the others."""
+    own_ns = own_times(story.run)
+    per_step = {r.label: own_ns[r.rank] for r in story.run.ranks if r.steps}
     if len(per_step) < 2:
         return []
+    waits = any(row.id == WAIT and row.time_ns for row in story.run.causes())
+    unit = f"per {story.traced_unit}{' without waiting for other ranks' if waits else ''}"
     parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
-    line = f"per {story.traced_unit}: {' · '.join(parts)}"
+    line = f"{unit}: {' · '.join(parts)}"
     if len(per_step) > 4:
         fastest, *_, slowest = sorted(per_step, key=per_step.__getitem__)
         line = (
-            f"{len(per_step)} ranks, per {story.traced_unit}: fastest {fastest} "
+            f"{len(per_step)} ranks, {unit}: fastest {fastest} "
             f"{fmt.duration(per_step[fastest])}, slowest {slowest} "
             f"{fmt.duration(per_step[slowest])}"
         )
@@ -418,24 +437,17 @@ def _browser_page(run: Attributed) -> Page:
     del telemetry
     tables = views(run, VIEWS, replay=replay)
     story = Story(run, tables)
+    found = verdict(story, replay)
     clocks = frequency.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
-        _gap(story, recoverable(run, replay), _pace(replay)),
-        *([_steps(story)] if story.windows > 1 else []),
-        *([_ranks(story)] if len(run.ranks) >= _LEAST_RANKS else []),
-        Section(
-            title="Breakdown",
-            id="breakdown",
-            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
-            blocks=(Widget("breakdown.html.j2"),),
-        ),
+        *(_times(story, replay) if run.observed_ns else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([clocks] if clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),
         _quality(run),
         environment.section(run),
-        _method(story),
+        *([_method(story)] if run.observed_ns else []),
     ]
     data = breakdown.data(story) | {
         "line_colors": figures.LINES,
@@ -449,8 +461,34 @@ def _browser_page(run: Attributed) -> Page:
         **lanes.packs,
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
-    more = (*_cards(story, replay), *_composition(story), *_limits(story))
-    return _page(story, sections, more, source=run.recording.source, program=program)
+    more = (*_cards(story, found, replay), *_composition(story), *_limits(story))
+    return _page(story, found, sections, more, source=run.recording.source, program=program)
+
+
+def _times(story: Story, replay: Replay | str) -> list[Section]:
+    """Return where the time went: by cause, step, rank, and the breakdown."""
+    return [
+        _gap(story, recoverable(story.run, replay), _pace(replay)),
+        *([_steps(story)] if story.windows > 1 else []),
+        *([_ranks(story)] if len(story.run.ranks) >= _LEAST_RANKS else []),
+        Section(
+            title="Breakdown",
+            id="breakdown",
+            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
+            blocks=(Widget("breakdown.html.j2"),),
+        ),
+    ]
+
+
+def _held(run: Attributed) -> Section:
+    """Return the tables of a run of which no time was attributed."""
+    items = [
+        f"{VIEWS[name].title}: {fmt.plural(table.num_rows, 'row')} (`--view {name}`)"
+        for name, table in views(run, VIEWS).items()
+        if table.num_rows
+    ]
+    how = Paragraph(f"`chopper analyze {shlex.quote(run.source)} --view NAME` shows one of them.")
+    return Section(title="Tables with rows", blocks=(how, Items(items=items)) if items else ())
 
 
 def _timeline(story: Story, lanes: Timeline) -> Section:
@@ -486,27 +524,21 @@ def _composition(story: Story) -> list[Block]:
     return [Widget("composition.html.j2", context)] if leaves else []
 
 
-def _cards(story: Story, replay: Replay | str) -> list[Block]:
-    """Return what to try first; the largest causes where no pattern costs time."""
-    told: list[actions.Told] = []
-    failed = ""
+def _cards(story: Story, found: Verdict, replay: Replay | str) -> list[Block]:
+    """Return what to try first; the largest causes where no action is certain."""
+    blocks: list[Block] = []
     if not isinstance(replay, str):
         tried = ranked(story.run, replay)
-        told, _, failed = actions.tell(story.run, tried, story.traced_unit)
-    if told:
-        note = f"{actions.RANKED} {failed}".strip()
-        unit = actions.saving_unit(tried.pace, story.traced_unit)
-        return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
-    failures: list[Block] = [Paragraph(failed)] if failed else []
-    if not story.top:
-        return failures
-    noun = "cause" if len(story.top) == 1 else "causes"
-    title = f"The largest {noun} of the gap"
-    if story.ideal_per_window_ns is None:
-        # What a model could not split may be larger, but is no cause.
-        known = story.run.leaves()[0].id == story.top[0][0].id
-        title = f"The largest {'' if known else 'known '}{noun}"
-    return [*failures, Widget("top.html.j2", {"title": title, "story": story})]
+        told, notes = actions.tell(story.run, tried, story.traced_unit)
+        if told:
+            unit = actions.saving_unit(tried.pace, story.traced_unit)
+            note = " ".join([actions.RANKED, *notes])
+            return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
+        blocks = [Paragraph(note) for note in notes]
+    if not found.largest:
+        return blocks
+    title = "The largest causes" if len(found.largest) > 1 else "The largest cause"
+    return [*blocks, Widget("top.html.j2", {"title": title, "largest": found.largest})]
 
 
 def _gap(story: Story, saving: Mapping[str, Recoverable], pace: float) -> Section:
@@ -619,7 +651,7 @@ def _method(story: Story) -> Section:
     table = Table(
         columns=(
             *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose")),
-            *(Column("Basis", kind="prose"), Column("Kind", kind="id")),
+            *(Column("Basis", kind="prose", wide=True), Column("Kind", kind="id")),
         ),
         rows=[
             (

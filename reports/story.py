@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.held_memory import HeldMemory, held_memory
 from chopper.analyzers.replay.pace import SLOWED
 from chopper.attribution import TRAINING, CauseRow, Group, StepTime
 from chopper.causes import LEAVES, Level
@@ -20,8 +21,6 @@ from chopper.views import views
 
 _IDEAL = "compute.ideal"
 _NO_MODEL = ("compute.no_peak", "compute.unmodelled")
-# Time that a model could not split: shown as what is not known, not as what to mend first.
-_UNKNOWN = frozenset((*_NO_MODEL, "compute.vector.no_bytes", "idle.no_step"))
 _STEADY = frozenset(c for c in LEAVES if c.startswith("idle.preparation.") and c not in SLOWED)
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
 _WORDS_IDLE: dict[Level, str] = {"op": "host in operator", "phase": "phase"}
@@ -103,7 +102,7 @@ class Story:
 
     def _idle_scale(self) -> tuple[frozenset[str], float | None]:
         idle_ns = sum(r.time_ns for r in self.run.causes() if r.id == "idle")
-        if self.scale is None or all(_on_host(self.run, r.rank) for r in self.run.ranks):
+        if self.scale is None or self.is_on_host:
             return frozenset(), None
         left_ns = idle_ns - self.run.observed_ns * (1 - self.scale)
         for steady in (_STEADY, frozenset[str]()):
@@ -125,16 +124,31 @@ class Story:
         return self._by[level]
 
     @cached_property
-    def top(self) -> list[tuple[CauseRow, list[Evidence]]]:
-        """The three largest causes, those that are known first, and what holds most of each."""
-        rows = [r for r in self.run.leaves() if r.id != _IDEAL and r.time_ns > 0]
-        rows.sort(key=lambda r: (r.id in _UNKNOWN, -self.untraced_ns(r)))
-        return [(row, evidence(self, row.id)) for row in rows[:3]]
+    def is_on_host(self) -> bool:
+        """Whether all ranks computed on the CPU."""
+        return all(_on_host(self.run, rank.rank) for rank in self.run.ranks)
+
+    @cached_property
+    def held(self) -> HeldMemory | None:
+        """Memory of a snapshot without a trace, unless step times say more than it."""
+        each = [] if self.run.observed_ns else held_memory(self.run.recording)
+        said = (h for h in each if h.asked_bytes is not None or self.step.untraced is None)
+        return next(said, None)
+
+    @property
+    def is_ideal_whole(self) -> bool:
+        """Whether the ideal time is known of nearly all model math and is a measure of a step."""
+        covered = self.run.coverage.get("math_with_peak_ratio")
+        ideal = self.ideal_per_window_ns or 0.0
+        enough = covered is None or covered >= _COVERED_RATIO
+        return enough and ideal >= _MATH_RATIO * (
+            self.step.headline_ns or self.observed_per_window_ns
+        )
 
     @cached_property
     def ceilings(self) -> tuple[list[str], str]:
         """Both ceilings, a line each, and how much of them was used; empty for what is unknown."""
-        if not self.run.ceilings:
+        if not self.run.ceilings or not self.run.observed_ns:
             return [], ""
         rows = [r for r in self.table("utilization").to_pylist() if r["rank"] is None]
         lines: list[str] = []
@@ -238,22 +252,11 @@ def _why_no_ideal(run: Attributed) -> str:
     return "no matrix product, convolution or attention was recognized"
 
 
-def verdict(story: Story) -> tuple[str, str]:
-    """Return the answer in a sentence, and what stands behind it."""
+def step_sentences(story: Story) -> tuple[str, str]:
+    """Return how long a step takes beside its ideal time, and what stands behind it."""
     run, step = story.run, story.step
     if not run.observed_ns:
-        spread = step.untraced
-        if spread is not None:
-            low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
-            return (
-                f"A step takes {fmt.duration(spread.value_ns)}: the {spread.statistic} of "
-                f"{fmt.plural(spread.steps_count, 'step')}; half of them took {low} to {high}.",
-                "No step was traced, so its time has no causes here; the HTML report shows the "
-                "telemetry over time.",
-            )
-        if any(f.code == "run.no_trace" for f in run.findings):
-            return "There is telemetry but no kernel trace: nothing to attribute.", ""
-        return "Nothing ran on the device in this trace.", ""
+        return story.held.detail if story.held else "", ""
     noun = "A step" if story.unit == "step" else "The recorded window"
     mean = " on average" if run.windows.num_rows > 1 else ""
     observed = story.observed_per_window_ns

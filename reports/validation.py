@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chopper import wording as fmt
+from chopper.causes import full_label
 from chopper.reports import formatted
 from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
 from chopper.validation.results import Case, score, to_dict
@@ -51,10 +52,10 @@ def _row(cases: Sequence[Case]) -> tuple[str | Cell, ...]:
             if shown is None
             else fmt.percent(shown, ".2f"),
             fmt.percent(leaking.leaked_ratio, ".2f"),
-            into[0] if into else fmt.UNKNOWN,
+            full_label(into[0]) if into else fmt.UNKNOWN,
         ]
     outcome = Cell(text=status, mark=_MARKS[status])
-    return (Cell(text=name, hint=first.cause), first.magnitude, *numbers, outcome)
+    return (Cell(text=name, hint=full_label(first.cause)), first.magnitude, *numbers, outcome)
 
 
 def verdict(cases: Sequence[Case]) -> str:

@@ -163,10 +163,10 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
         if (saved_ns := saving[row.id].step_ns) is not None and (row.time_ns, row.id) not in same
     ]
     known.sort(key=lambda pair: -pair[1])
-    cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
+    fix = Column("--fix", kind="id")
     interval = Column("95 % interval", wide=True)
     table = Table(
-        columns=(cause, fix, "Time", "Recoverable", "Share of step", interval),
+        columns=("Cause", fix, "Time", "Recoverable", "Share of step", interval),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
@@ -181,7 +181,11 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
         note="Recoverable: predicted saving if only this cause were removed. Savings overlap, so "
         "they do not add up.",
     )
-    reasons = [f"{r.id}: {saving[r.id].reason}" for r in leaves if saving[r.id].reason is not None]
+    reasons = [
+        f"{full_label(r.id)} ({saving[r.id].reason})"
+        for r in leaves
+        if saving[r.id].reason is not None
+    ]
     unknown = (Items(items=reasons, title="Not predicted"),) if reasons else ()
     return Section(title="Recoverable time, per rank and step", blocks=(table, *unknown))
 

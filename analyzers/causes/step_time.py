@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
 from chopper.analyzers.trace.columns import first_with, ints
-from chopper.analyzers.trace.intervals import innermost
+from chopper.analyzers.trace.intervals import innermost, union
 from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
 from chopper.statistics import MIN_STEPS, excess_half_width
 
@@ -151,6 +151,7 @@ def step_time(
         drained_ns=drained,
         kinds=kinds,
         outside=_outside(ranks),
+        phases_ns=_in_phases(ranks),
     )
 
 
@@ -352,6 +353,17 @@ def _drained(recorded: _Recorded, chosen: np.ndarray) -> int | None:
         if len(quick):
             shortest.append(float(quick.min()))
     return round(float(np.mean(shortest))) if shortest else None
+
+
+def _in_phases(ranks: Sequence[RankSteps]) -> dict[str, int]:
+    """Return the time of each program phase within the recorded steps, mean over ranks."""
+    times: Counter[str] = Counter()
+    for rank in ranks:
+        if rank.step.num_rows:
+            steps = union(ints(rank.step, "start_ns"), ints(rank.step, "end_ns"))
+            for name, a, b in _phase_pieces(rank.program_phase):
+                times[name] += int(steps.within(np.array([a]), np.array([b]))[0])
+    return {name: t // len(ranks) for name, t in sorted(times.items()) if t}
 
 
 def _outside(ranks: Sequence[RankSteps]) -> Outside | None:

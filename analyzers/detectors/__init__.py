@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class Sighting:
         host_gone: rank → mask of the rows of `host_span` whose own work would take no time.
         calm: rank → rows of `host_span` (calls) at which the host would not wait for the device.
         changes: what else would change, as a prediction takes it.
+        saved_ns: time that would be gone over all steps, mean over ranks, where no replay can tell.
+        of: what ``saved_ns`` is a part of: the traced steps, or the whole recorded loop.
     """
 
     detector: str
@@ -71,6 +73,8 @@ class Sighting:
     host_gone: Mapping[int, np.ndarray] = field(default_factory=dict)
     calm: Mapping[int, np.ndarray] = field(default_factory=dict)
     changes: Changes | None = None
+    saved_ns: int | None = None
+    of: Literal["step", "loop"] = "step"
 
 
 def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, np.ndarray]]:

@@ -58,7 +58,19 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     """Return the factor by which each host part's time changes without these waits of its window.
 
     Where in a window the thread waited is not known: what was no sleep shares it alike, as it does
-    in the attribution. Loading data is no sleep where the thread did it itself.
+    in the attribution.
+    """
+    parts = node.program.parts
+    window, held = _window_of_moments(node)[parts.owner], _held(node)
+    count = len(node.joined.windows) + 1
+    share = np.append(waited_ns, 0) / np.maximum(np.bincount(window, held, count), 1)
+    return 1 - np.minimum(share, 1.0)[window] * held / np.maximum(parts.end_ns - parts.start_ns, 1)
+
+
+def _held(node: RankNodes) -> np.ndarray:
+    """Return the nanoseconds of each host part in which its thread ran, or waited for a core.
+
+    Loading data is no sleep where the thread did it itself.
     """
     parts, windows = node.program.parts, node.joined.windows
     moments = _window_of_moments(node)
@@ -70,9 +82,7 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     spent = np.bincount(window, length, count) + np.bincount(moments[ran], run_ns, count)
     elsewhere = np.maximum(np.append(np.diff(windows.bounds_ns), 0) - spent, 0)
     may_sleep = np.isin(parts.cause, _ASLEEP)
-    held = awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
-    share = np.append(waited_ns, 0) / np.maximum(np.bincount(window, held, count), 1)
-    return 1 - np.minimum(share, 1.0)[window] * held / np.maximum(length, 1)
+    return awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
 
 
 def _window_of_moments(node: RankNodes) -> np.ndarray:
@@ -97,18 +107,18 @@ def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
     program, windows = node.program, node.joined.windows
     window = _window_of_moments(node)
     parts = program.parts
-    length = (parts.end_ns - parts.start_ns) * ~np.isin(parts.cause, _ASLEEP)
+    held = _held(node)
     ran = np.flatnonzero(program.kind == OP_START)
     event = program.row[ran]
     run = node.links.events.dur_ns[event], scenario.durations(place)[event]
-    part = scenario.part_ns(place) * ~np.isin(parts.cause, _ASLEEP)
+    part = scenario.part_ns(place) * (held / np.maximum(parts.end_ns - parts.start_ns, 1))
 
     def total(of_parts: np.ndarray, of_events: np.ndarray) -> np.ndarray:
         count = len(windows)
         computing = np.bincount(window[ran], of_events, count + 1)[:count]
         return np.stack([computing, np.bincount(window[parts.owner], of_parts, count + 1)[:count]])
 
-    return total(length, run[0]), total(part, run[1])
+    return total(held, run[0]), total(part, run[1])
 
 
 def _table(

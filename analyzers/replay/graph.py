@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.idle import blocking_copies
-from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP, program
+from chopper.analyzers.replay.program import (
+    ISSUE,
+    OP_END,
+    OP_START,
+    STEP,
+    program,
+    without_late_stamps,
+)
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.recorded import recorded_waits
 from chopper.analyzers.replay.recurring import in_order, recurring_waits
@@ -67,6 +74,7 @@ class RankNodes:
         call_ns: what the launching call takes of each event's launch.
         coupled: mask of the events that wait for other ranks.
         transfer_ns: of coupled events, from the last arrival to their end.
+        late_ns: how long after the end of each event that was stamped; windows end there.
         event_base, interval_base: number of its first event and interval among those of all ranks.
     """
 
@@ -76,7 +84,11 @@ class RankNodes:
         base, self.event_base, self.interval_base = before
         self.joined, self.matched = joined, matched
         self.links = joined.links()
+        stamped = self.links.events
+        if joined.host_only and matched is not None:
+            self.links = without_late_stamps(self.links, matched.ready_ns)
         events = self.links.events
+        self.late_ns = stamped.dur_ns - events.dur_ns
         self.recorded = recorded_waits(self.links, joined.inputs.synchronization)
         self.program = program(self.links, self.recorded)
         self.moment = base + np.arange(len(self.program))

@@ -8,19 +8,23 @@ are the starts and ends of the operators, and the calls that issue collectives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.causes.idle import Parts, blocking_copies, host_parts
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import row_set
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.trace.nesting import innermost_at
+from chopper.analyzers.trace.tables import DeviceEvents
+from chopper.arrow import with_column
 from chopper.causes import CODES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.analyzers.replay.recorded import Recorded
 
 STEP, SYNC_END, LAUNCH, SYNC_BEGIN, ISSUE, OP_START, OP_END = range(7)
@@ -218,30 +222,63 @@ def _collective_waits(
     at = np.searchsorted(time, end, side="left")
     ok = (at > 0) & (at < len(time))
     at = np.minimum(at, len(time) - 1)
-    acts = links.host.activity
-    low, high = acts.first[main], acts.first[main + 1]
-    times = acts.start_ns[low:high]
-    segment = np.searchsorted(times, end, side="right") - 1
+    times, computes = _segments(links, main, lambda name: not _is_region(name))
+    segment = np.searchsorted(times, end, side="left") - 1
     began = np.where(segment >= 0, times[np.maximum(segment, 0)], time[0])
     after = np.where(segment + 1 < len(times), times[np.minimum(segment + 1, len(times) - 1)], end)
-    span = innermost_at(acts, np.full(len(end), main), end)
-    computing = links.host.of("cpu_op")[span] & ~links.host.named(_is_region)[span]
     soon = after - end <= np.maximum(_WAKE_NS, (end - began) // _WAKE_PART)
-    soon |= _at_once(links, main, kind, time, rows)
-    ok &= ~inside[at] & soon & ~((span >= 0) & computing)
+    soon |= _at_once(links, main, time[kind == OP_START], rows, end)
+    ok &= ~inside[at] & soon & ~((segment >= 0) & computes[segment])
     return at[ok], rows[ok], began[ok], end[ok]
 
 
+def _segments(
+    links: Links, main: int, of_work: Callable[[str], bool]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Starts of the program's segments, one innermost span each; mask of those in operators."""
+    acts, host = links.host.activity, links.host
+    mine = slice(acts.first[main], acts.first[main + 1])
+    computing = np.append(host.of("cpu_op") & host.named(of_work), False)
+    return acts.start_ns[mine], computing[acts.span[mine]]
+
+
+def without_late_stamps(links: Links, ready_ns: np.ndarray) -> Links:
+    """Return the links with each collective of a CPU backend done when the host went on from it.
+
+    A thread of the backend stamps the end, once it has a core again: the host may be long awake.
+    It was: where the last rank came (``ready_ns``, -1 for unknown) while the host did nothing, or
+    had run no operator since, and it went on before the stamp.
+    """
+    events, main = links.events, links.main_thread
+    rows = np.flatnonzero(events.of("host_collective") & (ready_ns >= 0))
+    times, runs = _segments(links, main, lambda name: not _is_region(name) or _issues(name))
+    pauses = np.flatnonzero(~runs[:-1] & (np.diff(times) >= _WAKE_NS))
+    if not len(rows) or not len(pauses):
+        return links
+    begin, end = times[pauses], times[pauses + 1]
+    ready = np.maximum(ready_ns[rows], events.start_ns[rows])
+    at = np.searchsorted(end, ready, side="right")
+    rows, ready, at = (column[at < len(end)] for column in (rows, ready, at))
+    begin, end = begin[at], end[at]
+    started = np.sort(events.start_ns[events.of("host_op") & (links.thread == main)])
+    ran = np.searchsorted(started, begin) > np.searchsorted(started, ready)
+    soon = end - ready <= np.maximum(_WAKE_NS, (ready - begin) // _WAKE_PART)
+    late = ~ran & (soon | _at_once(links, main, started, rows, end)) & (end < events.end_ns[rows])
+    dur_ns = events.dur_ns.copy()
+    dur_ns[rows[late]] = (end - events.start_ns[rows])[late]
+    stamped = with_column(events.table, "dur_ns", pa.array(dur_ns))
+    return replace(links, events=DeviceEvents(stamped)) if late.any() else links
+
+
 def _at_once(
-    links: Links, main: int, kind: np.ndarray, time: np.ndarray, rows: np.ndarray
+    links: Links, main: int, started: np.ndarray, rows: np.ndarray, end: np.ndarray
 ) -> np.ndarray:
-    """Mask of the collectives (rows) from whose issue to whose end the program ran no operator."""
-    host, events = links.host, links.events
+    """Mask of the collectives (rows) from whose issue to ``end`` no operator was ``started``."""
+    host = links.host
     issued = host.start_ns[host.named(_issues) & (host.nesting.thread == main)]
-    last = np.searchsorted(issued, events.start_ns[rows], side="right") - 1
-    started = time[kind == OP_START]
+    last = np.searchsorted(issued, links.events.start_ns[rows], side="right") - 1
     since = np.searchsorted(started, issued[np.maximum(last, 0)] if len(issued) else 0)
-    return np.asarray((last >= 0) & (since == np.searchsorted(started, events.end_ns[rows])))
+    return np.asarray((last >= 0) & (since == np.searchsorted(started, end)))
 
 
 def _issues(name: str) -> bool:

@@ -20,6 +20,7 @@ from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
+from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.attribution import Recoverable
 from chopper.errors import InputError
@@ -68,6 +69,11 @@ class Replay:
                 f"{fmt.ratio(self.error_ratio)} (limit {fmt.percent(ERROR_RATIO, '.0f')}); "
                 "the order of its events contradicts their dependencies"
             )
+
+    @property
+    def links(self) -> dict[int, Links]:
+        """The joined events of each rank."""
+        return {node.rank: node.links for node in self.base.graph.ranks}
 
     def counting(self, run: Attributed) -> Replay:
         """Return the same replay, with the windows of another part of the run counted."""

@@ -236,11 +236,14 @@ class Scenario:
     def _events(self, place: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray) -> None:
         base = self.base
         run = self.durations(place)
+        observed = np.where(node.coupled, node.transfer_ns, node.links.events.dur_ns)
         of = node.event_base + np.arange(len(run))
         for kind in (g.RUN, g.TRANSFER):
             edge = base.edge_of(kind, of)
-            some = np.flatnonzero(edge >= 0)
-            weight[edge[some]] = run[some]
+            some = np.flatnonzero((edge >= 0) & (run != observed))
+            # Where the observed order left an edge less than its event ran, it keeps that share.
+            share = np.minimum(weight[edge[some]] / np.maximum(observed[some], 1), 1.0)
+            weight[edge[some]] = np.where(observed[some] > 0, np.rint(run[some] * share), run[some])
         if place not in self.gone:
             return
         gone = np.flatnonzero(self.gone[place])
@@ -297,7 +300,7 @@ class Outcome:
         node = self.scenario.ranks[place]
         links = node.links
         observed = node.joined.windows
-        start, end = self.time_ns[node.start], self.time_ns[node.end]
+        start, end = self.time_ns[node.start], self.time_ns[node.end] + node.late_ns
         # What does not happen ends nothing: it would hold the window of its step.
         kept = self.scenario.happens(place)
         steps = len(links.steps.start_ns)
@@ -326,7 +329,7 @@ class Outcome:
         # Steps that had no window of their own when observed have none now.
         was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         inside = (links.step >= 0) & (links.step < steps)
-        np.maximum.at(was, links.step[inside], links.events.end_ns[inside])
+        np.maximum.at(was, links.step[inside], (links.events.end_ns + node.late_ns)[inside])
         was[empty] = links.steps.end_ns[empty]
         first = int(observed.bounds_ns[0])
         lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0

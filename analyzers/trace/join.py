@@ -75,7 +75,7 @@ class Links:
     @property
     def span(self) -> np.ndarray:
         """Launch of each event, or else its operator; -1 for neither."""
-        return np.where(self.has_launch, self.launch_row, self.op_row)
+        return _span_of(self.host, self.launch_row, self.op_row)
 
     @cached_property
     def launch_ns(self) -> np.ndarray:
@@ -148,7 +148,7 @@ def link(
     span_layer, layer_names = span_layers(host, makers)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     program = Phases(host, steps.start_ns, span_phase)
-    span = np.where(launch_row >= 0, launch_row, op_row)
+    span = _span_of(host, launch_row, op_row)
     links = Links(
         host,
         events,
@@ -165,6 +165,13 @@ def link(
         span_layer,
     )
     return links, double_backward_count
+
+
+def _span_of(host: HostSpans, launch_row: np.ndarray, op_row: np.ndarray) -> np.ndarray:
+    """Return the launch of each event, unless its operator is known and is not around that."""
+    operator = host.of("cpu_op")
+    around = pick(host.nesting.within(operator), launch_row, otherwise=False)
+    return np.where((launch_row >= 0) & (around | (op_row < 0)), launch_row, op_row)
 
 
 def annotation_rows(links: Links) -> np.ndarray:
@@ -277,15 +284,19 @@ def latest_before(
 
 
 def operators_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
-    """Innermost operator around each launch; by the recorded id where there is no launch."""
+    """Innermost operator around each launch; by the recorded id where no launch is inside one."""
     operators = host.of("cpu_op") & ~host.named(lambda n: n.startswith("chopper::"))
     op_row = pick(host.nesting.nearest(operators), launch_row)
+    ids = ints(host.table, "external_id")
+    # Some recorders write the operator's id beside the launch only.
     external = ints(events.table, "external_id")
+    external = np.where(external > 0, external, pick(ids, launch_row))
     # Where runtime rows count their own ids as external ids, the numbers mean no operator.
     own = external == ints(events.table, "correlation_id")
-    lacking = np.flatnonzero((launch_row < 0) & (external > 0) & ~own)
+    lacking = np.flatnonzero((op_row < 0) & (external > 0) & ~own)
     if len(lacking):
-        ids = ints(host.table, "external_id")
         rows = np.flatnonzero(operators & (ids > 0))
-        op_row[lacking] = pick(rows, first_with(ids[rows], external[lacking]))
+        found = pick(rows, first_with(ids[rows], external[lacking]))
+        start_ns = events.start_ns[lacking] + _LAUNCH_TOLERANCE_NS
+        op_row[lacking] = np.where(pick(host.start_ns, found, 0) <= start_ns, found, -1)
     return op_row

@@ -80,6 +80,8 @@ class _Math:
 def utilization(run: Attributed) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
     scale = run.step_time().scale
+    if not run.observed_ns:
+        return VIEW.of_rows([])
     # A rank whose windows are all left out of the step time says nothing of its FLOP.
     traced = {r.rank for r in run.whole.ranks if r.steps}
     ranks = [r for r in run.ranks if r.steps or r.rank not in traced]

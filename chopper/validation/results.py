@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from chopper import wording as fmt
+from chopper.causes import full_label
 from chopper.notebook import as_cell
 
 SCHEMA = "chopper.validation/1"
@@ -109,7 +110,7 @@ def judged(case: Case) -> Case:
         )
     if case.worst_leak and case.leaked_ratio > case.bar.leaked_ratio + 1e-12:
         missed.append(
-            f"{fmt.ratio(case.leaked_ratio)} leaked into {case.worst_leak[0]}, "
+            f"{fmt.ratio(case.leaked_ratio)} leaked into {full_label(case.worst_leak[0])}, "
             f"bar {fmt.percent(case.bar.leaked_ratio, '.0f')}"
         )
     return msgspec.structs.replace(

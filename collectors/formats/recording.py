@@ -18,6 +18,7 @@ from chopper.collectors.formats.alignment import aligned, calls_of_device
 from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.cleaning import (
     clean,
+    cut_overruns,
     damage_findings,
     far_in_time,
     timelines_of,
@@ -345,7 +346,10 @@ def _of_process(
         own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
         host = {**host, "correlation_id": own}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, on_device)
     timelines, findings = timelines_of(device, on_device, recording.source)
+    findings += damage_findings(counts, recording.source)
     step, marked = find_steps(host_table, recording.source)
     findings += marked
     traces: list[ParsedTrace] = []

@@ -13,6 +13,7 @@ from chopper.collectors.formats.alignment import aligned, calls_of_device
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
 from chopper.collectors.formats.cleaning import (
     DAMAGES,
+    cut_overruns,
     damage_findings,
     far_in_time,
     integer,
@@ -22,7 +23,7 @@ from chopper.collectors.formats.kineto._events import Args, Header
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
-from chopper.collectors.formats.kineto._values import text_of
+from chopper.collectors.formats.kineto._values import Names, text_of
 from chopper.collectors.formats.parsed import (
     ParsedTrace,
     numbers,
@@ -55,6 +56,8 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     """
     host, device = reader.host.columns, reader.device.columns
     unknown = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
+    if not len(device["start_ns"]):
+        refuse_other_devices(path, reader.names, reader.counts)
     if not len(host["start_ns"]) and not len(device["start_ns"]):
         raise InputError(
             f"{path}: a trace without a single usable event{_what_else(reader, unknown)}"
@@ -83,12 +86,34 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     return traces
 
 
+_OTHER_DEVICE = re.compile(
+    r"ascend|/(device|host):|\b(cann|npu|tpu|hpu|mlu|neuron|device|hardware)\b", re.IGNORECASE
+)
+"""Name of a process of device work in traces of torch_npu, XLA and other vendors."""
+
+
+def refuse_other_devices(path: Path, names: Names, counts: Counter[str]) -> None:
+    """Refuse a file of device work without categories, which would pass for a run on the host.
+
+    Raises:
+        InputError: the file is one.
+    """
+    count = counts["event.without_category"]
+    for (_, _, kind), name in names.items() if count else ():
+        if kind == "process_name" and _OTHER_DEVICE.search(name):
+            raise InputError(
+                f"{path}: device work of {name!r} ({count} events without a category), as in "
+                "trace_view.json of torch_npu (Huawei Ascend) or traces of XLA, is not read; "
+                "expected a trace of torch.profiler on CUDA, ROCm or XPU, or of nsys or rocprof"
+            )
+
+
 def _what_else(reader: FileReader, unknown: str) -> str:
     """Say why nothing could be used, as far as it can be told."""
     if unknown:
         return f": its events are of categories that Kineto does not write: {unknown}"
     if +reader.counts:
-        [(code, count)] = reader.counts.most_common(1)
+        count, code = max((count, code) for code, count in reader.counts.items())
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
         return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
     return "; was the profiler active while the program ran?"
@@ -115,6 +140,8 @@ def _timelines(
         "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
         "counter": _counters(reader, base_ns),
     }
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, part.device_rows)
     timelines, findings = timelines_of(device, part.device_rows, path.name)
     findings += marked
     groups = info.get("pg_config")
@@ -157,8 +184,8 @@ def _timelines(
                 environment=_environment(reader.header, info),
             )
         )
-    if dropped:
-        findings += damage_findings(Counter({"event.duplicate": dropped}), path.name)
+    counts["event.duplicate"] = dropped
+    findings += damage_findings(counts, path.name)
     traces[0].findings += findings
     return traces
 

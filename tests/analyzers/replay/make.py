@@ -6,10 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
+import chopper
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
+from chopper.api import AttributedRun
 from chopper.storage.manifest import RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make
@@ -45,6 +47,14 @@ def run(given: dict[str, pa.Table]) -> Run:
         chopper_version="0", kind="imported", name="made", ranks=[RankManifest(rank=0)]
     )
     return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")
+
+
+def two_ranks(*ranks: dict[str, pa.Table]) -> AttributedRun:
+    """Attribute the ranks of a job on one host."""
+    parts = [RankManifest(rank=r, world_size=len(ranks), hostname="one") for r in range(len(ranks))]
+    manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)
+    made = {(rank, name): t for rank, given in enumerate(ranks) for name, t in given.items()}
+    return chopper.attribute(Run(manifest, None, made, source="made"))
 
 
 def late_second_launch() -> dict[str, pa.Table]:

@@ -15,7 +15,7 @@ from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.api import AttributedRun
 from tests.analyzers import make
-from tests.analyzers.replay.make import base, run, tables
+from tests.analyzers.replay.make import base, run, tables, two_ranks
 
 MS = 1_000_000
 
@@ -77,6 +77,64 @@ def test_a_barrier_follows_the_call_that_issues_it() -> None:
     parts = scenario.ranks[0].program.parts
     scenario.without_host(0, (parts.start_ns >= 30 * MS) & (parts.end_ns <= 60 * MS))
     assert scenario.solve().windows(0)[-1] == 50 * MS
+
+
+@pytest.mark.parametrize("stamped", [60, 65, 69])
+def test_a_worker_that_stamps_the_end_late_hides_no_wait(stamped: int) -> None:
+    # Rank 0 waits from 11 until rank 1 comes at 51, and goes on at 60; its backend's thread gets a
+    # core for the stamp when the program computes already.
+    quick = [op(0, 10), issue(10), collective(11, stamped), op(60, 70)]
+    slow = [op(0, 50), issue(50), collective(51, 60), op(60, 70)]
+    attribution = two_ranks(given(*quick, until=70), given(*slow, until=70))
+    replay = Replay(attribution)
+    assert waited_for(replay.base) == ["gloo:all_reduce"]
+    assert replay.error_ratio == 0
+    # 10 to compute, 9 to transfer, 10 to compute, and what issuing took.
+    found = chopper.whatif(attribution, fix="straggler")
+    assert found.predicted_step_ns == pytest.approx(30 * MS, rel=1e-3)
+    assert found.observed_step_ns == 70 * MS
+
+
+def test_what_a_change_leaves_alone_takes_no_longer_for_it() -> None:
+    # Rank 0 asks at 0, rank 1 sends at 30; their spans begin at 20 and 40, so that of the 20 ms
+    # from 30 on only 10 lie after the later one.
+    def transfer(name: str, call: str, asked: int, start: int, peer: int) -> list[dict[str, Any]]:
+        asks = make.span(asked * MS, 50 * MS, call, concrete_inputs=f'["", "", "{peer}", "0"]')
+        return [asks, make.span(start * MS, 50 * MS, name, "annotation")]
+
+    receives = [
+        *transfer("gloo:recv", "c10d::recv_", 0, 20, 1),
+        op(60, 90),
+        op(90, 100, "aten::add"),
+    ]
+    sends = [op(0, 30), *transfer("gloo:send", "c10d::send", 30, 40, 0), op(60, 100)]
+    attribution = two_ranks(given(*receives, until=100), given(*sends, until=100))
+    replay = Replay(attribution)
+    assert [node.coupled.sum() for node in replay.base.graph.ranks] == [1, 1]
+    scenario = replay.scenario()
+    scenario.scale(0, np.where(replay.base.graph.ranks[0].links.events.dur_ns == 10 * MS, 0.0, 1.0))
+    assert scenario.solve().windows(0)[-1] == 90 * MS + replay.unmodified.windows(0)[0]
+
+
+def test_a_collective_that_ends_while_the_program_computes_is_no_wait() -> None:
+    # The last rank comes at 21, in the middle of an operator that was begun at 12.
+    overlapped = [op(0, 10), issue(10), collective(11, 30), op(12, 40), op(60, 70)]
+    other = [op(0, 20), issue(20), collective(21, 30), op(60, 70)]
+    attribution = two_ranks(given(*overlapped, until=70), given(*other, until=70))
+    assert waited_for(Replay(attribution).base) == []
+
+
+def test_loading_in_the_training_process_takes_its_waits_for_a_core_along() -> None:
+    # 80 ms of loading and 20 of computing share 60 ms of waiting for a core: 48 go with loading,
+    # and 12 of the 20 ms that are left stay waiting, as they were.
+    loading = make.span(0, 80 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
+    told = given(loading, op(80, 100), until=100)
+    told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 60, 40))
+    before = chopper.attribute(run(told))
+    assert times(before)["compute.no_peak"] == 8 * MS
+    after = times(chopper.whatif(before, fix="data").attribution)
+    assert after["compute.no_peak"] == pytest.approx(8 * MS, rel=1e-3)
+    assert after["compute.core_wait"] == pytest.approx(12 * MS, rel=1e-3)
 
 
 def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:

@@ -1,0 +1,105 @@
+"""Single calls of the driver that set up the device or load code within the recorded time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.intervals import union
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.names import is_synchronizing_call
+from chopper.wording import percent
+
+_LEAST_RATIO = 0.05
+_FACTOR = 50
+DETECTOR = Detector(
+    title="Start-up lies within the recorded time: one {name} call of {longest_ns:ns}",
+    condition="A call of the driver's that does not wait for the device took more than "
+    f"{percent(_LEAST_RATIO, '.0f')} of the recorded time of its rank and more than {_FACTOR} "
+    "times as long as half of the calls of its name: it sets up the device, loads code or "
+    "reserves memory.",
+    without="these calls take no time, as in all later steps",
+    evidence="{calls} such calls took {host_ns:ns}",
+    remedy="Later steps do not have it: record them, after a warm-up "
+    "(torch.profiler.schedule(wait=…, warmup=…), `chopper record --steps`).",
+    view="launches",
+    in_every_step=True,
+)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """Calls that initialize, of all ranks.
+
+    Attributes:
+        rows: rank → rows of `host_span`.
+        idle_ns: leaf cause → time of the device's gaps during the calls.
+        name: of the longest call.
+        longest_ns, host_ns: its duration; that of all.
+    """
+
+    rows: dict[int, np.ndarray]
+    idle_ns: dict[str, int]
+    name: str
+    longest_ns: int
+    host_ns: int
+
+
+def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initialization | None:
+    """Find the calls that initialize; None if there are none. HOST_SPAN, GAP -> Initialization."""
+    run = run.detailed
+    rows_of: dict[int, np.ndarray] = {}
+    idle_ns: dict[str, int] = {}
+    name, longest_ns, host_ns = "", 0, 0
+    for rank, link in links.items():
+        host = link.host
+        mine = run.windows.filter(ints(run.windows, "rank") == rank)
+        start, end = ints(mine, "start_ns"), ints(mine, "end_ns")
+        calls = host.of("runtime", "driver") & ~host.named(is_synchronizing_call)
+        candidates = np.flatnonzero(calls & (host.dur_ns > _LEAST_RATIO * (end - start).sum()))
+        candidates = candidates[
+            union(start, end).within(host.start_ns[candidates], host.ends(candidates)) > 0
+        ]
+        codes, names = host.names
+        usual = (np.median(host.dur_ns[calls & (codes == codes[row])]) for row in candidates)
+        rows = candidates[host.dur_ns[candidates] > _FACTOR * np.array([*usual])]
+        if not len(rows):
+            continue
+        rows_of[rank] = rows
+        host_ns += int(host.dur_ns[rows].sum())
+        at = rows[host.dur_ns[rows].argmax()]
+        if host.dur_ns[at] > longest_ns:
+            name, longest_ns = names[codes[at]], int(host.dur_ns[at])
+        gaps = run.gaps.filter(ints(run.gaps, "rank") == rank)
+        during = union(host.start_ns[rows], host.ends(rows)).within(
+            ints(gaps, "start_ns"), ints(gaps, "end_ns")
+        )
+        cause, causes = strings(gaps, "cause")
+        for code in np.unique(cause[during > 0]).tolist():
+            time_ns = int(during[cause == code].sum())
+            idle_ns[causes[code]] = idle_ns.get(causes[code], 0) + time_ns
+    return Initialization(rows_of, idle_ns, name, longest_ns, host_ns) if rows_of else None
+
+
+def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+    """HOST_SPAN, GAP -> at most one sighting."""
+    found = initialization_of(run, links)
+    if found is None:
+        return
+    yield Sighting(
+        detector="initialization",
+        events={rank: np.zeros(0, np.int64) for rank in found.rows},
+        calls=found.rows,
+        saved_ns=sum(found.idle_ns.values()) // len(run.joined),
+        evidence={
+            "name": found.name,
+            "longest_ns": found.longest_ns,
+            "calls": sum(map(len, found.rows.values())),
+            "host_ns": found.host_ns,
+        },
+    )

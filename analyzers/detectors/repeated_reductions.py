@@ -1,0 +1,68 @@
+"""Gradients that are reduced in each micro-step of gradient accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.join import Links
+
+_FORWARD = "DistributedDataParallel.forward"
+_REDUCTIONS = ("allreduce", "reducescatter")
+DETECTOR = Detector(
+    title="Gradients are reduced {passes} times per step",
+    condition="Each step runs several forward passes of DistributedDataParallel, and as many equal "
+    "sequences of reductions: every micro-step of gradient accumulation reduces its gradients.",
+    without="only the last micro-step reduces gradients",
+    evidence="{passes} forward passes and {reductions} reductions per step, of which {needed} are "
+    "needed",
+    remedy="Run all but the last micro-step under `with model.no_sync():` "
+    "(Accelerate: accelerator.accumulate; FSDP2: set_requires_gradient_sync(False)).",
+    view="collectives",
+    in_every_step=True,
+)
+
+
+def repeated_reductions(
+    run: Attributed, events: Events, links: Mapping[int, Links]
+) -> Iterator[Sighting]:
+    """HOST_SPAN, COMMUNICATION -> at most one sighting."""
+    gone: dict[int, np.ndarray] = {}
+    passes = reductions = needed = 0
+    for rank, link in links.items():
+        forward = link.host.named(_FORWARD.__eq__)
+        forward &= link.host.nesting.topmost(forward) == np.arange(len(link.host))
+        start_ns = link.host.start_ns[forward]
+        table = run.communication.filter(ints(run.communication, "rank") == rank)
+        codes, names = strings(table, "collective")
+        reduces = np.isin(codes, [i for i, name in enumerate(names) if name in _REDUCTIONS])
+        row = ints(table, "event_row")[reduces]
+        size = ints(table, "message_bytes")[reduces]
+        begin_ns = link.launch_ns[row]
+        order = np.argsort(begin_ns, kind="stable")
+        row, size, begin_ns = row[order], size[order], begin_ns[order]
+        inside = np.isin(row, events.row[events.rank == rank])
+        row, size, begin_ns = row[inside], size[inside], begin_ns[inside]
+        step, of_pass = link.step[row], np.searchsorted(start_ns, begin_ns, side="right")
+        found = [np.zeros(0, np.int64)]
+        for one in np.unique(step).tolist():
+            mine = np.flatnonzero(step == one)
+            each = np.split(size[mine], np.flatnonzero(np.diff(of_pass[mine])) + 1)
+            if len(each) < 2 or any(not np.array_equal(each[0], part) for part in each[1:]):
+                return
+            found.append(row[mine[: -len(each[0])]])
+            passes, needed, reductions = len(each), len(each[0]), len(mine)
+        gone[rank] = np.sort(np.concatenate(found))
+    if any(len(rows) for rows in gone.values()):
+        yield Sighting(
+            detector="repeated_reductions",
+            events=gone,
+            gone=gone,
+            phase="backward",
+            evidence={"passes": passes, "reductions": reductions, "needed": needed},
+        )
