@@ -98,16 +98,16 @@ def split_idle(states: States, links: Links) -> Gaps:
     lost = lost_ns < end
     called[lost] = returned[lost] = np.clip(lost_ns, start, end)[lost]
     cause[lost] = _UNKNOWN
-    late, call, waited = called > start, returned > called, returned < end
+    late = np.flatnonzero(called > start)
     preparation = _preparation(links, event[late], start[late], called[late])
     preparation, of_host = _joined(preparation, _of_host(links, preparation))
     # The parts: what the device waited for by itself, preparation, the call.
-    waits, calls = np.flatnonzero(waited), np.flatnonzero(call)
-    gap = np.concatenate([waits, np.flatnonzero(late)[preparation.owner], calls])
-    parts_start = np.concatenate([returned[waits], preparation.start_ns, called[calls]])
-    parts_end = np.concatenate([end[waits], preparation.end_ns, returned[calls]])
-    parts_cause = np.concatenate([cause[waits], preparation.cause, np.full(len(calls), _CALL)])
-    of_event = np.repeat([True, False, True], [len(waits), len(preparation.owner), len(calls)])
+    waited, call = np.flatnonzero(returned < end), np.flatnonzero(returned > called)
+    gap = np.concatenate([waited, late[preparation.owner], call])
+    parts_start = np.concatenate([returned[waited], preparation.start_ns, called[call]])
+    parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
+    parts_cause = np.concatenate([cause[waited], preparation.cause, np.full(len(call), _CALL)])
+    of_event = np.repeat([True, False, True], [len(waited), len(preparation.owner), len(call)])
     grouping = grouping_of(links, event[gap])
     for column, codes in zip(grouping, of_host, strict=True):
         column[~of_event] = codes

@@ -341,7 +341,7 @@ class Outcome:
         """Bounds of the window of a trace without steps: from its begin to its last moment."""
         told, events = node.program, node.links.events
         begin = int(min(self.time_ns[node.step[:1]].min(initial=1 << 62), start[some].min()))
-        last_ns = int(max(told.time_ns.max(initial=0), events.end_ns[some].max()))
+        last_ns = int(max(told.time_ns.max(initial=0), (events.end_ns + node.late_ns)[some].max()))
         last = max(int(self.time_ns[node.moment].max(initial=0)), int(end[some].max()))
         after_ns = int(node.joined.windows.bounds_ns[-1]) - last_ns
         return np.array([begin, last + max(after_ns, 0)])
