@@ -19,9 +19,9 @@ from chopper.causes import CAUSES, PHASE_COLORS
 from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
 from chopper.reports import comparison, experiment, experiments, figures, history, selftest, sweep
+from chopper.reports import page as run_page
 from chopper.reports import validation as validated
 from chopper.reports.labels import ink
-from chopper.reports.page import Page
 from chopper.validation.results import judged
 from tests.analyzers.compare.test_history import job, of
 from tests.collectors.test_snapshot import snapshot
@@ -74,7 +74,7 @@ def _of_sweep(folder: Path) -> str:
     return reports.formatted(lambda: sweep.page(found), dict, "html")
 
 
-def _html(page: Page) -> str:
+def _html(page: run_page.Page) -> str:
     return reports.formatted(lambda: page, dict, "html")
 
 
