@@ -265,13 +265,21 @@ def _loop_shares(story: Story) -> dict[str, float]:
         _, *phases = kind.name.split(" + ")
         if len(phases) == 1 and phases[0] in of_phase:
             extras[of_phase[phases[0]]] += extra_ns
-        elif kind.name.startswith(FIRST) and step.steps_count >= _ENOUGH_STEPS:
+        elif kind.name.startswith(FIRST) and _starts_up(story, kind):
             times[_STARTUP] += extra_ns
         elif kind.name.startswith(LONG) and not kind.traced_steps:
             times["long_steps"] += extra_ns
     # A phase may have work beside it: a checkpoint's state is copied before it is saved.
     times |= extras
     return {name: time_ns / step.loop_ns for name, time_ns in times.items() if time_ns > 0}
+
+
+def _starts_up(story: Story, kind: StepKind) -> bool:
+    """Return whether first steps are long because the program starts, not by their work."""
+    if story.step.steps_count < _ENOUGH_STEPS:
+        return False
+    work_ns = sum(t for c, t in kind.causes_ns.items() if not c.startswith("idle."))
+    return work_ns <= _HALF * sum(kind.causes_ns.values())
 
 
 def _top(story: Story) -> list[CauseRow]:

@@ -62,7 +62,7 @@ class HeldMemory(NamedTuple):
     def largest(self) -> list[str]:
         """The largest holders, most memory first."""
         return [
-            f"{row['where'] or 'no stack recorded'}: {bytes_(row['held_bytes'])}, "
+            f"{row['where'] or 'code without a recorded stack'}: {bytes_(row['held_bytes'])}, "
             f"{ratio(row['share_ratio'])}, {plural(row['block_count'], 'block')}"
             for row in self.holders[:_HOLDERS]
         ]

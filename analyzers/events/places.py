@@ -18,6 +18,7 @@ from chopper.causes import Level
 
 _MOST = 0.5
 """A place is named if it holds more than this share of the time."""
+_SCRIPT = "<module>"
 _LISTED = 0.02
 """Functions with a smaller share of the time are left out."""
 
@@ -153,7 +154,11 @@ def innermost_function(functions: Functions, share: float = _MOST) -> str | None
     """Return the innermost function that holds more than a share of the time; None if none does.
 
     Functions that hold it nest, so the innermost one has the least time; of equal ones, the most of
-    its own.
+    its own. A script's own code is no function.
     """
-    held = [name for name, time in functions.total.items() if time > share * functions.whole_ns]
+    held = [
+        name
+        for name, time in functions.total.items()
+        if time > share * functions.whole_ns and not name.endswith(_SCRIPT)
+    ]
     return min(held, key=lambda n: (functions.total[n], -functions.own[n]), default=None)
