@@ -89,18 +89,18 @@ def aligned(host: pa.Table, device: pa.Table, source: str) -> tuple[pa.Table, li
         return device, []
     parts = (p for p in np.array_split(waited, _PARTS) if len(p) >= _LEAST_LAUNCHES)
     quickest_ns = [_least(part) for part in parts]
-    code, withholds = "device.clock_drifts", ("idle.causes",)
+    code, withholds = "device.clock_drifts", ["idle.causes"]
     said = f"drifts against the host's ({why}): causes of idle time are withheld"
     if steady and (not quickest_ns or np.ptp(quickest_ns) < _DRIFT_NS):
         side = "ahead of" if shift_ns < 0 else "behind"
-        code, withholds = "device.clock_corrected", ()
+        code, withholds = "device.clock_corrected", []
         said = f"is {duration(abs(shift_ns))} {side} the host's ({why}); corrected by matched ids"
     finding = Finding(
         code=code,
         severity="warning",
         message=f"{source}: the device's clock {said}",
         count=len(latency),
-        withholds=withholds,
+        withholds=tuple(withholds),
     )
     moved = to_arrow(to_numpy(device["start_ns"]) + shift_ns)
     return with_column(device, "start_ns", moved), [finding]
