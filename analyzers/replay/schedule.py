@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from chopper.analyzers.replay.core_waits import core_waits
 from chopper.analyzers.replay.program import OP_START, STEP
-from chopper.analyzers.trace.columns import ints, row_set, strings
+from chopper.analyzers.trace.columns import ints, nullable, row_set, strings
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -183,6 +183,11 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
     # Parents come before their children, also where nothing of them is left.
     order = np.lexsort((np.arange(len(host)), -duration, new_start))
     table = node.joined.inputs.host_span.take(pa.array(order))
+    # What launched only events that do not happen launches nothing: its kernel is not lost.
+    happens, launching = outcome.scenario.happens(place), node.links.launch_row
+    idle = row_set(launching[~happens], len(host)) & ~row_set(launching[happens], len(host))
+    calls = ints(table, "correlation_id")
+    table = _replaced(table, correlation_id=nullable(np.where(idle[order], -1, calls)))
     return _replaced(table, start_ns=new_start[order], dur_ns=duration[order]), order
 
 
@@ -208,7 +213,7 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
     return _replaced(table, start_ns=start[order], dur_ns=duration[order]), order
 
 
-def _replaced(table: pa.Table, **columns: np.ndarray) -> pa.Table:
+def _replaced(table: pa.Table, **columns: np.ndarray | pa.Array) -> pa.Table:
     for name, values in columns.items():
         at = table.schema.get_field_index(name)
         table = table.set_column(at, table.schema.field(name), pa.array(values))

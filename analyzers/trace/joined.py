@@ -136,12 +136,16 @@ def join_rank(inputs: RankInput) -> JoinedRank:
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     step = step_of_events(events, steps, launch_ns, launch_row >= 0)
     span = inputs.span
+    lost = lost_steps(steps, host.start_ns[calls], has_kernel)
+    if span is not None:
+        # Of later steps, a stretch has launches without their kernels.
+        lost &= (steps.start_ns >= span.own_ns[0]) & (steps.start_ns < span.own_ns[1])
     windows = cut_windows(
         events,
         steps,
         step,
         None if span is None else span.device_begin_ns,
-        lost_steps(steps, host.start_ns[calls], has_kernel),
+        lost,
         _recorded_ns(host, events) if len(events) or len(calls) else None,
     )
     if len(steps) and len(windows) and windows.numbers[0] < 0:

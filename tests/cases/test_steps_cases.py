@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.replay.replay import replay_or_reason
+from chopper.analyzers.replay import schedule
+from chopper.analyzers.replay.replay import Replay, replay_or_reason
 from chopper.analyzers.views.utilization import utilization
 from chopper.api import AttributedRun
 
@@ -465,3 +467,19 @@ def test_ranks_that_traced_different_steps_are_matched_in_those_that_all_traced(
     assert "run.clock_offset" not in said(found)
     assert (message is None) == ("run.steps_differ" not in said(found))
     assert message is None or message in said(found)["run.steps_differ"]
+
+
+def test_a_kernel_that_a_prediction_leaves_out_is_not_lost() -> None:
+    found = chopper.attribute(FILES / "good-reference.json")
+    replay = replay_or_reason(found)
+    assert isinstance(replay, Replay)
+    scenario = replay.scenario()
+    scenario.without_events(0, np.arange(36) % 6 >= 2)
+    tables = {0: schedule.tables(scenario.solve(), 0)}
+    changed = chopper.attribute(
+        found.recording.with_tables({(0, n): t for n, t in tables[0].items()})
+    )
+    assert len(lengths(changed)) == 6
+    assert not said(changed)
+    assert UNKNOWN not in times(changed)
+    assert computing(changed) == 6 * 200 * US
