@@ -14,6 +14,7 @@ from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.events.places import place_of
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.join import Links
+from chopper.wording import percent
 
 
 class _Declared(msgspec.Struct, frozen=True):
@@ -40,7 +41,8 @@ def detector(name: str) -> Detector:
     one = declared()[name]
     return Detector(
         title=one.title,
-        condition=f"{one.condition} Seen from {one.least_ratio:.0%} of the observed time on.",
+        condition=f"{one.condition} Seen from {percent(one.least_ratio, '.0f')} of the "
+        "observed time on.",
         without=one.without,
         evidence=one.evidence,
         remedy=one.remedy,

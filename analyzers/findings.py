@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult
+from chopper.analyzers.events.held_memory import held_memory
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.samples import (
     LEAST_THREAD_SPAN_NS,
@@ -16,12 +17,13 @@ from chopper.analyzers.trace.samples import (
     thread_growth,
     working_tids,
 )
+from chopper.analyzers.views.memory_over_time import memory_growth
 from chopper.attribution import FIRST, StepTime
 from chopper.claims import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
 from chopper.views import view
-from chopper.wording import duration, plural, ranges
+from chopper.wording import bytes_, duration, plural, ranges, some
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
@@ -100,6 +102,19 @@ def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
             ranks=group.ranks,
             whole=group.compared_count,
         )
+
+
+def of_common_steps(numbers: Mapping[int, Sequence[int]], common: Collection[int]) -> Finding:
+    """Say which steps the ranks traced, and which of them all did."""
+    each = dict(sorted((ranges(own), rank) for rank, own in reversed([*numbers.items()]) if own))
+    ranks = [f"rank {rank}: {own}" for own, rank in sorted(each.items(), key=lambda e: e[1])]
+    said = f"collectives are matched in those that all traced: {ranges(sorted(common))}"
+    return finding(
+        "run.steps_differ",
+        count=len(common),
+        steps=some(ranks),
+        common=said if common else "none was traced by all, so collectives are not matched by time",
+    )
 
 
 def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
@@ -228,6 +243,27 @@ def of_utilization(run: Attributed) -> Iterator[Finding]:
                 ceiling=row["ceiling"],
                 reason=row["reason"],
             )
+
+
+def of_memory(run: Attributed) -> Iterator[Finding]:
+    """Allocations that failed, and memory that grows from step to step."""
+    for held in held_memory(run.recording):
+        # Without a trace the verdict says the rest.
+        text = f"{held.headline} {held.detail}" if run.observed_ns else held.headline
+        if held.asked_bytes is not None:
+            yield finding("memory.out_of_memory", rank=held.rank, message=text)
+    for grown in memory_growth(run):
+        left = "" if grown.steps_left is None else f", about {plural(grown.steps_left, 'step')}"
+        yield finding(
+            "memory.growth",
+            rank=grown.rank,
+            count=grown.steps_count,
+            what=grown.what,
+            each=bytes_(grown.bytes_per_step),
+            first=bytes_(grown.first_bytes),
+            last=bytes_(grown.last_bytes),
+            left=left and f"{left} before it is used up",
+        )
 
 
 def gathered(findings: list[Finding]) -> list[Finding]:

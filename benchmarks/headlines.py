@@ -4,7 +4,7 @@
     python -m benchmarks.headlines gemm overlap
     python -m benchmarks.headlines --output runs/headlines --docs docs/workloads
 
-Each workload runs as `chopper run NAME` does, at its default size. What cannot run here is left out
+Each workload runs as `chopper bench NAME` does, at its default size. What cannot run is left out
 with its reason. With --output the experiments are kept, and --keep then measures only what is not
 there yet, so that the table can be made in parts.
 

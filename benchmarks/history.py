@@ -4,7 +4,7 @@
 
 Records one program again and again, each run in a process of its own: as often as the history is
 to be long, then in turn unchanged and with a wait that is 6 % and 4 % longer, which is no other
-work: about half of a step is that wait. Prints what `chopper compare RUN --history` says of each.
+work: about half of a step is that wait. Prints what `chopper gate RUN --history` says of each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def record(run: str, factor: float) -> None:
 
 def verdict(run: Path, history: Path, *options: str) -> dict[str, object]:
     """What the gate says of a run."""
-    command = [sys.executable, "-m", "chopper", "compare", str(run), "--history", str(history)]
+    command = [sys.executable, "-m", "chopper", "gate", str(run), "--history", str(history)]
     done = subprocess.run([*command, *options, "--json"], stdout=subprocess.PIPE, check=False)
     found: dict[str, object] = json.loads(done.stdout)
     return found

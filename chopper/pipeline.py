@@ -33,7 +33,7 @@ from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.closer import closer_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.joined import JoinedRank, join_rank
 from chopper.analyzers.trace.match import (
     Events,
@@ -47,6 +47,7 @@ from chopper.analyzers.trace.match import (
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
 from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of
+from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.engines import Done, Kept
@@ -185,7 +186,11 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
     """Join one rank: what others must know of it, and the rest to be held."""
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
-    part = participation(facts.rank, joined.communication)
+    common = None
+    if facts.common_steps is not None:
+        number = pick(traced_steps(joined.step).number, joined.event_step)
+        common = np.isin(number, [*facts.common_steps])
+    part = participation(facts.rank, joined.communication, common=common)
     others = None
     if facts.span is not None:
         window = joined.windows.of_steps(joined.event_step)
@@ -369,6 +374,9 @@ class _Stages:
         self._near_matched: dict[int, Matched] = {}
         self._recording, self._engine = recording, engine
         self._begins_ns = begins_ns or {}
+        self._common_steps = common_steps(
+            _numbered_steps(recording), share_a_clock=share_a_clock(recording.manifest)
+        )
         self._joined: dict[int, list[_Unit]] = {}
 
     def alone(self, rank: int) -> None:
@@ -468,7 +476,7 @@ class _Stages:
 
     def _units(self, rank: int) -> list[_Unit]:
         """Return what of a rank is joined by itself."""
-        facts = rank_facts(self._recording, rank)
+        facts = replace(rank_facts(self._recording, rank), common_steps=self._common_steps)
         stretches = self._recording.tables.stretches(rank)
         if not stretches:
             if rank in self._begins_ns:
@@ -609,7 +617,7 @@ def aggregate(
         detail=detail,
     ).of_kind()
     findings += [*found.of_steps(run.step_time(), findings), *found.of_unnumbered(windows)]
-    findings += [*found.of_utilization(run), *found.of_detail(run)]
+    findings += [*found.of_utilization(run), *found.of_detail(run), *found.of_memory(run)]
     findings = found.gathered(findings)
     if run.all_kinds is not None:
         run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
@@ -735,6 +743,12 @@ def _findings(
         findings += [*recording.part(rank).findings, *share.findings]
     findings += found.of_clocks({r: (m.offset_ns, m.offset_rank) for r, m in matched.items()})
     findings += found.of_numbers(matched)
+    steps = _numbered_steps(recording)
+    common = common_steps(steps, share_a_clock=share_a_clock(recording.manifest))
+    if common is not None:
+        findings.append(
+            found.of_common_steps({r: s.number.tolist() for r, s in steps.items()}, common)
+        )
     findings = found.of_matching(findings, coverage.get("collectives_matched_ratio"))
     findings += found.of_samplers(recording.manifest)
     return findings + [one for share in shares.values() for one in share.core_findings]
@@ -743,6 +757,19 @@ def _findings(
 def _stacked(tables: list[pa.Table]) -> pa.Table:
     """Return one table of the rows of all."""
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _numbered_steps(recording: Run) -> dict[int, Steps]:
+    """Return the traced steps of each rank of a run of several that are numbered by the program."""
+    if len(recording.ranks) < 2:
+        return {}
+    numbered: dict[int, Steps] = {}
+    for rank in recording.ranks:
+        step = recording.table(rank, "step")
+        counted = {"range", "profiler_step"} >= {*step["source"].unique().to_pylist()}
+        if counted or recording.part(rank).status != "imported":
+            numbered[rank] = traced_steps(step)
+    return numbered
 
 
 def clocks_of(manifest: RunManifest) -> dict[int, int]:

@@ -246,8 +246,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{count(number)} {noun if number == 1 else noun + 's'}"
+    """``1 rank``, ``2 ranks``, ``2 launches``."""
+    several = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count(number)} {noun if number == 1 else several}"
 
 
 def inside(label: str) -> str:

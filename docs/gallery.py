@@ -1,7 +1,7 @@
 """Makes the gallery of example reports from recordings that lie in every clone, and from estimates.
 
 With ``CHOPPER_TRACES`` it has reports of public traces, too. Thumbnails need Chromium and
-Playwright. ``recordings/overlap`` is of ``chopper run overlap --repeats 1`` on 2026-11-22,
+Playwright. ``recordings/overlap`` is of ``chopper bench overlap --repeats 1`` on 2026-11-22,
 on two cores of an AMD EPYC; two variants are kept, without derived tables and that machine's paths.
 """
 
@@ -111,7 +111,7 @@ EXHIBITS = (
         "overlap",
         "An experiment",
         "Matrix products beside the transfer of their inputs: two variants of "
-        "`chopper run overlap` on two cores ([the workload](workloads/overlap.md)).",
+        "`chopper bench overlap` on two cores ([the workload](workloads/overlap.md)).",
         "chopper report overlap -o overlap.html",
         (("overlap", "docs/recordings/overlap"),),
     ),

@@ -22,12 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # The program of this checkout is described, wherever another one may be installed.
 sys.path.insert(0, str(ROOT))
 
-from chopper.analyzers import actions  # noqa: E402
+from chopper.analyzers import actions, cause_detectors  # noqa: E402
 from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
+from chopper.cli._shared import is_rare  # noqa: E402
 from chopper.hardware.devices import (  # noqa: E402
     DTYPES,
     Sourced,
@@ -35,6 +36,7 @@ from chopper.hardware.devices import (  # noqa: E402
     known_devices,
     known_host_links,
 )
+from chopper.reports import verdict as verdict_report  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.validation.selftest import PATHS  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
@@ -183,7 +185,7 @@ def described(
     usage = " ".join(command.collect_usage_pieces(context))
     parts = [f"{'#' * level} {title}", f"```\n{title} {usage}\n```", help_text(command.help)]
     rows: list[tuple[object, ...]] = []
-    for parameter in command.get_params(context):
+    for parameter in sorted(command.get_params(context), key=is_rare):
         record = parameter.get_help_record(context)
         # Arguments without a word of help stand in the usage line.
         if record is not None and record[1]:
@@ -305,9 +307,25 @@ def views_page() -> str:
 
 
 _RECURS = (
-    " Where fewer than three steps were traced, and their numbers are below 3, it is named but "
-    "withheld: a first iteration shows it in any run."
+    " If fewer than three steps were traced and their numbers are below 3, it is listed as not "
+    "certain: a first iteration shows it in any run."
 )
+
+
+def detector_summary(name: str) -> str:
+    """Return what a pattern is, in a sentence."""
+    if name in cause_detectors.declared():
+        return cause_detectors.declared()[name].condition
+    return str(sys.modules[f"chopper.analyzers.detectors.{name}"].__doc__).strip()
+
+
+def verdict_classes() -> str:
+    """Return the table of what can bound a run."""
+    rows = [
+        (f"`{name}`", one.sentence.format(share="N %", unit="step", rank="R"))
+        for name, one in verdict_report.classes().items()
+    ]
+    return table(("class", "sentence"), rows)
 
 
 def detector_pages() -> dict[str, str]:
@@ -316,15 +334,14 @@ def detector_pages() -> dict[str, str]:
     pages = {}
     for name in actions.names():
         known = actions.detector(name)
-        module = sys.modules[f"chopper.analyzers.detectors.{name}"]
-        summary = str(module.__doc__).strip()
+        module = sys.modules.get(f"chopper.analyzers.detectors.{name}")
+        summary = detector_summary(name)
         rows.append((f"[{spoken(name)}]({name}.md)", summary))
         parts = [
             f"# {spoken(name)}",
             f"{summary} In JSON: `{name}`.",
-            f"**Reported when.** {markup(known.condition)} Also, a replay without it predicts a "
-            "saving of more than 1 % of the step, with an interval that excludes zero."
-            + ("" if known.in_every_step else _RECURS),
+            f"**Reported when.** {markup(known.condition)} Also, more than 1 % of the time would "
+            "be saved, in more than one step." + ("" if known.in_every_step else _RECURS),
             f"**Prediction.** Without it, {markup(known.without)}. "
             "[How the replay works](../concepts/replay.md).",
             "**How to try it.** " + remedy(known.remedy, getattr(module, "REMEDIES", {})),
@@ -335,12 +352,19 @@ def detector_pages() -> dict[str, str]:
     pages["detectors/index.md"] = "\n\n".join(
         [
             "# What to try first",
-            "`chopper analyze`, `report` and the JSON form begin with up to three actions, ranked "
-            "by recoverable time (the lower end of its interval, where there is one): how much "
-            "shorter a step would be without the pattern, by a "
-            "[replay](../concepts/replay.md) of the run. Each names its place, its evidence and "
-            "the table with its rows. A pattern that costs nothing is not an action: a loop of "
-            "`.item()` calls that the device hides, for example.",
+            "`chopper analyze`, `report`, the JSON form and `attribution.verdict` in Python begin "
+            "with one sentence: what bounds the run. It follows from the causes of a step, from "
+            "the phases of the whole loop (evaluation, checkpoints, start-up) and from why ranks "
+            "wait for each other. Compute bounds a run if it takes two thirds of the step, or "
+            "nothing else takes a fifth; otherwise the largest other class does.",
+            verdict_classes(),
+            "## Actions",
+            "Actions follow, ranked by recoverable time: how much shorter a step would be without "
+            "the pattern, by a [replay](../concepts/replay.md) of the run. Each names its place, "
+            "its evidence and the table with its rows. A pattern that costs nothing is not an "
+            "action: a loop of `.item()` calls that the device hides, for example. What was seen "
+            "but is not certain is listed with the reason. If no action is certain, the largest "
+            "causes follow, each with its place and its remedy.",
             "The prediction is checked where the truth is known: a job is simulated with and "
             "without the pattern, and the predicted saving is within 3 % of the difference "
             "(`pytest tests/analyzers/detectors`).",
@@ -400,6 +424,11 @@ def peaks_page() -> str:
                     2**10,
                 ),
                 ("memory, GiB", device.memory_bytes, 2**30),
+                *(
+                    ("memory as reported, GiB", m, 2**30)
+                    for m in [device.reported_memory_bytes]
+                    if m
+                ),
                 ("memory bandwidth, GB/s", device.memory_bandwidth_bytes_per_s, 1e9),
                 ("L2, MiB", device.l2_bytes, 2**20),
                 ("last-level cache, MiB", device.last_level_cache_bytes, 2**20),
@@ -506,6 +535,7 @@ FIELDS = {
     "": {
         "schema": "Name and version of this form.",
         "run": "The run directory or trace that was named.",
+        "verdict": "What bounds the run, in a sentence, and its largest causes.",
         "observed_ns": (
             "Time of the step windows of all ranks: of steps of the kind `step_time.kind`."
         ),
@@ -528,6 +558,9 @@ FIELDS = {
         "[the pace of the host](../concepts/replay.md#the-pace-of-the-host).",
         "actions": "What to try, the most recoverable time first, all of them; null where the run "
         "cannot be replayed: [patterns](../detectors/index.md).",
+        "actions_dropped": "Patterns that were seen but are no actions: `detector`, `title`, "
+        "`recoverable_step_ns`, `share_ratio` and the `reason`; null where the run cannot be "
+        "replayed.",
         "actions_failed": "Pattern → why it could not be looked for, by a failure in Chopper; "
         "normally empty.",
         "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) "
@@ -538,6 +571,16 @@ FIELDS = {
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",
         "withheld": "Claims that the data does not support; see the [checks](checks.md).",
+    },
+    "verdict": {
+        "class": "What bounds the run: [the classes](../detectors/index.md).",
+        "sentence": "The first sentence of a report.",
+        "share_ratio": "Share of that class; null when nothing was attributed.",
+        "of": "What it is a share of: `step`, `window` (a trace without steps), or `loop` (all "
+        "recorded steps and what follows them).",
+        "largest_causes": "Up to three leaf causes of the gap, the largest first: `cause`, "
+        "`label`, `time_ns` per `of`, `share_ratio`, `remedy`, and the `phase`, `layer`, `op` and "
+        "`line` that hold most of it.",
     },
     "step_time": {
         "kind": (
@@ -562,6 +605,7 @@ FIELDS = {
         "outside": "Time of the recording in no step: the program's, `after_ns` the last one, with "
         "its `phases_ns` by program phase, and chopper's own, `profiler_ns` (set-up, writing "
         "traces, the end); `recording_ns` in all; null where its bounds are not known.",
+        "phases_ns": "Program phase → its time in the recorded steps, mean over ranks.",
         "kinds": "All kinds of steps, the most time first: `name`, `steps_count`, `steps`, "
         "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
         "steps, and `causes_ns` of the traced ones.",
@@ -603,6 +647,7 @@ FIELDS = {
         "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
         "share_ratio": "`recoverable_step_ns` as a share of the step that it is of, see "
         "`host_pace_ratio`.",
+        "of": "`step`, or `loop`: of all recorded steps and what follows them.",
         "phase": "Phase that holds most of its time; null for none.",
         "layer": "Layer that does.",
         "op": "Operator that does.",
@@ -651,6 +696,14 @@ def attribution_example() -> str:
     return "\n\n".join(parts)
 
 
+EXAMPLE_VERDICT = {
+    "class": "data",
+    "sentence": "Data-bound: 24.0 % of the step is spent waiting for data, most of it in "
+    "train.py(8): tokenize; 76.0 % is computing.",
+    "share_ratio": 0.24,
+    "of": "step",
+    "largest_causes": [],
+}
 EXAMPLE_ACTIONS = [
     {
         "detector": "data_loading",
@@ -658,6 +711,7 @@ EXAMPLE_ACTIONS = [
         "recoverable_step_ns": 240,
         "recoverable_step_ci95_ns": None,
         "share_ratio": 0.24,
+        "of": "step",
         "phase": "data",
         "layer": None,
         "op": None,
@@ -747,5 +801,5 @@ def example_attribution() -> dict[str, Any]:
         ceilings={},
     )
     back = {row.id: Recoverable(None, reason="no device event was recorded") for row in rows}
-    document: dict[str, Any] = attribution_json(answer, back, EXAMPLE_ACTIONS)
+    document: dict[str, Any] = attribution_json(answer, EXAMPLE_VERDICT, back, EXAMPLE_ACTIONS)
     return document

@@ -69,7 +69,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
                 Cell(text=label, hint=str(group.key)),
                 fmt.duration(group.time_ns / windows.get(group.key, story.windows)),
                 *([fmt.duration((group.own_ns or 0) / story.windows)] if own else ()),
-                *([_without_waiting(group, windows[group.key])] if waits else ()),
+                *([fmt.duration(_own_ns(group) / windows[group.key])] if waits else ()),
                 Cell(text=fmt.ratio(share), share_ratio=share, color=cause and color(cause)),
                 Cell(text=mostly, dim=True),
             )
@@ -94,8 +94,8 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if own else "")
 
 
-def _without_waiting(group: Group, windows: int) -> str:
-    return fmt.duration((group.time_ns - group.causes.get(WAIT, 0)) / windows)
+def _own_ns(group: Group) -> int:
+    return group.time_ns - group.causes.get(WAIT, 0)
 
 
 def data(story: Story) -> dict[str, Any]:

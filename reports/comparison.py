@@ -218,7 +218,10 @@ def _same_work(comparison: Comparison) -> Section:
             "different workloads."
         )
     table = Table(
-        columns=("Check", Column("Result", kind="name"), "A", "B", Column("Meaning", kind="prose")),
+        columns=(
+            *("Check", Column("Result", kind="name"), "A", "B"),
+            Column("Meaning", kind="prose", wide=True),
+        ),
         rows=[
             (c.label, Cell(text=c.status, mark=_mark(c)), c.shown("a"), c.shown("b"), c.note)
             for c in comparison.checks
@@ -263,12 +266,18 @@ def _causes(comparison: Comparison) -> Section:
         title="Where the runs differ",
         short="Causes",
         id="causes",
-        intro=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds each cause's difference "
-        f"and ends at B's step of {fmt.duration(step.b_ns)}: means over the step windows of "
-        "all ranks. The differences of the leaf causes sum to that of the step exactly; "
-        "whiskers are 95 % intervals. Grey: within noise.",
+        intro="Means over the step windows of all ranks. The differences of the leaf causes sum "
+        "to that of the step exactly. A difference whose 95 % interval includes 0 is within noise.",
         blocks=(
-            Figure(name="waterfall", title="", figure=waterfall(comparison), label=label),
+            Figure(
+                name="waterfall",
+                title="",
+                figure=waterfall(comparison),
+                note=f"Starts at A's step of {fmt.duration(step.a_ns)}, adds each cause's "
+                f"difference and ends at B's step of {fmt.duration(step.b_ns)}. Whiskers are 95 % "
+                "intervals. Grey, here and below: within noise, or too small to be shown alone.",
+                label=label,
+            ),
             *([_changes(comparison, shown, rest, PLAIN)] if shown else []),
             _changes(comparison, comparison.changes, "", BROWSER),
         ),
@@ -280,16 +289,17 @@ def _changes(comparison: Comparison, changes: Sequence[Change], rest: str, forma
     largest = max((abs(c.difference_ns) for c in comparison.changes), default=0) or 1
 
     def row(change: Change | Total, name: Cell) -> tuple[str | Cell, ...]:
-        difference_ns = change.difference_ns
+        difference_ns, noise = change.difference_ns, change.told is False
+        of_step = signed(difference_ns / step.a_ns) if step.a_ns else fmt.UNKNOWN
+        times = map(fmt.duration, (change.a_ns, change.b_ns))
+        cells = [Cell(text=t, dim=noise) for t in (*times, interval(change.ci95_ns), of_step)]
         difference = Cell(
             text=signed_duration(difference_ns),
-            dim=change.told is False,
+            dim=noise,
             share_ratio=abs(difference_ns) / largest if change is not step else None,
-            color=name.color,
+            color=_hue(change, name.color),
         )
-        of_step = signed(difference_ns / step.a_ns) if step.a_ns else fmt.UNKNOWN
-        quiet = (Cell(text=t, dim=True) for t in (interval(change.ci95_ns), of_step))
-        return (name, fmt.duration(change.a_ns), fmt.duration(change.b_ns), difference, *quiet)
+        return (replace(name, dim=noise), *cells[:2], difference, *cells[2:])
 
     wide = (Column(heading, wide=True) for heading in ("95 % interval", "Share of A's step"))
     rows = [row(c, cause_cell(c.id, c.label)) for c in changes]
@@ -310,12 +320,12 @@ def waterfall(comparison: Comparison) -> figures.Figure:
     whole = sum(abs(c.difference_ns) for c in leaves)
     large = [c for c in leaves if abs(c.difference_ns) >= _SMALL_BAR_RATIO * whole]
     small = leaves[len(large) :]
-    parts = [(full_label(c.id), c.difference_ns, color(c.id), c.ci95_ns) for c in large]
+    parts = [(full_label(c.id), c.difference_ns, _hue(c, color(c.id)), c.ci95_ns) for c in large]
     if small:
         label = full_label(small[0].id) if len(small) == 1 else f"{len(small)} smaller"
         parts.append((label, sum(c.difference_ns for c in small), figures.GREY, None))
     step = comparison.step
-    parts.append(("B − A", step.difference_ns, "", step.ci95_ns))
+    parts.append(("B − A", step.difference_ns, _hue(step, ""), step.ci95_ns))
     bars: list[figures.Bar] = []
     start = 0
     for label, length_ns, hue, ci95_ns in parts:
@@ -328,6 +338,11 @@ def waterfall(comparison: Comparison) -> figures.Figure:
     room = 0.14 * (max(ends) - min(ends) or 1)
     span_ns = (min(ends) - room, max(ends) + room)
     return figures.bars(bars, axis="ms per step, difference from A", span_ns=span_ns, aligned=True)
+
+
+def _hue(change: Total, hue: str) -> str:
+    """Return the colour of a difference: grey within noise."""
+    return figures.GREY if change.told is False else hue
 
 
 def calls(count: float) -> str:
@@ -346,7 +361,7 @@ def _items(level: str, title: str, items: Sequence[Difference], *, top: int) -> 
         Column("95 % interval", wide=True),
         *("By count", "By duration", "Calls A", "Calls B"),
         *(Column("Time A", wide=True), Column("Time B", wide=True)),
-        Column("", kind="id"),
+        Column("Status", kind="id"),
     )
     cut = len(changed) - _MAX_ROWS
     table = Table(
@@ -360,7 +375,8 @@ def _items(level: str, title: str, items: Sequence[Difference], *, top: int) -> 
         title=title,
         id=level,
         intro="Time of their device events per step and rank. A difference splits into the "
-        "change in count and the change in duration. Grey rows are within noise.",
+        "change in count and the change in duration. Rows marked noise (grey in a browser) are "
+        "within noise.",
         blocks=(table,),
     )
     return [section] if changed else []

@@ -13,6 +13,7 @@ from chopper import tables as declarations
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views import View
+from chopper.reports.labels import full_label
 from chopper.reports.page import Column, Items, Page, Paragraph, Table
 from chopper.views import in_sections
 
@@ -56,7 +57,7 @@ def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | 
     more = table.num_rows - shown.num_rows
     notes = [f"… {fmt.plural(more, 'more row')} (--top N)"] if more else []
     notes += [f"… unknown in every row: {', '.join(unknown)}"] if unknown else []
-    cells = [[fmt.cell(n, value) for value in shown[n].to_pylist()] for n in filled]
+    cells = [[_cell(n, value) for value in shown[n].to_pylist()] for n in filled]
     numbers = ("int", "double", "bool")
     kinds = [str(table.schema.field(n).type).startswith(numbers) for n in filled]
     grid = Table(
@@ -92,8 +93,14 @@ def _reasons(table: pa.Table, columns: list[str]) -> list[str]:
     return lines
 
 
+def _cell(column: str, value: object) -> str:
+    """Return a value for people; causes by their labels."""
+    known = column == "cause" and value is not None
+    return full_label(str(value)) if known else fmt.cell(column, value)
+
+
 def _named(column: str, value: object) -> str:
-    text = fmt.cell(column, value)
+    text = _cell(column, value)
     return f"{fmt.heading(column)} {text}" if isinstance(value, int) or column == "ranks" else text
 
 
@@ -150,7 +157,7 @@ def _column(declared: declarations.Column, table: pa.Table) -> dict[str, Any]:
 
 def _name(column: str, text: str) -> list[str]:
     full = fmt.ellipsize(text, MAX_CHARACTERS)
-    shown = fmt.ellipsize(fmt.cell(column, text), MAX_CHARACTERS)
+    shown = fmt.ellipsize(_cell(column, text), MAX_CHARACTERS)
     return [full] if shown == full else [full, shown]
 
 

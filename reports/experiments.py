@@ -14,7 +14,6 @@ from typing import Any
 from chopper import wording as fmt
 from chopper.errors import InputError
 from chopper.experiments.results import Experiment, Row, quotient
-from chopper.reports import formatted
 from chopper.reports.experiment import heading, headline_value, machine
 from chopper.reports.page import Cell, Column, Fact, Facts, Item, Items, Page, Section, Table
 from chopper.statistics import Estimate
@@ -121,11 +120,6 @@ def _plain(pair: Pair) -> dict[str, Any]:
     }
 
 
-def render(found: Experiments, format: str) -> str:
-    """Return it as one string: ``html``, ``md``, ``json`` (documented) or ``txt``."""
-    return formatted(lambda: page(found), found.to_dict, format)
-
-
 def page(found: Experiments, *, top: int = _TOP) -> Page:
     """Return the page of two experiments; ``top``: rows with labels in text and Markdown."""
     told = [pair.told for pair in found.pairs if pair.told is not None]
@@ -185,7 +179,10 @@ def _section(number: int, labels: tuple[str, ...], pairs: list[Pair], top: int) 
         searchable=bool(labels),
         rest=f"{fmt.count(left)} more in --json." if left > 0 else "",
     )
-    intro = "Means over the repetitions. Grey: the interval of the ratio holds 1."
+    intro = (
+        "Means over the repetitions. A ratio whose 95 % interval includes 1 is within noise "
+        "(grey in a browser)."
+    )
     title = f"By {' and '.join(map(fmt.heading, labels))}" if labels else "Variants"
     return Section(title=title, id=f"measures-{number}", intro=intro, blocks=(table,))
 

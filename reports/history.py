@@ -14,15 +14,9 @@ from chopper.analyzers.compare.history import Judgement
 from chopper.analyzers.compare.result import percent, signed, signed_duration
 from chopper.causes import CAUSES
 from chopper.errors import printable
-from chopper.reports import formatted
 from chopper.reports.page import Block, Cell, Item, Items, Page, Table
 
 _MOST_CAUSES = 8
-
-
-def render(judgement: Judgement, format: str, *, outcome: str) -> str:
-    """Return a judgement as one string: ``html``, ``md``, ``json`` (documented) or ``txt``."""
-    return formatted(lambda: page(judgement, outcome=outcome), judgement.to_dict, format)
 
 
 def page(judgement: Judgement, *, outcome: str) -> Page:

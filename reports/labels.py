@@ -9,6 +9,7 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, LEAVES, inherited, parent
+from chopper.claims import withheld
 from chopper.reports.page import Cards, Cell, Column, Table
 from chopper.storage.manifest import Finding
 
@@ -27,11 +28,11 @@ def advice(cause: str) -> str:
 
 
 def ink(background: str) -> str:
-    """Return black or white, whichever reads better on a colour (WCAG 2 relative luminance)."""
+    """Return black or white, whichever reads better on a colour (WCAG 2: at least 4.58 to 1)."""
     channels = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#101114" if luminance > 0.26 else "#ffffff"
+    return "#000000" if luminance > 0.179 else "#ffffff"
 
 
 def full_label(cause: str) -> str:
@@ -131,7 +132,7 @@ def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -
                 *([_ranges(of) or "all"] if several else []),
                 Cell(text=sentence(f.message), below=f"`{f.code}`"),
                 fmt.UNKNOWN if f.count is None else fmt.count(f.count),
-                " ".join(f"`{w}`" for w in f.withholds) or fmt.UNKNOWN,
+                ", ".join(fmt.inside(w.claim.title) for w in withheld([f])) or fmt.UNKNOWN,
             )
             for f, of in merged(findings)
         ],

@@ -91,11 +91,13 @@ def page(run: Attributed, format: Format) -> Page:
     story = Story(run)
     replay = replay_or_reason(run)
     found = verdict(story, replay)
+    if not run.observed_ns:
+        return _page(story, found, [_held(run), *_findings(story)])
     causes = Section(
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
         "the observed time exactly.",
-        blocks=_causes(story, recoverable(run, replay), _pace(replay), format),
+        blocks=_causes(story, recoverable(run, replay), format),
     )
     first, is_certain = _first(story, replay)
     if format == "txt":
@@ -114,11 +116,6 @@ def page(run: Attributed, format: Format) -> Page:
 def notebook_page(run: Attributed) -> Page:
     """Return the page of a run without what a browser's scripts make."""
     return page(run, "md")
-
-
-def _pace(replay: Replay | str) -> float:
-    """Return the pace of the host that savings are of."""
-    return 1.0 if isinstance(replay, str) else replay.pace
 
 
 def _first(story: Story, replay: Replay | str) -> tuple[list[Section], bool]:
@@ -255,9 +252,7 @@ def _windows(story: Story) -> str:
     return f"{text} of {fmt.plural(ranks, 'rank')}" if several else text
 
 
-def _causes(
-    story: Story, saving: Mapping[str, Recoverable], pace: float, format: Format
-) -> list[Block]:
+def _causes(story: Story, saving: Mapping[str, Recoverable], format: Format) -> list[Block]:
     """Return the tree of causes with its sum, and what its marks and columns mean."""
     causes = [r for r in story.run.causes() if r.time_ns > 0]
     if not causes:
@@ -287,30 +282,16 @@ def _causes(
         strong=frozenset((len(causes),)),
     )
     kinds = {_kind(c) for c in causes} if format == "txt" else set()
-    notes = [f"{name}: {hint[0].lower()}{hint[1:]}"] if story.scale else []
-    if "model" in kinds:
-        notes.append("~ depends on a model; all other figures are recorded times")
-    if "not supported" in kinds:
-        notes.append("? not supported by the data (see findings)")
-    if any(one.step_ns is not None for one in saving.values()):
-        notes.append(
-            "Recoverable: predicted saving if only this cause were removed (`chopper whatif`). "
-            "Savings overlap, so they do not add up."
-        )
-        if pace < 1:
-            notes.append(
-                "It is of a step without a trace: the host's work is taken to last "
-                f"{fmt.ratio(pace)} of its traced time, or less."
-            )
-        if any((saving[c.id].step_ns or 0) * story.windows > c.time_ns for c in causes):
-            notes.append(
-                "It may exceed the cause's own time: launching work earlier removes other idle "
-                "time as well, and a delay of one rank makes others wait."
-            )
-    else:
-        reason = next((one.reason for one in saving.values() if one.reason), "")
-        notes.append(f"Recoverable: unknown, {reason}")
-    return [table, *(Paragraph(note, "dim") for note in notes)]
+    reason = next((one.reason for one in saving.values() if one.reason), "")
+    is_known = any(one.step_ns is not None for one in saving.values())
+    notes = [
+        *(["~ by a model"] if "model" in kinds else []),
+        *(["? not supported by the data"] if "not supported" in kinds else []),
+        *(["savings overlap"] if is_known else []),
+        "docs/reference/glossary.md#marks",
+    ]
+    unknown = [] if is_known else [Paragraph(f"Recoverable: unknown, {reason}", "dim")]
+    return [table, *unknown, Paragraph(" · ".join(notes), "dim")]
 
 
 def _kind(cause: CauseRow) -> str:
@@ -439,21 +420,13 @@ def _browser_page(run: Attributed) -> Page:
     clocks = frequency.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
-        _gap(story, recoverable(run, replay), _pace(replay)),
-        *([_steps(story)] if story.windows > 1 else []),
-        *([_ranks(story)] if len(run.ranks) >= _LEAST_RANKS else []),
-        Section(
-            title="Breakdown",
-            id="breakdown",
-            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
-            blocks=(Widget("breakdown.html.j2"),),
-        ),
+        *(_times(story, replay) if run.observed_ns else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([clocks] if clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),
         _quality(run),
         environment.section(run),
-        _method(story),
+        *([_method(story)] if run.observed_ns else []),
     ]
     data = breakdown.data(story) | {
         "line_colors": figures.LINES,
@@ -469,6 +442,32 @@ def _browser_page(run: Attributed) -> Page:
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
     more = (*_cards(story, found, replay), *_composition(story), *_limits(story))
     return _page(story, found, sections, more, source=run.recording.source, program=program)
+
+
+def _times(story: Story, replay: Replay | str) -> list[Section]:
+    """Return where the time went: by cause, step, rank, and the breakdown."""
+    return [
+        _gap(story, recoverable(story.run, replay)),
+        *([_steps(story)] if story.windows > 1 else []),
+        *([_ranks(story)] if len(story.run.ranks) >= _LEAST_RANKS else []),
+        Section(
+            title="Breakdown",
+            id="breakdown",
+            intro="The same nanoseconds, grouped differently. Select a row to see its causes.",
+            blocks=(Widget("breakdown.html.j2"),),
+        ),
+    ]
+
+
+def _held(run: Attributed) -> Section:
+    """Return the tables of a run of which no time was attributed."""
+    items = [
+        f"{VIEWS[name].title}: {fmt.plural(table.num_rows, 'row')} (`--view {name}`)"
+        for name, table in views(run, VIEWS).items()
+        if table.num_rows
+    ]
+    how = Paragraph(f"`chopper analyze {shlex.quote(run.source)} --view NAME` shows one of them.")
+    return Section(title="Tables with rows", blocks=(how, Items(items=items)) if items else ())
 
 
 def _timeline(story: Story, lanes: Timeline) -> Section:
@@ -521,7 +520,7 @@ def _cards(story: Story, found: Verdict, replay: Replay | str) -> list[Block]:
     return [*blocks, Widget("top.html.j2", {"title": title, "largest": found.largest})]
 
 
-def _gap(story: Story, saving: Mapping[str, Recoverable], pace: float) -> Section:
+def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
     from chopper.reports import figures
 
     known = story.ideal_per_window_ns is not None
@@ -543,7 +542,7 @@ def _gap(story: Story, saving: Mapping[str, Recoverable], pace: float) -> Sectio
         id="gap",
         intro=f"{begins} Mean per {story.traced_unit} over {_windows(story)}. Every nanosecond is "
         "in exactly one bar.",
-        blocks=(waterfall, *_causes(story, saving, pace, "html")),
+        blocks=(waterfall, *_causes(story, saving, "html")),
     )
 
 
@@ -631,7 +630,7 @@ def _method(story: Story) -> Section:
     table = Table(
         columns=(
             *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose")),
-            *(Column("Basis", kind="prose"), Column("Kind", kind="id")),
+            *(Column("Basis", kind="prose", wide=True), Column("Kind", kind="id")),
         ),
         rows=[
             (

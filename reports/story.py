@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.held_memory import HeldMemory, held_memory
 from chopper.analyzers.replay.pace import SLOWED
 from chopper.attribution import SLOWED_RATIO, TRAINING, CauseRow, Group, StepTime
 from chopper.causes import LEAVES, Level
@@ -127,6 +128,13 @@ class Story:
         """Whether all ranks computed on the CPU."""
         return all(_on_host(self.run, rank.rank) for rank in self.run.ranks)
 
+    @cached_property
+    def held(self) -> HeldMemory | None:
+        """Memory of a snapshot without a trace, unless step times say more than it."""
+        each = [] if self.run.observed_ns else held_memory(self.run.recording)
+        said = (h for h in each if h.asked_bytes is not None or self.step.untraced is None)
+        return next(said, None)
+
     @property
     def is_ideal_whole(self) -> bool:
         """Whether the ideal time is known of nearly all model math and is a measure of a step."""
@@ -140,7 +148,7 @@ class Story:
     @cached_property
     def ceilings(self) -> tuple[list[str], str]:
         """Both ceilings, a line each, and how much of them was used; empty for what is unknown."""
-        if not self.run.ceilings:
+        if not self.run.ceilings or not self.run.observed_ns:
             return [], ""
         rows = [r for r in self.table("utilization").to_pylist() if r["rank"] is None]
         lines: list[str] = []
@@ -248,7 +256,7 @@ def step_sentences(story: Story) -> tuple[str, str]:
     """Return how long a step takes beside its ideal time, and what stands behind it."""
     run, step = story.run, story.step
     if not run.observed_ns:
-        return "", ""
+        return story.held.detail if story.held else "", ""
     noun = "A step" if story.unit == "step" else "The recorded window"
     mean = " on average" if run.windows.num_rows > 1 else ""
     observed = story.observed_per_window_ns

@@ -56,7 +56,7 @@ def render(page: Page) -> str:
     plotly = plotly_script.get()
     return template.render(
         page=page,
-        sections=[s for s in page.sections if "html" in s.formats],
+        sections=[s for s in page.sections if "html" in s.formats and (s.blocks or s.intro)],
         version=__version__,
         now=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         css=safe(_asset("report.css")),
@@ -161,14 +161,20 @@ def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
 
 def _prose(text: str, safe: Any) -> Any:
     """Return a text as markup; what stands between backticks is code."""
-    parts = (safe.escape(printable(part)) for part in text.split("`"))
-    return safe("").join(safe(f"<code>{p}</code>") if i % 2 else p for i, p in enumerate(parts))
+    return _marked(text.split("`"), "code", safe)
 
 
 def _emphasised(text: str, safe: Any) -> Any:
-    """Return a sentence as markup; durations are strong."""
-    parts = (safe.escape(part) for part in _DURATION.split(printable(text)))
-    return safe("").join(safe(f"<b>{p}</b>") if i % 2 else p for i, p in enumerate(parts))
+    """Return a sentence as markup; durations are strong, what stands between backticks is code."""
+    parts = text.split("`")
+    parts[::2] = [_marked(_DURATION.split(printable(part)), "b", safe) for part in parts[::2]]
+    return _marked(parts, "code", safe)
+
+
+def _marked(parts: Sequence[str], tag: str, safe: Any) -> Any:
+    """Join parts that are markup or texts; every second one is an element of a tag."""
+    shown = (part if isinstance(part, safe) else safe.escape(printable(part)) for part in parts)
+    return safe("").join(safe(f"<{tag}>{p}</{tag}>") if i % 2 else p for i, p in enumerate(shown))
 
 
 def to_script_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from chopper import wording as fmt
@@ -9,12 +10,35 @@ from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports.page import Block, Cell, Page
 
-_SPECIAL = str.maketrans({c: "\\" + c for c in "\\`*_{}[]<>#|~$&!"})
+# An underscore between letters or digits emphasizes nothing.
+_SPECIAL = r"[\\`*{}\[\]<>#|~$&!]|(?<![^\W_])_|_(?![^\W_])"
+_CODE_OR_SPECIAL = re.compile(rf"`[^`]+`|{_SPECIAL}")
 
 
 def escape(text: str) -> str:
     """Return a text that Markdown shows as it is: no markup, no HTML, one line."""
-    return " ".join(printable(" ".join(text.split())).translate(_SPECIAL).split())
+    return re.sub(_SPECIAL, r"\\\g<0>", _line(text))
+
+
+def _line(text: str) -> str:
+    return " ".join(printable(" ".join(text.split())).split())
+
+
+def _prose(text: str, *, cell: bool = False) -> str:
+    """Return a text as Markdown; what stands between backticks is code.
+
+    A table's cells end at bars, also within code.
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        code = found[0].replace("|", "\\|") if cell else found[0]
+        return code if len(code) > 2 else f"\\{found[0]}"
+
+    return _CODE_OR_SPECIAL.sub(shown, _line(text))
+
+
+def _code(text: str) -> str:
+    return _prose(f"`{text}`" if "`" not in text else text)
 
 
 def render(page: Page) -> str:
@@ -23,13 +47,13 @@ def render(page: Page) -> str:
     if page.facts:
         parts.append(escape(" · ".join(page.facts)))
     if page.headline:
-        parts.append(f"**{escape(page.headline)}**")
+        parts.append(f"**{_prose(page.headline)}**")
     parts += blocks(page.summary, level=2)
     for section in page.sections:
         inner = blocks(section.blocks, level=3)
         if "md" in section.formats and inner:
             parts += [f"## {escape(section.title)}"] if section.title else []
-            parts += [escape(section.intro)] if section.intro else []
+            parts += [_prose(section.intro)] if section.intro else []
             parts += inner
     return "\n\n".join(parts) + "\n"
 
@@ -44,8 +68,8 @@ def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
         if "md" not in block.formats:
             continue
         if isinstance(block, model.Paragraph):
-            text = escape(block.text)
-            parts.append(f"**{text}**" if block.style == "strong" else text)
+            strong = block.style == "strong"
+            parts.append(f"**{escape(block.text)}**" if strong else _prose(block.text))
             continue
         title = getattr(block, "title", "")
         if title:
@@ -62,13 +86,14 @@ def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
 
 def _item(item: model.Item) -> str:
     mark = f"**{item.mark}**: " if item.mark else ""
-    code = f" ({escape(item.code)})" if item.code else ""
-    return f"- {mark}{escape(item.text)}{code}"
+    code = f" ({_code(item.code)})" if item.code else ""
+    return f"- {mark}{_prose(item.text)}{code}"
 
 
 def _fact(fact: model.Fact) -> str:
     note = f" ({escape(fact.note)})" if fact.note else ""
-    return f"- {escape(fact.label)}: {escape(fact.value)}{note}"
+    value = _code(fact.value) if fact.code else escape(fact.value)
+    return f"- {escape(fact.label)}: {value}{note}"
 
 
 def table(shown: model.Table) -> list[str]:
@@ -83,10 +108,11 @@ def table(shown: model.Table) -> list[str]:
         body = ([_cell(cell) for cell in row] for row in listed)
         lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
     more = fmt.plural(len(rows) - len(listed), "more row") if len(rows) > len(listed) else ""
-    notes = (more and f"{more}.", escape(shown.rest), escape(shown.note))
+    notes = (more and f"{more}.", _prose(shown.rest), _prose(shown.note))
     return [part for part in ("\n".join(lines), *notes) if part]
 
 
 def _cell(cell: Cell) -> str:
-    text = escape(cell.text + (f" ({cell.below})" if cell.below else ""))
+    text = f"`{cell.text}`" if cell.code and "`" not in cell.text else cell.text
+    text = _prose(text + (f" ({cell.below})" if cell.below else ""), cell=True)
     return "&nbsp;" * 4 * cell.depth + (f"**{text}**" if cell.strong and text else text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from chopper import wording as fmt
 from chopper.reports import formatted
+from chopper.reports.labels import full_label
 from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
 from chopper.validation.results import Case, score, to_dict
 
@@ -51,10 +52,10 @@ def _row(cases: Sequence[Case]) -> tuple[str | Cell, ...]:
             if shown is None
             else fmt.percent(shown, ".2f"),
             fmt.percent(leaking.leaked_ratio, ".2f"),
-            into[0] if into else fmt.UNKNOWN,
+            full_label(into[0]) if into else fmt.UNKNOWN,
         ]
     outcome = Cell(text=status, mark=_MARKS[status])
-    return (Cell(text=name, hint=first.cause), first.magnitude, *numbers, outcome)
+    return (Cell(text=name, hint=full_label(first.cause)), first.magnitude, *numbers, outcome)
 
 
 def verdict(cases: Sequence[Case]) -> str:
@@ -80,7 +81,10 @@ def page(cases: Sequence[Case]) -> Page:
         key = (case.suite, case.injection, case.cause, case.magnitude)
         rows.setdefault(key, []).append(case)
         if case.status != "ok" and case.reason:
-            of = reasons.setdefault((case.status, case.injection, case.reason), {})
+            reason = case.reason
+            if case.worst_leak is not None:
+                reason = reason.replace(case.worst_leak[0], full_label(case.worst_leak[0]))
+            of = reasons.setdefault((case.status, case.injection, reason), {})
             of[f"{case.magnitude} {case.flavour}"] = None
     notes = [
         f"{status}: {injection} ({', '.join(of)}): {reason}"

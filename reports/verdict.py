@@ -17,14 +17,17 @@ from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import LONG
 from chopper.analyzers.detectors.initialization import Initialization, initialization_of
+from chopper.analyzers.events.collectives import members_of
+from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.attribution import FIRST, CauseRow, StepKind
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
 from chopper.reports.story import Evidence, Story, evidence
 
-_COMPUTE_BOUND = 2 / 3
+_COMPUTE_BOUND, _LEAST_BOUND = 2 / 3, 0.2
 _LEAST_SECOND = 0.1
 """Another class is named from this share of the step on."""
 _DOMINANT = 0.6
@@ -33,7 +36,10 @@ _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER = 0.5
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LISTED = 3
-_STARTUP, _OPTIMIZER = "startup", "optimizer"
+_STARTUP, _OPTIMIZER, _STRAGGLER = "startup", "optimizer", "straggler"
+_LEAST_WAIT_RATIO = 0.05
+_SAID = {"late_entry": "late_rank", "taking_turns": "turns"}
+"""Why ranks wait, and the entry of ``verdicts.toml``, where that has another name."""
 _HALF = 0.5
 _ENOUGH_STEPS = 10
 """With fewer recorded steps the first one takes a large part of any program's time."""
@@ -79,7 +85,8 @@ class Verdict:
 
     Attributes:
         name: the class: ``compute``, ``memory``, ``data``, ``launches`` … (``verdicts.toml``);
-            ``unknown`` if the data does not allow one.
+            ``memory_held`` and ``out_of_memory`` of a snapshot of the allocator; ``unknown`` if
+            the data does not allow one.
         sentence: the verdict in words.
         share_ratio: of the time of ``unit``; None if nothing was attributed.
         unit: ``step``, ``window`` (a trace without steps) or ``loop`` (all recorded steps and what
@@ -119,7 +126,8 @@ class Verdict:
 
 
 @cache
-def _classes() -> dict[str, _Class]:
+def classes() -> dict[str, _Class]:
+    """Return what can bound a run, by name."""
     text = Path(__file__).with_name("verdicts.toml")
     return msgspec.toml.decode(text.read_bytes(), type=dict[str, _Class])
 
@@ -127,7 +135,7 @@ def _classes() -> dict[str, _Class]:
 @cache
 def class_of(cause: str) -> str:
     """Return the class of a leaf cause: the one with the longest prefix of its id."""
-    prefixes = {p: name for name, one in _classes().items() for p in one.causes}
+    prefixes = {p: name for name, one in classes().items() for p in one.causes}
     return prefixes[max((p for p in prefixes if f"{cause}.".startswith(f"{p}.")), key=len)]
 
 
@@ -140,12 +148,15 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     """
     run = story.run
     if not run.observed_ns:
-        return Verdict(
-            name="unknown", sentence=_nothing(story), share_ratio=None, unit="step", largest=()
-        )
+        name = "unknown"
+        if story.held:
+            name = "memory_held" if story.held.asked_bytes is None else "out_of_memory"
+        sentence = _nothing(story)
+        return Verdict(name=name, sentence=sentence, share_ratio=None, unit="step", largest=())
     links = links_of(run) if isinstance(replay, str) else replay.links
     started = initialization_of(run, links)
-    shares = _step_shares(story, started)
+    ranks = _uneven(run)
+    shares = _step_shares(story, started, ranks)
     groups = _groups(shares)
     loop = _loop_shares(story)
     rest = 1 - sum(loop.values())
@@ -165,10 +176,12 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
         if name == _STARTUP and started is not None:
             sentence = _of_startup(story, shares, share, started, largest)
+        elif name == _STRAGGLER and ranks is not None:
+            name, sentence = _of_ranks(story, ranks, share)
         elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
             name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
             cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
-            text = _classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+            text = classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
             sentence = f"{text}, most of it {fmt.inside(full_label(cause))}."
     return Verdict(
         name=name,
@@ -179,10 +192,31 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     )
 
 
-def _step_shares(story: Story, started: Initialization | None) -> dict[str, float]:
-    """Return the share of each class in the time of a step; initialization is one of its own."""
+def _uneven(run: Attributed) -> Uneven | None:
+    """Return why ranks wait for each other; None if they hardly do."""
+    waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
+    if (waited or 0.0) < _LEAST_WAIT_RATIO:
+        return None
+    near = run.detailed
+    return uneven(near, members_of(near), events_of(near))
+
+
+def _step_shares(
+    story: Story, started: Initialization | None, ranks: Uneven | None
+) -> dict[str, float]:
+    """Return the share of each class in the time of a step; initialization is one of its own.
+
+    Of ranks that wait for a late one, these are the shares: what the late one does instead is why.
+    """
     during = {} if started is None else started.idle_ns
     shares: dict[str, float] = defaultdict(float)
+    if ranks is not None and ranks.kind not in ("pipeline", "taking_turns"):
+        waiting = [g for g in story.by("rank") if g.key != ranks.worst.rank]
+        whole_ns = max(sum(group.time_ns for group in waiting), 1)
+        for group in waiting:
+            for cause, time_ns in group.causes.items():
+                shares[class_of(cause)] += time_ns / whole_ns
+        return dict(shares)
     for row in story.run.leaves():
         share = story.figure(row)[1] or 0.0
         part = share * during.get(row.id, 0) / row.time_ns if row.time_ns else 0.0
@@ -196,15 +230,19 @@ def _ranked(groups: dict[str, float]) -> list[str]:
     """Return the groups, the one that bounds the step first.
 
     Compute bounds it if it takes most of it; else the largest of the other groups does, even if
-    compute takes longer: that time is what a reader can get back.
+    compute takes longer: that time is what a reader can get back. What was not recorded comes
+    first if it is more than half.
     """
-    return sorted(groups, key=lambda g: (g == "compute" and groups[g] < _COMPUTE_BOUND, -groups[g]))
+    waste = max((s for g, s in groups.items() if g not in ("compute", "unknown")), default=0.0)
+    is_bound = groups.get("compute", 0.0) >= _COMPUTE_BOUND or waste < _LEAST_BOUND
+    later = {"compute": not is_bound, "unknown": groups.get("unknown", 0.0) <= _HALF}
+    return sorted(groups, key=lambda g: (later.get(g, False), -groups[g]))
 
 
 def _groups(shares: dict[str, float]) -> dict[str, float]:
     groups: dict[str, float] = defaultdict(float)
     for name, share in shares.items():
-        groups[_classes()[name].group] += share
+        groups[classes()[name].group] += share
     return dict(groups)
 
 
@@ -216,7 +254,7 @@ def _loop_shares(story: Story) -> dict[str, float]:
     step = story.step
     if not step.loop_ns or story.unit == "window":
         return {}
-    of_phase = {phase: name for name, one in _classes().items() for phase in one.phases}
+    of_phase = {phase: name for name, one in classes().items() for phase in one.phases}
     times: Counter[str] = Counter()
     for phase, time_ns in step.loop_phases_ns.items():
         if phase in of_phase:
@@ -258,7 +296,7 @@ def _largest(story: Story, row: CauseRow, where: Where) -> Largest:
 
 def _in_group(shares: dict[str, float], group: str) -> list[tuple[str, float]]:
     """Return the classes of a group with their shares, the largest first."""
-    mine = [(name, share) for name, share in shares.items() if _classes()[name].group == group]
+    mine = [(name, share) for name, share in shares.items() if classes()[name].group == group]
     return sorted(mine, key=lambda pair: -pair[1])
 
 
@@ -269,16 +307,16 @@ def _of_step(
     largest: tuple[Largest, ...],
 ) -> str:
     """Return the sentence about a step."""
-    classes = _classes()
+    known = classes()
     group, *others = _ranked(groups)
     inside = _in_group(shares, group)
     name, share = inside[0]
-    if group in classes and (name == group or share < _DOMINANT * groups[group]):
+    if group in known and (name == group or share < _DOMINANT * groups[group]):
         name, share = group, groups[group]
-    text = (story.is_on_host and classes[name].on_host) or classes[name].sentence
+    text = (story.is_on_host and known[name].on_host) or known[name].sentence
     text = text.format(share=fmt.ratio(share), unit=_unit(story))
     parts = [
-        f"{fmt.ratio(part)} {classes[n].part or classes[n].short}"
+        f"{fmt.ratio(part)} {known[n].part or known[n].short}"
         for n, part in inside[:3]
         if part >= _LEAST_SECOND and (name == group or n != name)
     ]
@@ -292,10 +330,25 @@ def _of_step(
     second = max(others, key=groups.__getitem__, default=group)
     if second != group and groups[second] >= _LEAST_SECOND:
         main, part = _in_group(shares, second)[0]
-        if second in classes and part < _DOMINANT * groups[second]:
+        if second in known and part < _DOMINANT * groups[second]:
             main = second
-        text += f"; {fmt.ratio(groups[second])} is {classes[main].short}"
+        text += f"; {fmt.ratio(groups[second])} is {known[main].short}"
     return f"{text}."
+
+
+def _of_ranks(story: Story, ranks: Uneven, share: float) -> tuple[str, str]:
+    """Return the class and the sentence about ranks that wait for each other."""
+    name = _SAID.get(ranks.kind, ranks.kind)
+    text = classes()[name].sentence.format(
+        share=fmt.ratio(share), unit=_unit(story), rank=ranks.worst.rank
+    )
+    if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
+        text += f", which has {fmt.factor(ranks.work_ratio)} the work of the others"
+    elif ranks.kind == "late_rank" and ranks.worst.cause is not None:
+        text += f", which spends more time on {fmt.inside(full_label(ranks.worst.cause))}"
+    elif ranks.kind == "late_entry":
+        text += ", which is no slower, but enters late"
+    return _STRAGGLER if name == "late_rank" else name, f"{text}."
 
 
 def _unit(story: Story) -> str:
@@ -347,15 +400,15 @@ def _ranks(story: Story) -> str:
 def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
     """Return the sentence about the whole loop, and after it the one about a step."""
     step = story.step
-    text = _classes()[name].sentence.format(share=fmt.ratio(share), unit="recorded loop")
+    text = classes()[name].sentence.format(share=fmt.ratio(share), unit="recorded loop")
     ordinary = fmt.duration(step.headline_ns)
     if name == _STARTUP:
         first = next(kind for kind in step.kinds if kind.name.startswith(FIRST))
-        return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}: {of_step}"
+        return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}. {of_step}"
     if name == "long_steps":
-        return f"{text}. An ordinary step takes {ordinary}: {of_step}"
+        return f"{text}. An ordinary step takes {ordinary}. {of_step}"
     each = fmt.duration(step.loop_ns / step.steps_count)
-    return f"{text}: it needs {each} per step, of which {ordinary} is the step itself. {of_step}"
+    return f"{text}, which needs {each} per step; a step alone takes {ordinary}. {of_step}"
 
 
 def _of_startup(
@@ -366,13 +419,13 @@ def _of_startup(
     largest: tuple[Largest, ...],
 ) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
-    text = _classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+    text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
     text += f": one {started.name} call of {fmt.duration(started.longest_ns)}"
     others = {n: s / (1 - share) for n, s in shares.items() if n != _STARTUP and share < 1}
     if sum(others.values()) <= 0:
         return f"{text}."
     rest = _of_step(story, others, _groups(others), largest)
-    return f"{text}. Without it: {rest[:1].lower()}{rest[1:]}"
+    return f"{text}. Without it: {_inside(rest)}"
 
 
 def _first_steps(kind: StepKind) -> str:
@@ -394,13 +447,20 @@ def _damaged(run: Attributed, sentence: str) -> str:
     if not damages:
         return sentence
     what = " and ".join(damages)
-    return f"The trace {what}; of what was read: {sentence}"
+    return f"The trace {what}; of what was read: {_inside(sentence)}"
+
+
+def _inside(sentence: str) -> str:
+    """Return a sentence as it stands after a colon."""
+    return sentence if sentence[:3].isupper() else f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _nothing(story: Story) -> str:
     """Return what can be said of a run in which no time was attributed."""
     run, spread = story.run, story.step.untraced
     codes = {f.code for f in run.findings}
+    if story.held:
+        return story.held.headline
     if spread is not None:
         low, high = fmt.duration(spread.quartile_low_ns), fmt.duration(spread.quartile_high_ns)
         return (

@@ -8,6 +8,7 @@ from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.answers import StepEnergy, WhatIf
+from chopper.analyzers.replay.changes import not_fixable
 from chopper.analyzers.replay.replay import Replay
 from chopper.attribution import Recoverable
 from chopper.causes import CAUSES
@@ -163,10 +164,10 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
         if (saved_ns := saving[row.id].step_ns) is not None and (row.time_ns, row.id) not in same
     ]
     known.sort(key=lambda pair: -pair[1])
-    cause, fix = Column("Cause", wide=True), Column("--fix", kind="id")
+    fix = Column("--fix", kind="id")
     interval = Column("95 % interval", wide=True)
     table = Table(
-        columns=(cause, fix, "Time", "Recoverable", "Share of step", interval),
+        columns=("Cause", fix, "Time", "Recoverable", "Share of step", interval),
         rows=[
             (
                 Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
@@ -178,10 +179,14 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
             )
             for row, saved_ns in known[:_RECOVERABLE_ROWS]
         ],
-        note="Recoverable: predicted saving if only this cause were removed. Savings overlap, so "
-        "they do not add up.",
+        note="Savings overlap; time at peak cannot be removed: docs/concepts/replay.md"
+        "#what-can-be-changed",
     )
-    reasons = [f"{r.id}: {saving[r.id].reason}" for r in leaves if saving[r.id].reason is not None]
+    reasons = [
+        f"{full_label(row.id)} ({saving[row.id].reason})"
+        for row in leaves
+        if saving[row.id].reason is not None and not not_fixable(row.id)
+    ]
     unknown = (Items(items=reasons, title="Not predicted"),) if reasons else ()
     return Section(title="Recoverable time, per rank and step", blocks=(table, *unknown))
 

@@ -333,7 +333,7 @@ def test_no_steps_are_one_window(tmp_path):
     trace = Trace()
     trace.launch("k", 0, 5 * US, kernel_at=10 * US, kernel_for=MS)
     found = attributed(tmp_path / "t", trace)
-    assert found.observed_ns == MS
+    assert found.observed_ns == 10 * US + MS  # from the launch on
     assert "the trace has no steps" in reasons(found)["confidence"]
 
 

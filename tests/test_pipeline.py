@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import chopper
@@ -103,9 +104,16 @@ def test_a_host_timeline_is_not_put_into_the_run(traced_host: Run) -> None:
 
 @pytest.fixture
 def traced_host(run: Run) -> Run:
-    """The same run as if it had no device."""
-    names = ("device_event", "collective")
-    return run.with_tables({(r, n): run.table(r, n).slice(0, 0) for r in run.ranks for n in names})
+    """The same run as if it had no device, and so no launches."""
+    tables = {(r, n): run.table(r, n).slice(0, 0) for r in run.ranks for n in _OF_DEVICE}
+    for rank in run.ranks:
+        host = run.table(rank, "host_span")
+        calls = pc.is_in(host["category"].cast("string"), pa.array(["runtime", "driver"]))
+        tables[rank, "host_span"] = host.filter(pc.invert(calls))
+    return run.with_tables(tables)
+
+
+_OF_DEVICE = ("device_event", "collective")
 
 
 def test_what_looks_at_an_attribution_joins_nothing_again(

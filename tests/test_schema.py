@@ -93,11 +93,11 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (("run", "fsdp"), ["plain,fsdp1", "plain,fsdp2", "plain,fsdp"]),
+        (("bench", "fsdp"), ["plain,fsdp1", "plain,fsdp2", "plain,fsdp"]),
         (("schema", "device_e"), ["plain,device_event"]),
         *(
             ((command, "runs/m"), ["file,runs/m"])
-            for command in ("analyze", "report", "export", "compare", "import", "query")
+            for command in ("analyze", "report", "export", "compare", "gate", "import", "query")
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -1,7 +1,7 @@
 """FSDP1 and FSDP2 over batch × sequence, with the overheads of each operation.
 
-    chopper run batch_sequence
-    chopper run batch_sequence --ranks 8 -o runs/grid-mi300x
+    chopper bench batch_sequence
+    chopper bench batch_sequence --ranks 8 -o runs/grid-mi300x
 
 The grid is that of the Chopper paper (arXiv 2512.08242): b1s4, b2s4, b4s4, b1s8 and b2s8, sequences
 per rank by K tokens in each, of Llama 3 8B in bfloat16 on eight MI300X. On GPUs it runs as there;

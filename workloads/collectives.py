@@ -1,6 +1,6 @@
 """Time collectives over message sizes, in the table that nccl-tests prints, for any backend.
 
-    chopper run collectives --ranks 2
+    chopper bench collectives --ranks 2
     torchrun --nproc-per-node 8 -m chopper.workloads.collectives --largest 1073741824
 
 Algorithm bandwidth is size over time; bus bandwidth is that times a factor that makes it comparable

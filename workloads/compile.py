@@ -1,7 +1,7 @@
 """Eager PyTorch beside torch.compile: the same training of a Llama model on one device.
 
-    chopper run compile
-    chopper run compile -- --size 1b --sequence 2048 --dtype bfloat16
+    chopper bench compile
+    chopper bench compile -- --size 1b --sequence 2048 --dtype bfloat16
 
 Each block is compiled on its own, so that all blocks share one compilation. ``chopper estimate
 portability`` shows the kernels that torch.compile writes for other devices.

@@ -1,7 +1,7 @@
 """Feed data-parallel training from a mixture of many sources: torch's DataLoader against actors.
 
-    chopper run dataloader
-    chopper run dataloader --variants tuned,balanced -- --sweep latency
+    chopper bench dataloader
+    chopper bench dataloader --variants tuned,balanced -- --sweep latency
     torchrun --standalone --nproc-per-node 2 -m chopper.workloads.dataloader --variant balanced
 
 All variants train on the same samples in the same steps: what a step takes is a function of the

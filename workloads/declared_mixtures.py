@@ -1,6 +1,6 @@
 """Mixtures that are declared: which Parquet shards, drawn with which weights when, in what rows.
 
-The TOML file of ``chopper run dataloader -- --mixture FILE``:
+The TOML file of ``chopper bench dataloader -- --mixture FILE``:
 
     [packing]
     width = 256                  # tokens of a row; longer documents are left out

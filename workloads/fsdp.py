@@ -1,6 +1,6 @@
 """FSDP1 and FSDP2 beside each other: the same model, seed and data.
 
-    chopper run fsdp --ranks 2
+    chopper bench fsdp --ranks 2
 
 The programs are fsdp1.py and fsdp2.py; this module holds what is drawn from both.
 """

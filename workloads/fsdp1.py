@@ -1,6 +1,6 @@
 """Train a Llama model with FSDP1: each block's weights sharded as one flat parameter.
 
-    chopper run fsdp1 --ranks 2
+    chopper bench fsdp1 --ranks 2
     torchrun --standalone --nproc-per-node 2 -m chopper.workloads.fsdp1 --output runs/mine
     torchrun --standalone --nproc-per-node 8 -m chopper.workloads.fsdp1 \
         --size 8b --sequence 8192 --batch 1 --dtype bfloat16 --checkpoint full

@@ -1,6 +1,6 @@
 """Train a Llama model with FSDP2: each weight sharded on its own, as a DTensor.
 
-    chopper run fsdp2 --ranks 2
+    chopper bench fsdp2 --ranks 2
     torchrun --standalone --nproc-per-node 2 -m chopper.workloads.fsdp2 --output runs/mine
     torchrun --standalone --nproc-per-node 8 -m chopper.workloads.fsdp2 \
         --size 8b --sequence 8192 --batch 1 --dtype bfloat16 --checkpoint full

@@ -1,7 +1,7 @@
 """Measure matrix products per data type and shape, on random numbers or on zeros.
 
-    chopper run gemm
-    chopper run gemm -- --dtypes bfloat16 --shapes 8192x8192x8192 --seconds 10
+    chopper bench gemm
+    chopper bench gemm -- --dtypes bfloat16 --shapes 8192x8192x8192 --seconds 10
 
 Zeros toggle no transistors: a device that lowers its clock under load draws less power on them,
 clocks higher and is faster at the very same work. What the difference amounts to here, and what the

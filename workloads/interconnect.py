@@ -1,7 +1,7 @@
 """Train with FSDP2 over a link of a chosen rate: two hosts in miniature, with real sockets.
 
-    chopper run interconnect
-    chopper run interconnect --variants unshaped,100mbit -- --steps 12
+    chopper bench interconnect
+    chopper bench interconnect --variants unshaped,100mbit -- --steps 12
 
 Each of the two ranks lives in a network namespace of its own; a veth pair joins them, and a token
 bucket (``tc tbf``) lets each end send at the variant's rate. Needs root. The kernel removes
@@ -81,7 +81,7 @@ def main() -> None:
     args = WORKLOAD.parse()
     if args.channel is None:
         raise SystemExit(
-            "interconnect: no link was created; start it with `chopper run interconnect`"
+            "interconnect: no link was created; start it with `chopper bench interconnect`"
         )
     link.enter(args.channel, link.RATES[args.variant])
     with joined(args.device, prog="interconnect") as device:

@@ -1,8 +1,8 @@
 """Measure memory bandwidth over array sizes with the four kernels of STREAM.
 
-    chopper run membw
-    chopper run membw -- --largest 4294967296
-    chopper run membw --variants random,zeros
+    chopper bench membw
+    chopper bench membw -- --largest 4294967296
+    chopper bench membw --variants random,zeros
 
 Copy, scale, add and triad (McCalpin 1995), bytes read plus bytes written, as STREAM counts them.
 Small arrays stay in a cache: the steps of the curve are its levels, and its end is memory.

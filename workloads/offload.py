@@ -1,11 +1,11 @@
 """Train with the memory of a step in one place or another, and measure what that costs.
 
-    chopper run offload
-    chopper run offload --variants all
-    chopper run offload --variants ddp,zero3,zero3-param-offload -- --sequence 256
-    chopper run offload --ranks 8 -- --size 1b               # on GPUs
+    chopper bench offload
+    chopper bench offload --variants all
+    chopper bench offload --variants ddp,zero3,zero3-param-offload -- --sequence 256
+    chopper bench offload --ranks 8 -- --size 1b               # on GPUs
 
-    chopper run offload --ranks 1 --steps 1 --repeats 1 --variants streamed -- --size 13b \\
+    chopper bench offload --ranks 1 --steps 1 --repeats 1 --variants streamed -- --size 13b \\
         --dtype bfloat16 --optimizer sgd --batch 1 --sequence 4 --device-memory 8GB
 
 One model, one corpus, one seed; the losses of all variants (PLACEMENTS) agree.

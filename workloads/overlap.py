@@ -1,9 +1,9 @@
 """Overlap a matrix product with the transfer that feeds it, or that it feeds.
 
-    chopper run overlap
-    chopper run overlap --variants sequential,chunked -- --m 8192 --rate 300mbit
-    chopper run overlap --ranks 8                        # on GPUs, over NCCL
-    chopper run overlap --ranks 1                # on one GPU: shards from pinned host memory
+    chopper bench overlap
+    chopper bench overlap --variants sequential,chunked -- --m 8192 --rate 300mbit
+    chopper bench overlap --ranks 8                        # on GPUs, over NCCL
+    chopper bench overlap --ranks 1                # on one GPU: shards from pinned host memory
 
 All-gather then product: each rank holds rows of X, gathers all, multiplies by its own W. Product
 then reduce-scatter: each rank multiplies its part of the inner dimension, and partial products are

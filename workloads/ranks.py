@@ -16,7 +16,7 @@ from chopper.workloads.quiet import STORE_VARIABLE
 
 
 def join_group(device: torch.device) -> None:
-    """Create the process group of all ranks, on ``chopper run``'s socket or as torchrun says."""
+    """Create the process group of all ranks, on ``chopper bench``'s socket or as torchrun says."""
     backend, device_id = BACKEND[device.type], device if device.type == "cuda" else None
     descriptor = os.environ.pop(STORE_VARIABLE, None)
     if descriptor is None:
@@ -38,7 +38,7 @@ def joined(asked: str, *, prog: str) -> Iterator[torch.device]:
     """The device of this rank, inside a process group of all of them; ``prog`` is the workload."""
     # torchrun starts one process per rank and says in the environment which one this is.
     if "LOCAL_RANK" not in os.environ:
-        raise SystemExit(f"{prog}: start it with `chopper run {prog}` or through torchrun")
+        raise SystemExit(f"{prog}: start it with `chopper bench {prog}` or through torchrun")
     device = own_device(asked)
     join_group(device)
     try:

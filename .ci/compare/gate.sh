@@ -31,7 +31,7 @@ compare() {
     if [[ $ADD == true ]]; then options+=(--add); fi
     if [[ $ACCEPT == true ]]; then options+=(--accept); fi
     if [[ $STRICT == true ]]; then options+=(--strict); fi
-    chopper compare "$RUN" "${options[@]}" -o "$place/verdict.md" --json >"$place/verdict.json" || code=$?
+    chopper gate "$RUN" "${options[@]}" -o "$place/verdict.md" --json >"$place/verdict.json" || code=$?
     echo "code=$code" >>"$GITHUB_OUTPUT"
     sed -n 's/^  "verdict": "\(.*\)",$/verdict=\1/p' "$place/verdict.json" >>"$GITHUB_OUTPUT"
     # Without a verdict (a damaged file) the step's log has the reason, in one line.

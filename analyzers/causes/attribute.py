@@ -22,13 +22,14 @@ from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
 from chopper.analyzers.causes.quality import check_rank
 from chopper.analyzers.causes.states import Shares, States, exclusive_states
-from chopper.analyzers.trace.columns import dictionary, ints, nullable, pick
+from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, pick, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.windows import Windows
 from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES
+from chopper.claims import finding
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
 
@@ -123,7 +124,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         window=window,
         gap=gap,
         findings=check_rank(joined, links, compute.too_fast, compute.of_peak_ratio)
-        + check_factors(rank, links, factors, compute),
+        + check_factors(rank, links, factors, compute)
+        + _of_unknown(rank, piece if len(links.events) else piece.slice(0, 0)),
         coverage={
             **_coverage(links, compute, work, states, windows.recorded, own),
             "collectives_matched_ratio": (float(matched_count), float(len(sent))),
@@ -132,6 +134,15 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         work=work,
         factors=factors,
     )
+
+
+def _of_unknown(rank: int, piece: pa.Table) -> list[Finding]:
+    """Say for which share of the time the state of the device is unknown, from 1 %."""
+    cause, causes = strings(piece, "cause")
+    time_ns = ints(piece, "time_ns")
+    unknown = matching(cause, causes, lambda c: c == "idle.device_unknown")
+    share = float(time_ns[unknown].sum()) / max(float(time_ns.sum()), 1)
+    return [finding("device.state_unknown", rank=rank, share=share)] if share >= 0.01 else []
 
 
 def _pieces(

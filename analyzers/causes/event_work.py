@@ -236,14 +236,15 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     best = first.copy()
     is_math = (first >= 0) & math[signature[first]]
     searching = is_math & ~known[signature[first]]
-    # An operator above counts what all products below it do: not again what one of them told.
-    told = row_set(np.concatenate([at[is_math & ~searching] for at in chain[1:]]), len(host))
+    # An operator above counts what all products below it do: not again what one of them told, nor
+    # for what it runs beside them.
+    told = host.nesting.containing(row_set(first[is_math & ~searching], len(host)))
     for at in chain[1:]:
         searching &= (at >= 0) & math[signature[at]]
         better = searching & known[signature[at]] & ~told[at]
         best[better] = at[better]
         searching &= ~better
-    best[(best >= 0) & (signature[best] < 0)] = -1
+    best[(is_math & told[first]) | ((best >= 0) & (signature[best] < 0))] = -1
     row_of = np.full(len(host), -1, dtype=np.int64)
     row_of[rows] = best
     return OperatorWork(calls, works, signature, row_of)

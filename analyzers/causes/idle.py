@@ -2,7 +2,8 @@
 
 Each gap ends with an event k that a host call [l, r] launched. Before l the host was late: that is
 preparation, split by what the launching thread was doing. Inside [l, r] it is the launch call.
-After r the device had been told and waited on itself.
+After r the device had been told and waited on itself: for microseconds, or for something that was
+not recorded.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _LATENCY = CODES["idle.launch_latency"]
 _CALL = CODES["idle.call"]
 _UNLAUNCHED = CODES["idle.unlaunched"]
 _NO_STEP = CODES["idle.no_step"]
+_UNKNOWN = CODES["idle.device_unknown"]
 _UNOBSERVED = CODES["idle.preparation.unobserved"]
 _PYTHON = CODES["idle.preparation.python"]
 _DISPATCH = CODES["idle.preparation.dispatch"]
@@ -40,6 +42,9 @@ _COLLECTIVE = CODES["idle.preparation.collective_wait"]
 _GC = CODES["idle.preparation.gc"]
 _COMPILE = CODES["idle.preparation.compile"]
 _CALLS = ("runtime", "driver")
+_LATENCY_LEAST_NS, _LATENCY_MOST_NS = 100_000, 1_000_000
+"""Bounds of what a trace can teach of launch latency: 2 to 24 µs on GPUs of ten kinds."""
+_LEAST_LAUNCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +76,14 @@ def split_idle(states: States, links: Links) -> Gaps:
     """Attribute every idle interval of one rank."""
     start, end, window = states.gap_start_ns, states.gap_end_ns, states.gap_window
     events = links.events
+    # The event that ended the gap; of one that ends with its window, the next one.
     at = np.searchsorted(events.start_ns, end, side="left")
     event = np.where(at < len(events), at, -1)
-    # What begins later, within a window, did not end the gap.
-    ended = (event >= 0) & (events.start_ns[event] == end)
-    event = np.where(ended, event, -1)
-    launched = ended & links.has_launch[event]
-    called = np.clip(links.launch_ns[event], start, end)
-    returned = np.clip(links.returned_ns[event], called, end)
-    late = launched & (called > start)
-    call = launched & (returned > called)
-    waited = np.where(launched, returned < end, True)
+    ended = pick(events.start_ns, event) == end
+    launched = pick(links.has_launch, event, 0)
+    called = np.where(launched, np.clip(pick(links.launch_ns, event), start, end), start)
+    returned = np.clip(pick(links.returned_ns, event), called, end)
+    returned = np.where(launched, returned, called)
     # Where the call returned within the gap, what the device had to wait for had ended before.
     own = (returned > start) | _previous_on_same_stream(links, event, start)
     depends = ~own & launched
@@ -89,25 +91,64 @@ def split_idle(states: States, links: Links) -> Gaps:
     cause = np.where(
         launched,
         np.where(depends, _DEPENDENCY, _LATENCY),
-        np.where(ended, _UNLAUNCHED, _NO_STEP),
+        np.where(event < 0, _NO_STEP, _UNLAUNCHED),
     )
+    cause[launched & (end - returned > _latency_bound(start, end, returned, launched))] = _UNKNOWN
+    lost_ns = _lost_from(links, event, end)
+    lost = lost_ns < end
+    called[lost] = returned[lost] = np.clip(lost_ns, start, end)[lost]
+    cause[lost] = _UNKNOWN
+    late = np.flatnonzero(called > start)
     preparation = _preparation(links, event[late], start[late], called[late])
     preparation, of_host = _joined(preparation, _of_host(links, preparation))
     # The parts: what the device waited for by itself, preparation, the call.
-    waited, call = np.flatnonzero(waited), np.flatnonzero(call)
-    gap = np.concatenate([waited, np.flatnonzero(late)[preparation.owner], call])
-    parts_start = np.concatenate(
-        [np.where(launched, returned, start)[waited], preparation.start_ns, called[call]]
-    )
+    waited, call = np.flatnonzero(returned < end), np.flatnonzero(returned > called)
+    gap = np.concatenate([waited, late[preparation.owner], call])
+    parts_start = np.concatenate([returned[waited], preparation.start_ns, called[call]])
     parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
     parts_cause = np.concatenate([cause[waited], preparation.cause, np.full(len(call), _CALL)])
     of_event = np.repeat([True, False, True], [len(waited), len(preparation.owner), len(call)])
     grouping = grouping_of(links, event[gap])
     for column, codes in zip(grouping, of_host, strict=True):
         column[~of_event] = codes
+    event = np.where(ended, event, -1)
     order = np.lexsort((parts_end, parts_start))
     columns = (parts_start, parts_end, window[gap], parts_cause, event[gap], of_event, *grouping)
     return Gaps(*(column[order] for column in columns))
+
+
+def _latency_bound(
+    start: np.ndarray, end: np.ndarray, returned: np.ndarray, launched: np.ndarray
+) -> int:
+    """Return how long after a launch the device may take to begin, in ns, from the gaps of a trace.
+
+    Ten times the median of launches into an idle device. What takes longer waited for something
+    that was not recorded: the stream was blocked, or busy.
+    """
+    latency_ns = (end - returned)[launched & (returned > start) & (end > returned)]
+    if len(latency_ns) < _LEAST_LAUNCHES:
+        return _LATENCY_MOST_NS
+    return int(np.clip(10 * np.median(latency_ns), _LATENCY_LEAST_NS, _LATENCY_MOST_NS))
+
+
+def _lost_from(links: Links, event: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return when the state of the device became unknown before the end of each gap; end if never.
+
+    That is when a call returned that launched a kernel without a record, after the launch of what
+    ran before the gap and before that of what ended it.
+    """
+    rows = links.lost_launches
+    if not len(rows):
+        return end
+    call_ns, ends_ns = links.host.start_ns[rows], links.host.ends(rows)
+    known_ns = np.where(links.has_launch, links.launch_ns, np.iinfo(np.int64).min)
+    before_ns = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(known_ns))
+    at = np.where(event < 0, len(links.events), event)
+    low = np.searchsorted(call_ns, before_ns[at], side="right")
+    launch_ns = np.where(pick(links.has_launch, event, 0), pick(links.launch_ns, event), end)
+    high = np.searchsorted(call_ns, launch_ns)
+    ends_ns = np.append(ends_ns, 0)
+    return np.where(high > low, np.minimum(ends_ns[low], end), end)
 
 
 class Grouping(NamedTuple):
@@ -203,8 +244,8 @@ class Parts(NamedTuple):
 
 def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> Parts:
     """Split [start, end] of each late launch by what the host was doing."""
-    thread = links.thread[event]
-    on_communication = links.events.of("host_collective")[event]
+    thread = pick(links.thread, event)
+    on_communication = pick(links.events.of("host_collective"), event, 0)
     thread = np.where((thread < 0) | on_communication, links.main_thread, thread)
     return host_parts(links, thread, start, end)
 

@@ -8,16 +8,15 @@ import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
-from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.columns import ints, pick
+from chopper.analyzers.trace.join import Links, kernel_launches
 from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.windows import UNRECORDED
 from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.storage.manifest import Finding
 from chopper.storage.store import Span
-from chopper.wording import plural
+from chopper.wording import duration, plural, ranges
 
 _LOST_RATIO = 0.01
 _FEW_LAUNCHES_RATIO = 0.2
@@ -32,7 +31,9 @@ def check_rank(
     """Check one rank's trace; ``too_fast`` and ``of_peak_ratio`` are as of `ComputeSplit`."""
     rank = joined.inputs.rank
     if not len(links.events):
-        return [finding("trace.no_events", rank=rank)]
+        lost = len(links.lost_launches)
+        code = "trace.no_kernels" if lost else "trace.no_events"
+        return [finding(code, rank=rank, count=lost or None)]
     return [
         msgspec.structs.replace(one, rank=rank)
         for one in (
@@ -61,9 +62,19 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         yield finding("trace.double_backward", count=joined.double_backward_count)
     if joined.host_only:
         return
+    lost = joined.windows.lost_steps
+    if lost:
+        steps = links.steps
+        of = np.isin(steps.number, lost)
+        at = np.searchsorted(steps.start_ns, links.host.start_ns[links.lost_launches], "right") - 1
+        yield finding(
+            "steps.lost",
+            count=int(pick(of, at, 0).sum()),
+            steps=f"step {ranges(lost)}" if len(lost) == 1 else f"steps {ranges(lost)}",
+        )
     for code, count, whole in (
         ("event.without_launch", int((~links.has_launch).sum()), len(links.events)),
-        ("launch.without_kernel", *_lost_kernels(links, joined.inputs.span)),
+        ("launch.without_kernel", *_lost_kernels(links, joined.inputs.span, lost)),
     ):
         if count:
             share = count / whole
@@ -130,11 +141,15 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         yield finding("trace.outside_steps", share=share, before_ms=before_ms, after_ms=after_ms)
     if windows.empty_steps:
         yield finding("steps.empty", count=windows.empty_steps)
-    holes = int((windows.numbers == UNRECORDED).sum())
-    if holes:
-        yield finding("trace.several_windows", count=holes + 1)
-    numbers = windows.numbers[windows.recorded]
-    jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - holes
+    holes_ns = np.flatnonzero(windows.numbers == UNRECORDED)
+    recorded = [_is_recorded(links, *windows.bounds_ns[i : i + 2]) for i in holes_ns]
+    if not all(recorded):
+        yield finding("trace.several_windows", count=recorded.count(False) + 1)
+    if any(recorded):
+        time_ns = int(np.diff(windows.bounds_ns)[holes_ns[recorded]].sum())
+        yield finding("trace.between_steps", count=recorded.count(True), time=duration(time_ns))
+    own = windows.numbers > UNRECORDED
+    jumps = int((np.diff(windows.numbers) > 1)[own[1:] & own[:-1]].sum()) - windows.empty_steps
     if jumps > 0:
         yield finding("steps.not_consecutive", count=jumps, times=plural(jumps, "time"))
     lengths_ns = np.diff(windows.bounds_ns)[windows.recorded]
@@ -144,42 +159,45 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
             yield finding("steps.uneven", median_ms=median_ms, longest_ms=longest_ms)
 
 
+def _is_recorded(links: Links, start_ns: int, end_ns: int) -> bool:
+    """Tell whether something of the host or the device lies in the middle of a stretch of time."""
+    middle = start_ns + (end_ns - start_ns) // 4, end_ns - (end_ns - start_ns) // 4
+    return any(
+        bool(((timed.start_ns < middle[1]) & (timed.end_ns > middle[0])).any())
+        for timed in (links.host, links.events)
+    )
+
+
 def _settling_count(joined: JoinedRank, links: Links) -> int:
     """Count the steps that the trace covers, at least in part, and that do not count."""
     if not joined.step.num_rows:
         return 0
     uncounted = joined.step.filter(pc.invert(joined.step["traced"]))
-    first_ns = int(links.events.start_ns.min())
+    first_ns = int(links.events.start_ns.min(initial=1 << 62))
     begin_ns = int(joined.windows.bounds_ns[0])
     ends = ints(uncounted, "end_ns")
     return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
 
 
-def _lost_kernels(links: Links, span: Span | None) -> tuple[int, int]:
+def _lost_kernels(links: Links, span: Span | None, lost_steps: tuple[int, ...]) -> tuple[int, int]:
     """Count the launches without a kernel, and all between the first and the last that has one.
 
-    Launches at the edges may have run outside of what was recorded, and what is captured into a
-    graph runs when that is launched. Of a stretch of a trace, those of its own steps count.
+    Launches at the edges may have run outside of what was recorded. Those of lost steps do not
+    count; of a stretch of a trace, those of its own steps do.
     """
-    host = links.host
-    correlation = ints(host.table, "correlation_id")
-    calls = np.flatnonzero(host.named(names.is_kernel_launch) & (correlation > 0))
-    begun, ended = (
-        np.searchsorted(host.start_ns[host.named(name)], host.start_ns[calls], side="right")
-        for name in (names.is_capture_begin, names.is_capture_end)
-    )
-    calls = calls[begun <= ended]
+    calls, has_kernel = kernel_launches(links.host, links.events)
+    start = links.host.start_ns[calls]
+    inside = np.ones(len(calls), dtype=bool)
     if span is not None:
-        start = host.start_ns[calls]
-        calls = calls[(start >= span.own_ns[0]) & (start < span.own_ns[1])]
-    has_kernel = np.isin(correlation[calls], ints(links.events.table, "correlation_id"))
+        inside = (start >= span.own_ns[0]) & (start < span.own_ns[1])
+    lost = np.isin(links.steps.number, lost_steps)
+    inside &= ~pick(lost, np.searchsorted(links.steps.start_ns, start, side="right") - 1, 0)
+    has_kernel = has_kernel[inside]
     ran = np.flatnonzero(has_kernel)
-    if len(ran) == len(calls) or not len(ran):
+    if not len(ran):
         return 0, 0
-    between = slice(int(ran[0]), int(ran[-1]) + 1)
-    # A call of the runtime and that of the driver within it share an id.
-    ids, first = np.unique(correlation[calls[between]], return_index=True)
-    return int((~has_kernel[between][first]).sum()), len(ids)
+    between = has_kernel[ran[0] : ran[-1] + 1]
+    return int((~between).sum()), len(between)
 
 
 def _stream_overlaps(links: Links) -> tuple[int, int]:

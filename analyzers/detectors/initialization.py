@@ -13,17 +13,19 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.names import is_synchronizing_call
+from chopper.wording import percent
 
 _LEAST_RATIO = 0.05
 _FACTOR = 50
 DETECTOR = Detector(
     title="Start-up lies within the recorded time: one {name} call of {longest_ns:ns}",
     condition="A call of the driver's that does not wait for the device took more than "
-    f"{_LEAST_RATIO:.0%} of the recorded time of its rank and more than {_FACTOR} times as long as "
-    "half of the calls of its name: it sets up the device, loads code or reserves memory.",
+    f"{percent(_LEAST_RATIO, '.0f')} of the recorded time of its rank and more than {_FACTOR} "
+    "times as long as half of the calls of its name: it sets up the device, loads code or "
+    "reserves memory.",
     without="these calls take no time, as in all later steps",
     evidence="{calls} such calls took {host_ns:ns}",
-    remedy="Nothing is to be mended in the steps: record later ones, after a warm-up "
+    remedy="Later steps do not have it: record them, after a warm-up "
     "(torch.profiler.schedule(wait=…, warmup=…), `chopper record --steps`).",
     view="launches",
     in_every_step=True,

@@ -32,29 +32,29 @@ def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     if uneven is None or uneven.kind not in ("late_rank", "late_entry"):
         return
     found = uneven.worst
-    entered = (
-        f"{fmt.ratio(found.entered_ratio)} of the waiting it caused has no cause after the "
-        "collective before: it had left that, or begun the step, later than the others"
-    )
-    late = uneven.kind == "late_entry"
-    reason = entered
-    if found.cause is not None and not late:
-        cause = fmt.inside(CAUSES[found.cause].label)
-        reason = f"compared with other ranks, it spends more time on {cause}"
     mine = (events.rank == found.rank) & of_class(events, "communication")
+    late, reason = (
+        "enters late",
+        (
+            f"{fmt.ratio(found.entered_ratio)} of the waiting has no cause in it: it had begun the "
+            "step, or left the collective before, later than others"
+        ),
+    )
+    if uneven.kind == "late_rank" and found.cause is not None:
+        late = "is a straggler"
+        reason = f"it spends more time than others on {fmt.inside(CAUSES[found.cause].label)}"
     yield Sighting(
         detector="late_rank",
         events={found.rank: events.row[mine]},
         changes=Changes(fix=("communication.wait",)),
         evidence={
             "rank": found.rank,
-            "late": "enters late" if late else "is a straggler",
+            "late": late,
             "late_ratio": found.late_ratio,
             "share_ratio": found.share_ratio,
             "own_ns": uneven.own_ns[found.rank],
             "others_ns": uneven.others_ns,
             "cause": found.cause,
-            "entered_ratio": found.entered_ratio,
             "reason": reason,
         },
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
+from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
 _REMEDIES = {
@@ -18,7 +19,7 @@ _OTHER = "Run it less often, or beside the training."
 DETECTOR = Detector(
     title="{phase} takes {share_ratio:ratio} of the loop",
     condition="A phase that the program names, or that its trainer is known to be in, takes more "
-    f"than {_LEAST_RATIO:.0%} of the recorded loop.",
+    f"than {percent(_LEAST_RATIO, '.0f')} of the recorded loop.",
     without="the phase takes no time: an upper bound",
     evidence="{total_ns:ns} of {loop_ns:ns} that were recorded",
     remedy="{remedy}",

@@ -15,7 +15,7 @@ from chopper.analyzers.trace.phases import PHASES
 from chopper.wording import device_name
 
 CPU, DEVICE = 0, 1
-_SIGNS = {"alloc": 1, "free_requested": -1, "free": -1}
+SIGNS = {"alloc": 1, "free_requested": -1, "free": -1}
 """Actions that change what tensors hold; a block is free when its tensor lets go of it."""
 _THREAD_PHASES = [PHASES.index(name) for name in ("recompute", "backward", "optimizer")]
 """Phases of one thread that hold for the rank: loading of data goes on beside the others."""
@@ -110,7 +110,7 @@ def _of_trace(table: pa.Table) -> dict[str, np.ndarray]:
 
 def _of_history(table: pa.Table) -> dict[str, np.ndarray]:
     codes, actions = strings(table, "action")
-    sign = np.array([_SIGNS.get(a, 0) for a in actions], dtype=np.int64)[codes]
+    sign = np.array([SIGNS.get(a, 0) for a in actions], dtype=np.int64)[codes]
     names = ("time_ns", "device_id", "allocated_bytes", "reserved_bytes")
     return {name: ints(table, name) for name in names} | {
         "tid": np.full(table.num_rows, -1, dtype=np.int64),

@@ -99,7 +99,7 @@ def _beside_device(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, launches and synchronizations: (time, kind, row, thread), in order."""
     host = links.host
-    steps = links.steps.start_ns
+    steps = _begins(links)
     launching = row_set(links.launch_row, len(host))
     launches = np.flatnonzero(launching)
     threads = np.flatnonzero(np.bincount(host.nesting.thread[launches]))
@@ -115,6 +115,12 @@ def _beside_device(
     thread = np.where(kind == STEP, main, host.nesting.thread[np.minimum(row, len(host) - 1)])
     order = np.lexsort((kind, time))
     return time[order], kind[order], row[order], thread[order]
+
+
+def _begins(links: Links) -> np.ndarray:
+    """Return the starts of the steps; without any, that of the trace."""
+    timed = [table.start_ns[:1] for table in (links.host, links.events)]
+    return links.steps.start_ns if len(links.steps) else np.sort(np.concatenate(timed))[:1]
 
 
 def _synchronizing(links: Links) -> np.ndarray:
@@ -174,7 +180,7 @@ def _synchronizations(
 def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, operators and issuing calls: (time, kind, row, thread), in order."""
     events = links.events
-    steps = links.steps.start_ns
+    steps = _begins(links)
     of_program = np.isin(links.thread, [main, links.backward_thread])
     rows = np.flatnonzero(events.of("host_op") & of_program)
     issues = issuing_calls(links)

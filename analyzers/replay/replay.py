@@ -24,6 +24,7 @@ from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.attribution import Recoverable
 from chopper.errors import InputError
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -427,8 +428,16 @@ def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
     """Refuse traces whose device events hang on nothing.
 
     Raises:
-        InputError: most device events have no launch, or graphs have no kernels.
+        InputError: most device events have no launch, or graphs have no kernels, or the kernels of
+            whole steps were lost.
     """
+    for j in joined:
+        lost = ranges(j.windows.lost_steps)
+        if lost or not (j.host_only or j.device_event.num_rows):
+            raise InputError(
+                f"{source}: cannot be replayed: kernel records of rank {j.inputs.rank} were lost"
+                f"{lost and f' (step {lost})'}; record it again"
+            )
     with_device = [j for j in joined if not j.host_only]
     events = sum(j.device_event.num_rows for j in with_device)
     launched = events - sum(j.event_link["launch_row"].null_count for j in with_device)

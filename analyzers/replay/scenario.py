@@ -178,19 +178,12 @@ class Scenario:
         return Outcome(self, time, decided, weight, lag)
 
     def _keep_before(self, weight: np.ndarray, lag: np.ndarray) -> None:
-        """Keep what lies before the first window as it was, and so the beginning of that.
-
-        Where it begins with a device event, what launching that took lies before it.
-        """
+        """Keep what lies before the first window as it was, and so the beginning of that."""
         graph = self.base.graph
         for place, node in enumerate(self.ranks):
             outside = self.outside(place)
             host = node.moment[: self._first_step(place)]
             moments = np.concatenate([host, node.start[outside], node.end[outside]])
-            observed = node.joined.windows
-            kept = self.happens(place)
-            if len(observed) and observed.numbers[0] < 0 and kept.any():
-                moments = np.append(moments, node.start[kept].min())
             first = graph.first[moments]
             entering = g.ranges(first, graph.first[moments + 1] - first)[1]
             weight[entering] = graph.weight_ns[entering]
@@ -316,10 +309,14 @@ class Outcome:
         step = self._steps(place) if node.joined.host_only and steps else links.step
         inside = (step >= 0) & (step < steps)
         if observed.numbers[0] < 0 or not steps or not inside.any():
-            some = kept if kept.any() else ~kept
-            return np.array([start[some].min(), end[some].max()])
+            return self._whole(node, start, end, kept if kept.any() else ~kept)
         latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(latest, step[inside & kept], end[inside & kept])
+        # What ran nothing on the device, between steps that did, ends on the host.
+        works = np.flatnonzero(np.bincount(links.step[inside], minlength=steps))
+        empty = np.setdiff1d(np.arange(works[0], works[-1]), works)
+        until_next_ns = links.steps.start_ns[empty + 1] - links.steps.end_ns[empty]
+        latest[empty] = self.time_ns[node.step[empty + 1]] - until_next_ns
         span = node.joined.inputs.span
         of_others_ns = None if span is None else span.device_begin_ns
         begin = int(self.time_ns[node.step[0]]) if of_others_ns is None else of_others_ns
@@ -333,9 +330,21 @@ class Outcome:
         was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         inside = (links.step >= 0) & (links.step < steps)
         np.maximum.at(was, links.step[inside], (links.events.end_ns + node.late_ns)[inside])
+        was[empty] = links.steps.end_ns[empty]
         first = int(observed.bounds_ns[0])
         lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
         return np.concatenate([bounds[:1], bounds[1:][lasting]])
+
+    def _whole(
+        self, node: RankNodes, start: np.ndarray, end: np.ndarray, some: np.ndarray
+    ) -> np.ndarray:
+        """Bounds of the window of a trace without steps: from its begin to its last moment."""
+        told, events = node.program, node.links.events
+        begin = int(min(self.time_ns[node.step[:1]].min(initial=1 << 62), start[some].min()))
+        last_ns = int(max(told.time_ns.max(initial=0), (events.end_ns + node.late_ns)[some].max()))
+        last = max(int(self.time_ns[node.moment].max(initial=0)), int(end[some].max()))
+        after_ns = int(node.joined.windows.bounds_ns[-1]) - last_ns
+        return np.array([begin, last + max(after_ns, 0)])
 
     def _steps(self, place: int) -> np.ndarray:
         """Step of each event without a device; beside the program, the one in which it begins."""

@@ -279,7 +279,9 @@ def _event_names(
     """Name of each collective: the backend's own span around the launch knows best."""
     codes, values = links.events.names
     own, marked = links.host.names_of(annotation)
-    backend = np.array([v.startswith(("nccl:", "rccl:", "gloo:")) for v in marked] + [False])
+    backend = np.array(
+        [names.is_backend_span(v) or v.startswith("gloo:") for v in marked] + [False]
+    )
     return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
 
 

@@ -75,7 +75,7 @@ class Links:
     @property
     def span(self) -> np.ndarray:
         """Launch of each event, or else its operator; -1 for neither."""
-        return np.where(self.has_launch, self.launch_row, self.op_row)
+        return _span_of(self.host, self.launch_row, self.op_row)
 
     @cached_property
     def launch_ns(self) -> np.ndarray:
@@ -94,6 +94,13 @@ class Links:
     def thread(self) -> np.ndarray:
         """Launching thread."""
         return pick(self.host.nesting.thread, self.launch_row)
+
+    @cached_property
+    def lost_launches(self) -> np.ndarray:
+        """Calls that launched a kernel of which the trace has no record, in order of time."""
+        calls, has_kernel = kernel_launches(self.host, self.events)
+        lost: np.ndarray = calls[~has_kernel]
+        return lost
 
     @property
     def program(self) -> Phases:
@@ -141,7 +148,7 @@ def link(
     span_layer, layer_names = span_layers(host, makers)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     program = Phases(host, steps.start_ns, span_phase)
-    span = np.where(launch_row >= 0, launch_row, op_row)
+    span = _span_of(host, launch_row, op_row)
     links = Links(
         host,
         events,
@@ -158,6 +165,13 @@ def link(
         span_layer,
     )
     return links, double_backward_count
+
+
+def _span_of(host: HostSpans, launch_row: np.ndarray, op_row: np.ndarray) -> np.ndarray:
+    """Return the launch of each event, unless its operator is known and is not around that."""
+    operator = host.of("cpu_op")
+    around = pick(host.nesting.within(operator), launch_row, otherwise=False)
+    return np.where((launch_row >= 0) & (around | (op_row < 0)), launch_row, op_row)
 
 
 def annotation_rows(links: Links) -> np.ndarray:
@@ -233,6 +247,26 @@ def launches_of(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     return np.where(has & causal, row, -1)
 
 
+def kernel_launches(host: HostSpans, events: DeviceEvents) -> tuple[np.ndarray, np.ndarray]:
+    """Return the calls that launch kernels, and a mask of those with an event in the trace.
+
+    Not of what is captured into a graph, which runs when that is launched. A call of the runtime
+    and that of the driver within it share an id, and count once. Without any device event, calls
+    without an id count too.
+    """
+    correlation = ints(host.table, "correlation_id")
+    launches = host.of("runtime", "driver") & host.named(names.is_kernel_launch)
+    calls = np.flatnonzero(launches & ((correlation > 0) | (len(events) == 0)))
+    begun, ended = (
+        np.searchsorted(host.start_ns[host.named(name)], host.start_ns[calls], side="right")
+        for name in (names.is_capture_begin, names.is_capture_end)
+    )
+    calls = calls[begun <= ended]
+    ids, first = np.unique(correlation[calls], return_index=True)
+    calls = np.sort(np.append(calls[first[ids > 0]], calls[correlation[calls] <= 0]))
+    return calls, np.isin(correlation[calls], ints(events.table, "correlation_id"))
+
+
 def latest_before(
     keys: np.ndarray, times: np.ndarray, wanted: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
@@ -250,15 +284,19 @@ def latest_before(
 
 
 def operators_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) -> np.ndarray:
-    """Innermost operator around each launch; by the recorded id where there is no launch."""
+    """Innermost operator around each launch; by the recorded id where no launch is inside one."""
     operators = host.of("cpu_op") & ~host.named(lambda n: n.startswith("chopper::"))
     op_row = pick(host.nesting.nearest(operators), launch_row)
+    ids = ints(host.table, "external_id")
+    # Some recorders write the operator's id beside the launch only.
     external = ints(events.table, "external_id")
+    external = np.where(external > 0, external, pick(ids, launch_row))
     # Where runtime rows count their own ids as external ids, the numbers mean no operator.
     own = external == ints(events.table, "correlation_id")
-    lacking = np.flatnonzero((launch_row < 0) & (external > 0) & ~own)
+    lacking = np.flatnonzero((op_row < 0) & (external > 0) & ~own)
     if len(lacking):
-        ids = ints(host.table, "external_id")
         rows = np.flatnonzero(operators & (ids > 0))
-        op_row[lacking] = pick(rows, first_with(ids[rows], external[lacking]))
+        found = pick(rows, first_with(ids[rows], external[lacking]))
+        start_ns = events.start_ns[lacking] + _LAUNCH_TOLERANCE_NS
+        op_row[lacking] = np.where(pick(host.start_ns, found, 0) <= start_ns, found, -1)
     return op_row

@@ -14,12 +14,19 @@ from chopper.analyzers.trace.join import (
     Links,
     annotation_rows,
     event_link_table,
+    kernel_launches,
     launches_of,
     link,
     operators_of,
 )
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans, RankInput
-from chopper.analyzers.trace.windows import Windows, cut_windows, step_of_events, traced_steps
+from chopper.analyzers.trace.windows import (
+    Windows,
+    cut_windows,
+    lost_steps,
+    step_of_events,
+    traced_steps,
+)
 from chopper.arrow import with_column
 from chopper.hardware.ceilings import Ceiling
 
@@ -104,22 +111,39 @@ class JoinedRank:
         )
 
 
+def _recorded_ns(host: HostSpans, events: DeviceEvents) -> tuple[int, int] | None:
+    """Return the start of the first event of host or device, and the end of the last."""
+    timed = [table for table in (host, events) if len(table)]
+    if not timed:
+        return None
+    return min(int(t.start_ns[0]) for t in timed), max(int(t.end_ns.max()) for t in timed)
+
+
 def join_rank(inputs: RankInput) -> JoinedRank:
     """Join one rank's device events. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
     host = HostSpans(inputs.host_span)
-    host_only = inputs.device_event.num_rows == 0
+    events = DeviceEvents(inputs.device_event)
+    calls, has_kernel = kernel_launches(host, events)
+    # Launches without any event are of a device that was not recorded.
+    host_only = not len(events) and not len(calls)
     if host_only:
         device_event, launch_row = host_as_device(host)
         events, op_row = DeviceEvents(device_event), launch_row
     else:
-        events = DeviceEvents(inputs.device_event)
         launch_row = launches_of(host, events)
         op_row = operators_of(host, events, launch_row)
     steps = traced_steps(inputs.step)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     step = step_of_events(events, steps, launch_ns, launch_row >= 0)
     span = inputs.span
-    windows = cut_windows(events, steps, step, None if span is None else span.device_begin_ns)
+    windows = cut_windows(
+        events,
+        steps,
+        step,
+        None if span is None else span.device_begin_ns,
+        lost_steps(steps, host.start_ns[calls], has_kernel),
+        _recorded_ns(host, events) if len(events) or len(calls) else None,
+    )
     if len(steps) and len(windows) and windows.numbers[0] < 0:
         # No step holds work of its own: the trace is one window, and its work belongs to that.
         untraced = pa.array(np.zeros(inputs.step.num_rows, dtype=bool))

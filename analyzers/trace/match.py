@@ -333,13 +333,20 @@ def within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, 
     }
 
 
-def participation(rank: int, communication: Communication, clock: int | None = None) -> Part:
+def participation(
+    rank: int,
+    communication: Communication,
+    clock: int | None = None,
+    common: np.ndarray | None = None,
+) -> Part:
     """Pick out what other ranks need to know of a rank's communication.
 
     Args:
         rank: its number.
         communication: of the rank.
         clock: the lowest rank of the run that goes by the same clock; by default the rank itself.
+        common: mask of the device events of steps that all ranks traced; None for all. Others are
+            matched by their sequence numbers alone.
     """
     traits = [_traits(kind, rank) for kind in communication.kinds]
     kinds: dict[Traits, int] = {}
@@ -349,7 +356,11 @@ def participation(rank: int, communication: Communication, clock: int | None = N
     code_of = {one: code for code, one in enumerate(kinds)}
     codes = np.array([-1 if t is None else code_of[t] for t in traits] + [-1], dtype=np.int32)
     numbered = np.array([t is not None and t[0].numbered for t in traits] + [False])
-    rows = np.flatnonzero(codes[communication.kind] >= 0)
+    matchable = codes[communication.kind] >= 0
+    if common is not None:
+        by_number = numbered[communication.kind] & (communication.sequence >= 0)
+        matchable &= by_number | common[communication.event_row]
+    rows = np.flatnonzero(matchable)
     kind = communication.kind[rows]
     sequence = np.where(numbered[kind], communication.sequence[rows], -1)
     if sequence.max(initial=-1) < 1 << 31:

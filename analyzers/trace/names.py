@@ -8,7 +8,7 @@ import sys
 from chopper.analyzers.work.kernels import NameSearch
 
 is_communication = NameSearch(
-    r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"
+    r"(n|r|x|h|one|ms)ccl|\bccl(::|_)|\bhcom_|^(gloo|mpi|ucc):|multimem_|nvshmem|rocshmem|userbuffers_"
     r"|(one|two)_?shot_?(all|reduce)|deep_ep::|deepep::|internode::|intranode::"
     r"|cross_device_reduce|quick_?reduce|moeAllToAll|mnnvl::"
     r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_permute|_sum_rows)",
@@ -72,7 +72,7 @@ is_copying_composite = NameSearch(
 """An operator that does nothing itself: it calls a helper, or nothing at all."""
 
 is_host_communication = NameSearch(
-    r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:"
+    r"^c10d::|^_c10d_functional::|^record_param_comms$|^([nrxh]ccl|gloo):"
 )
 """The issuing side of a collective on the host."""
 
@@ -180,13 +180,16 @@ is_sharding_copy = NameSearch(
 is_event_wait = NameSearch(r"^(cuda|hip|cu)StreamWaitEvent")
 """A call after which a stream waits for what another one has been given to do."""
 
-is_backend_span = NameSearch(r"^(nccl|rccl):")
+is_backend_span = NameSearch(r"^[nrxh]ccl:")
 """A device backend's own span around the launch of a collective."""
 
 is_graph_launch = NameSearch(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
 """A call that replays a whole graph."""
 
-is_kernel_launch = NameSearch(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)")
+is_kernel_launch = NameSearch(
+    r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)"
+    r"|^(ur|pi|zeCommandList)(Enqueue|Append)\w{0,20}(KernelLaunch|LaunchKernel)"
+)
 """A call that starts kernels: one, or those of a graph."""
 
 is_capture_begin = NameSearch(r"^(cuda|hip|cu)StreamBeginCapture")

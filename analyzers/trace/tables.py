@@ -30,6 +30,7 @@ class RankInput:
         process_groups: name → global ranks, as far as the trace lists them.
         recorded: chopper took the trace.
         span: steps of the stretch, where this is one of a trace.
+        common_steps: numbers of the steps that all ranks traced; None if they traced the same.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankInput:
     recorded: bool = False
     ceilings: Ceilings | None = None
     span: Span | None = None
+    common_steps: frozenset[int] | None = None
 
 
 def _numbers(name: str) -> cached_property[np.ndarray]:

@@ -2,21 +2,24 @@
 
 Let c_s be the latest end of the events of steps ≤ s. Step s owns (c_{s-1}, c_s]; the first step
 starts at its host start, or at the end of what ran before it. In steady state that is the step's
-period, however far the host runs ahead.
+period, however far the host runs ahead. A step between others that ran nothing on the device ends
+where it did on the host.
 
 Where step numbers jump and the host's steps leave a hole, the trace was not being taken in between:
 that stretch, up to the host start of the step after it, is a window of no step (``UNRECORDED``). It
-keeps the windows tiling while they are attributed, and is left out of what is attributed.
+keeps the windows tiling while they are attributed, and is left out of what is attributed. So is a
+step whose kernels were launched and not recorded (``LOST``): what the device did is unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import first_with, ints, run_starts
+from chopper.analyzers.trace.columns import first_with, ints, pick, run_starts
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.storage.store import Span
 
@@ -24,6 +27,11 @@ UNRECORDED = -2
 """Number of a window in which the trace was not being taken."""
 ELSEWHERE = -3
 """Number of a window that another stretch of the trace attributes."""
+LOST = -4
+"""Number of a window of steps whose kernels were lost."""
+_HOLE_RATIO = 0.05
+_LOST_RATIO = 0.5
+"""From this share of its launches without kernel on, a step is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,24 @@ def traced_steps(step: pa.Table) -> Steps:
     return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")))
 
 
+def common_steps(ranks: Mapping[int, Steps], *, share_a_clock: bool) -> frozenset[int] | None:
+    """Return the numbers of the steps that all ranks traced; None if they traced the same.
+
+    Also if their numbers do not compare: on one clock, a step is at one time on all ranks.
+    """
+    traced = [steps for steps in ranks.values() if len(steps)]
+    numbers = [frozenset(steps.number.tolist()) for steps in traced]
+    if len({*numbers}) < 2:
+        return None
+    common = frozenset.intersection(*numbers)
+    if not share_a_clock:
+        return common
+    rows = [np.isin(steps.number, [*(common or numbers[i])]) for i, steps in enumerate(traced)]
+    begin_ns = max(steps.start_ns[of].min() for steps, of in zip(traced, rows, strict=True))
+    end_ns = min(steps.end_ns[of].max() for steps, of in zip(traced, rows, strict=True))
+    return common if bool(common) == bool(begin_ns < end_ns) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Windows of one rank.
@@ -57,6 +83,7 @@ class Windows:
         after_ns: device time recorded after the last window, shown apart.
         before_ns: device time recorded before the first window.
         empty_steps: steps that ran nothing of their own and so have no window.
+        lost_steps: numbers of the steps whose kernels were lost, and which have no window.
     """
 
     bounds_ns: np.ndarray
@@ -64,6 +91,7 @@ class Windows:
     after_ns: int
     before_ns: int
     empty_steps: int = 0
+    lost_steps: tuple[int, ...] = ()
     steps: np.ndarray | None = None
     """Step of each window, an index; below zero where it is not attributed. None without steps."""
 
@@ -98,9 +126,12 @@ class Windows:
 
 
 def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """Return the indices of the steps before which the trace was not being taken."""
-    jumps = np.diff(numbers) > 1
-    return np.flatnonzero(jumps & (start_ns[1:] > end_ns[:-1])) + 1
+    """Return the indices of the steps before which the trace was not being taken.
+
+    A program may count by more than one: between such steps it does little else.
+    """
+    apart = start_ns[1:] - end_ns[:-1] > _HOLE_RATIO * (end_ns - start_ns)[1:]
+    return np.flatnonzero((np.diff(numbers) > 1) & apart) + 1
 
 
 def step_of_events(
@@ -141,53 +172,105 @@ def _filled_by_stream(
     return step
 
 
+def lost_steps(steps: Steps, launch_ns: np.ndarray, has_kernel: np.ndarray) -> np.ndarray:
+    """Return a mask of the steps at least half of whose launches have no kernel.
+
+    If there is no other step with launches, of none.
+
+    Args:
+        steps: that the trace covers.
+        launch_ns: starts of the calls that launch kernels.
+        has_kernel: mask of those with a kernel in the trace.
+    """
+    step = np.searchsorted(steps.start_ns, launch_ns, side="right") - 1
+    step[launch_ns >= pick(steps.end_ns, step)] = -1
+    launches, lost = (
+        np.bincount(step[rows] + 1, minlength=len(steps) + 1)[1:]
+        for rows in (slice(None), ~has_kernel)
+    )
+    mask: np.ndarray = (launches > 0) & (lost >= _LOST_RATIO * launches)
+    return mask & (mask < (launches > 0)).any()
+
+
 def cut_windows(
-    events: DeviceEvents, steps: Steps, step: np.ndarray, begin_ns: int | None = None
+    events: DeviceEvents,
+    steps: Steps,
+    step: np.ndarray,
+    begin_ns: int | None = None,
+    lost: np.ndarray | None = None,
+    recorded_ns: tuple[int, int] | None = None,
 ) -> Windows:
     """Cut device time into windows by the step of each event, from :func:`step_of_events`.
 
     Args:
-        events: of one rank.
+        events: of one rank; without any, steps are cut where they end on the host.
         steps: that its trace covers.
         step: of each event.
         begin_ns: when the device was done with what is not among the events; None at the beginning.
+        lost: mask of the steps whose kernels were lost; None for none.
+        recorded_ns: start of the first event of host or device, and end of the last; None for none.
     """
-    if not len(events):
+    if recorded_ns is None:
         return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     start, end = events.start_ns, events.end_ns
-    first_ns, last_ns = int(start.min()), int(end.max())
-    one_window = Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
+    one_window = Windows(np.array(recorded_ns), np.array([-1]), 0, 0)
     inside = (step >= 0) & (step < len(steps))
-    if not inside.any():
+    if not len(steps) or (len(events) and not inside.any()):
         return one_window
-    latest = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
-    np.maximum.at(latest, step[inside], end[inside])
     begin = int(steps.start_ns[0]) if begin_ns is None else begin_ns
     before = step < 0
     if before.any():
         begin = max(begin, int(end[before].max()))
-    elif begin_ns is None:
+    elif begin_ns is None and len(events):
         # A device event cannot precede the step that launched it, but clocks may disagree a little.
         begin = min(begin, int(start[inside].min()))
+    lost = np.zeros(len(steps), dtype=bool) if lost is None else lost
+    latest, works = _ends(events, steps, step, lost)
     after_hole = holes(steps.number, steps.start_ns, steps.end_ns)
     latest = np.insert(latest, after_hole, steps.start_ns[after_hole])
-    numbers = np.insert(steps.number, after_hole, UNRECORDED)
-    own = np.insert(np.arange(len(steps)), after_hole, UNRECORDED)
+    works = np.insert(works, after_hole, False)
+    numbers = np.insert(np.where(lost, LOST, steps.number), after_hole, UNRECORDED)
+    own = np.insert(np.where(lost, LOST, np.arange(len(steps))), after_hole, UNRECORDED)
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
-    # A step that ran nothing of its own ends where the one before it did: it owns no time.
+    # A step that ran nothing of its own, and ended on the host before the device was done with the
+    # one before it, owns no time.
     lasting = np.diff(bounds) > 0
-    empty_steps = int((~lasting & (numbers != UNRECORDED)).sum())
+    empty_steps = int((~lasting & (own >= 0)).sum())
     # Nothing is recorded before the first step that holds work, nor after the last one.
-    steps_with_work = np.flatnonzero(lasting & (numbers != UNRECORDED))
+    steps_with_work = np.flatnonzero(lasting & works)
     if not len(steps_with_work):
         return one_window
     first, last = steps_with_work[0], steps_with_work[-1] + 1
+    empty_steps += int((lasting & (own >= 0)).sum() - (lasting & (own >= 0))[first:last].sum())
     bounds, numbers, lasting = bounds[first : last + 1], numbers[first:last], lasting[first:last]
     return Windows(
         np.concatenate([bounds[:1], bounds[1:][lasting]]),
         numbers[lasting],
-        after_ns=max(last_ns - int(bounds[-1]), 0),
-        before_ns=max(int(bounds[0]) - first_ns, 0),
+        after_ns=max(int(end.max(initial=0)) - int(bounds[-1]), 0),
+        before_ns=max(int(bounds[0]) - int(start[0]), 0) if len(events) else 0,
         empty_steps=empty_steps,
+        lost_steps=tuple(steps.number[lost].tolist()),
         steps=own[first:last][lasting],
     )
+
+
+def _ends(
+    events: DeviceEvents, steps: Steps, step: np.ndarray, lost: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each step ended, and a mask of those that did work.
+
+    That is on the host where nothing of it ran on the device. What the device did of a lost step
+    lies before the next one: before its first event where the host was ahead, else before its start
+    on the host.
+    """
+    inside = (step >= 0) & (step < len(steps))
+    ends, begins = np.full(len(steps), -1, dtype=np.int64), np.append(steps.start_ns, 0)
+    np.maximum.at(ends, step[inside], events.end_ns[inside])
+    works = (ends >= 0) & ~lost if len(events) else np.ones(len(steps), dtype=bool)
+    ends = np.where(ends >= 0, ends, steps.end_ns)
+    for i in np.flatnonzero(lost[:-1]).tolist():
+        follows = events.start_ns[step == i + 1]
+        if begins[i + 1] <= ends[:i].max(initial=0) and len(follows):
+            begins[i + 1] = follows[0]
+        ends[i] = max(int(ends[i]), int(begins[i + 1]))
+    return ends, works

@@ -1,19 +1,20 @@
 """Memory in use by the source line that allocated it, when a snapshot was taken.
 
-A block's line is the innermost Python line of the stack that allocated it, or else its innermost
-line.
+A block's line is the innermost Python line, outside of installed packages, of the stack that
+allocated it; or else its innermost line.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.allocations import is_held
-from chopper.analyzers.trace.columns import dictionary, strings
+from chopper.analyzers.events.held_memory import holders_of
+from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views import View, column, optional
 from chopper.wording import device_name
 
@@ -42,28 +43,9 @@ def memory_holders(run: Attributed) -> pa.Table:
         blocks = run.recording.table(rank, "allocator_block")
         blocks = blocks.filter(is_held(blocks))
         codes, stacks = strings(blocks, "frames")
-        frames = [stack.split("\n") for stack in stacks]
-        lines = [next((line for line in of if ".py:" in line), of[0]) for of in frames]
-        lines_of = dictionary(codes, lines).cast(pa.string())
-        sizes = pc.fill_null(blocks["size_bytes"], 0)
-        blocks = pa.table([blocks["device_id"], lines_of, sizes], ["device_id", "where", "size"])
-        columns = [("size", "sum"), ("size", "max"), ("size", "count")]
-        by_line = blocks.group_by(["device_id", "where"]).aggregate(columns)
-        in_use = blocks.group_by("device_id").aggregate([("size", "sum")]).to_pylist()
-        total = {row["device_id"]: row["size_sum"] for row in in_use}
-        for row in by_line.sort_by(
-            [("device_id", "ascending"), ("where", "ascending")]
-        ).to_pylist():
-            rows.append(
-                {
-                    "rank": rank,
-                    "device": device_name(row["device_id"]),
-                    "held_bytes": row["size_sum"],
-                    "share_ratio": row["size_sum"] / (total[row["device_id"]] or 1),
-                    "block_count": row["size_count"],
-                    "largest_bytes": row["size_max"],
-                    "where": row["where"],
-                }
-            )
+        device, size = ints(blocks, "device_id"), ints(blocks, "size_bytes", null=0)
+        for id_ in np.unique(device).tolist():
+            found = holders_of(size[device == id_], codes[device == id_], stacks)
+            rows += [{"rank": rank, "device": device_name(id_)} | row for row in found]
     rows.sort(key=lambda r: -r["held_bytes"])
     return VIEW.of_rows(rows)

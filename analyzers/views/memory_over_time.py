@@ -5,8 +5,9 @@ With more steps than fit on a page, or without steps, rows are equal spans of ti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,16 @@ _RECORDED = {
     "host": {"host_available_bytes": "memory_available_bytes"},
 }
 """Recorded tables, and the column of each that a column of the view is of."""
+
+_SAMPLED = ("device_memory", "process", "host")
+_GROWS = {
+    "allocated_bytes": "device memory held by tensors",
+    "host_process_bytes": "resident memory of the process",
+}
+_LEAST_READINGS = 12
+_MOST_PAIRED = 200
+_GROWTH_RATIO = 0.05
+_LEAST_GROWTH_BYTES = 8 << 20
 
 VIEW = View(
     "memory_over_time",
@@ -73,10 +84,77 @@ def memory_over_time(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def _series(run: Attributed, rank: int) -> Series:
+class Growth(NamedTuple):
+    """Memory that grows from step to step.
+
+    Attributes:
+        first_bytes, last_bytes: medians of the first and last quarter of the steps after warm-up,
+            whose middles are ``steps_count`` apart.
+        bytes_per_step: median slope (Theil-Sen).
+        steps_left: until no memory is left; None where what is left is not known.
+    """
+
+    rank: int
+    what: str
+    first_bytes: int
+    last_bytes: int
+    steps_count: int
+    bytes_per_step: float
+    steps_left: int | None
+
+
+def memory_growth(run: Attributed) -> list[Growth]:
+    """DEVICE_MEMORY, PROCESS, HOST, STEP -> memory that grows steadily, by rank.
+
+    The first fifth of the steps is left out as warm-up. Memory grows if the medians of all four
+    quarters of the rest rise by comparable amounts, and by 5 % and 8 MiB in all: caches that fill
+    up, and pools that were enlarged once, do not.
+    """
+    found = []
+    for rank in run.recording.ranks:
+        series, ends_ns = _series(run, rank, _SAMPLED), ints(step_table(run, rank), "end_ns")
+        part = run.recording.part(rank)
+        sizes = [d.memory_bytes for d in part.devices if d.device_id == part.device_id]
+        for name, what in _GROWS.items():
+            if name not in series:
+                continue
+            time_ns, values = series[name]
+            step = np.searchsorted(np.sort(ends_ns), time_ns, side="right")
+            steady = (step > max(len(ends_ns) // 5, 2)) & (time_ns <= ends_ns.max(initial=0))
+            grown = _grown(step[steady], values[steady])
+            if grown is None:
+                continue
+            left_bytes = [size - int(values[-1]) for size in sizes if size]
+            if name == "host_process_bytes":
+                left_bytes = series.get("host_available_bytes", (ends_ns, ends_ns[:0]))[1].tolist()
+            left = max(0, int(left_bytes[-1] / grown[-1])) if left_bytes else None
+            found.append(Growth(rank, what, *grown, left))
+    return found
+
+
+def _grown(step: np.ndarray, values: np.ndarray) -> tuple[int, int, int, float] | None:
+    """Return the first and last level, the steps between them and the slope; None if steady."""
+    if len(np.unique(step)) < _LEAST_READINGS:
+        return None
+    levels = [float(np.median(part)) for part in np.array_split(values, 4)]
+    total = levels[-1] - levels[0]
+    least = max(_GROWTH_RATIO * levels[0], _LEAST_GROWTH_BYTES)
+    if total < least or np.diff(levels).min() < total / 12:
+        return None
+    rows = np.unique(np.linspace(0, len(step) - 1, _MOST_PAIRED).astype(np.int64))
+    x, y = step[rows].astype(float), values[rows].astype(float)
+    a, b = np.triu_indices(len(rows), 1)
+    apart = x[b] > x[a]
+    slope = float(np.median((y[b] - y[a])[apart] / (x[b] - x[a])[apart]))
+    middles = [int(np.median(part)) for part in np.array_split(step, 4)]
+    return int(levels[0]), int(levels[-1]), middles[-1] - middles[0], slope
+
+
+def _series(run: Attributed, rank: int, names: Iterable[str] = _RECORDED) -> Series:
     """(times, ascending; values) of each column that there is, of the last table that has it."""
     series: Series = {}
-    for name, columns in _RECORDED.items():
+    for name in names:
+        columns = _RECORDED[name]
         table = run.recording.table(rank, name)
         if name == "memory_event":
             table = table.filter(pc.not_equal(pc.fill_null(table["device_type"], 1), CPU))

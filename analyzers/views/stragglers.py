@@ -213,7 +213,6 @@ Kind = Literal[
     "late_rank", "late_entry", "uneven_work", "experts", "ring", "pipeline", "taking_turns"
 ]
 _UNEVEN_RATIO = 1.1
-_HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,16 +220,12 @@ class Uneven:
     """Why ranks wait for each other in their steps.
 
     Attributes:
-        kind: ``late_rank``: one rank is slower at the same work; ``late_entry``: it is no slower,
-            but began later than the others; ``uneven_work``: it has more work, which ``experts``
-            (all-to-all of unequal sizes) or a ``ring`` (each rank sends its own to the next) gave
-            it; ``pipeline``: stages wait for what other stages send; ``taking_turns``: no one rank
-            is late.
+        kind: a rank is slower at the same work (``late_rank``) or began later (``late_entry``), has
+            more work (``uneven_work``), by all-to-all of unequal sizes (``experts``) or in a
+            ``ring``; stages wait for each other (``pipeline``); or no one rank is late.
         worst: the rank that the others waited for most.
-        wait_ratio: share of the time of all steps that ranks waited for each other, exposed.
-        work_ratio: work of that rank ÷ mean of the others', in time at equal speed; None where
-            nothing computed.
-        work_ns: rank → its work in a step, in time at the speed of all ranks.
+        wait_ratio: exposed waiting, as a share of the time of all ranks.
+        work_ratio: its work ÷ the others' mean, at equal speed; None where nothing computed.
         own_ns: rank → mean step without waiting for other ranks.
     """
 
@@ -238,53 +233,44 @@ class Uneven:
     worst: Worst
     wait_ratio: float
     work_ratio: float | None
-    work_ns: dict[int, int]
     own_ns: dict[int, int]
 
     @property
     def others_ns(self) -> int:
         """Mean step of the other ranks without waiting."""
-        others = [own for rank, own in self.own_ns.items() if rank != self.worst.rank]
-        return round(sum(others) / len(others))
+        return round(self.own_ns[self.worst.rank] - _beyond(self.own_ns, self.worst.rank))
 
 
 def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
-    """Tell why ranks wait for each other. COMMUNICATION, PIECE, WINDOW -> one kind.
-
-    None where no rank waits, or where only one was recorded.
-    """
+    """Tell why ranks wait for each other, None where none waits. COMMUNICATION, PIECE -> kind."""
     found = worst(stragglers(run, members))
-    own_ns = own_times(run)
-    if found is None or len(own_ns) < 2:
+    if found is None:
         return None
-    work_ns = _work(run, events)
+    own_ns, work_ns = own_times(run), _work(run, events)
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
+    others_ns = work_ns[found.rank] - more_ns
     waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
     steps_count = next(rank.steps for rank in run.ranks if rank.rank == found.rank)
-    caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / max(steps_count, 1)
-    others_ns = work_ns[found.rank] - more_ns
-    work_ratio = work_ns[found.rank] / others_ns if others_ns > 0 else None
-    is_uneven = more_ns >= _HALF * max(longer_ns, caused_ns)
-    is_uneven &= work_ratio is not None and work_ratio >= _UNEVEN_RATIO
+    caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / steps_count
+    is_uneven = 2 * more_ns >= max(longer_ns, caused_ns) and others_ns > 0
+    is_uneven &= work_ns[found.rank] >= _UNEVEN_RATIO * others_ns
     inside = _in_steps(run, members)
     sent = inside & matching(*strings(members.table, "collective"), lambda name: name == "sendrecv")
-    turns = _sends_its_own(run, members, sent, events)
-    at_sends = members.wait_ns[sent].sum() > _HALF * members.wait_ns[inside].sum()
+    circulates = _sends_its_own(run, members, sent, events)
     kind: Kind = "late_rank"
-    if at_sends and not turns:
+    if 2 * members.wait_ns[sent].sum() > members.wait_ns[inside].sum() and not circulates:
         kind = "pipeline"
     elif is_uneven:
-        kind = "ring" if turns else "experts" if _unequal(members) else "uneven_work"
+        kind = "ring" if circulates else "experts" if _unequal(members) else "uneven_work"
     elif found.share_ratio <= (1 + 1 / members.rank_count.min()) / 2:
         kind = "taking_turns"
-    elif found.entered_ratio > _HALF:
+    elif found.entered_ratio > 1 / 2:
         kind = "late_entry"
     return Uneven(
         kind=kind,
         worst=found,
-        wait_ratio=waited_ns / max(run.observed_ns, 1),
-        work_ratio=work_ratio,
-        work_ns={rank: round(time_ns) for rank, time_ns in work_ns.items()},
+        wait_ratio=waited_ns / run.observed_ns,
+        work_ratio=work_ns[found.rank] / others_ns if others_ns > 0 else None,
         own_ns=own_ns,
     )
 
@@ -299,18 +285,16 @@ def own_times(run: Attributed) -> dict[int, int]:
 
 def _beyond(times: Mapping[int, float], rank: int) -> float:
     """Time of a rank beyond the mean of the others."""
-    others = [time for other, time in times.items() if other != rank]
-    return times[rank] - sum(others) / len(others)
+    return (times[rank] - sum(times.values()) / len(times)) * len(times) / max(len(times) - 1, 1)
 
 
 def _work(run: Attributed, events: Events) -> dict[int, float]:
-    """Return the work of each rank in a step, in nanoseconds at the speed of all ranks.
+    """Return the work of each rank in a step, in ns at the mean speed of all ranks.
 
-    Of each operator (kernel, where that is not known) the FLOP, else the bytes, else the calls,
-    times what these take on all ranks together: a slow rank has no more work for being slow.
+    Of each operator (or kernel) the FLOP, else the bytes, else the calls, times what these take on
+    all ranks together: a slow rank has no more work for being slow.
     """
     rows = np.flatnonzero(of_class(events, "compute"))
-    rank, dur_ns = events.rank[rows], events.dur_ns[rows]
     (op, ops), (kernel, kernels) = events.op, events.kernel
     name = np.where(op >= 0, op, len(ops) + kernel)[rows]
     count = len(ops) + len(kernels)
@@ -318,13 +302,10 @@ def _work(run: Attributed, events: Events) -> dict[int, float]:
     for known in (events.work_bytes[rows], events.work_flop[rows]):
         lacking = np.bincount(name[~(known > 0)], minlength=count) > 0
         amount = np.where(lacking[name], amount, known)
-    total = np.bincount(name, amount, count)
-    rate = np.bincount(name, dur_ns, count) / np.where(total > 0, total, 1)
-    spent = amount * rate[name]
-    return {
-        summary.rank: float(spent[rank == summary.rank].sum()) / max(summary.steps, 1)
-        for summary in run.ranks
-    }
+    total = np.maximum(np.bincount(name, amount, count), 1)
+    work = amount * (np.bincount(name, events.dur_ns[rows], count) / total)[name]
+    rank = events.rank[rows]
+    return {r.rank: float(work[rank == r.rank].sum()) / max(r.steps, 1) for r in run.ranks}
 
 
 def _sends_its_own(run: Attributed, found: Members, sent: np.ndarray, events: Events) -> bool:
@@ -332,34 +313,29 @@ def _sends_its_own(run: Attributed, found: Members, sent: np.ndarray, events: Ev
 
     In a ring it does; the last stage of a pipeline sends only what it made of what it received.
     """
-    early = []
     for rank in np.unique(found.rank[sent]).tolist():
-        rows = found.row[sent & (found.rank == rank)]
-        sent_by = run.joined[rank].communication
-        outward = [bool(k.key and k.key.what.startswith(f"send {rank}→")) for k in sent_by.kinds]
-        sends = np.array(outward)[sent_by.kind[np.searchsorted(sent_by.event_row, rows)]]
-        device = run.joined[rank].device_event
-        step = ints(run.links[rank], "step_index")[rows]
-        start = ints(device, "start_ns")[rows]
-        end = start + ints(device, "dur_ns")[rows]
-        computed = np.sort(events.start_ns[(events.rank == rank) & of_class(events, "compute")])
-        own = []
+        mine = sent & (found.rank == rank)
+        rows, start, end = found.row[mine], found.arrival_ns[mine], found.left_ns[mine]
+        of = run.joined[rank].communication
+        outward = [bool(k.key and k.key.what.startswith(f"send {rank}→")) for k in of.kinds]
+        sends = np.array(outward)[of.kind[np.searchsorted(of.event_row, rows)]]
+        begun = events.start_ns[(events.rank == rank) & of_class(events, "compute")]
+        offset = ints(run.joined[rank].device_event, "start_ns")[rows[0]] - start[0]
+        step, own = ints(run.links[rank], "step_index")[rows], []
         for number in np.unique(step):
-            of_step = step == number
-            if not (sends & of_step).any() or not (~sends & of_step).any():
-                return False
-            first, received = start[sends & of_step].min(), end[~sends & of_step].min()
-            own.append(np.searchsorted(computed, first) <= np.searchsorted(computed, received))
-        early.append(np.mean(own) > _HALF)
-    return bool(early) and all(early)
+            out, back = (step == number) & sends, (step == number) & ~sends
+            first, received = start[out].min(initial=2**62), end[back].min(initial=2**62)
+            works = (begun - offset >= received) & (begun - offset < first)
+            own.append(out.any() and back.any() and not works.any())
+        if 2 * sum(own) <= len(own):
+            return False
+    return bool(sent.any())
 
 
 def _unequal(found: Members) -> bool:
-    """Tell whether ranks send unequal amounts to all others in most of its collectives."""
-    codes, names = strings(found.table, "collective")
-    to_all = matching(codes, names, lambda name: name == "alltoall")[found.first]
+    """Tell whether ranks send unequal amounts in a fourth or more of the all-to-all exchanges."""
+    to_all = matching(*strings(found.table, "collective"), lambda name: name == "alltoall")
     size = ints(found.table, "message_bytes")
-    if not to_all.any():
-        return False
-    least, most = (f.reduceat(size, found.first)[to_all] for f in (np.minimum, np.maximum))
-    return bool(np.mean((least > 0) & (most >= _UNEVEN_RATIO * least)) > 1 / 4)
+    least, most = (f.reduceat(size, found.first) for f in (np.minimum, np.maximum))
+    exchanges = to_all[found.first] & (least > 0)
+    return bool(4 * (most >= _UNEVEN_RATIO * least)[exchanges].sum() >= max(exchanges.sum(), 1))

@@ -80,16 +80,21 @@ class _Math:
 def utilization(run: Attributed) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
     scale = run.step_time().scale
+    if not run.observed_ns:
+        return VIEW.of_rows([])
     # A rank whose windows are all left out of the step time says nothing of its FLOP.
     traced = {r.rank for r in run.whole.ranks if r.steps}
     ranks = [r for r in run.ranks if r.steps or r.rank not in traced]
     math = {r.rank: _math(run, r.rank) for r in ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}
+    # What the device did while its state is unknown is no part of its utilization.
+    unknown_ns = {group.key: group.causes.get("idle.device_unknown", 0) for group in run.by("rank")}
     rows: list[Row] = []
     for name in ("theoretical", "achievable"):
         per_rank = []
         for summary in ranks:
-            rank, time_ns = summary.rank, round(summary.observed_ns * scale)
+            rank = summary.rank
+            time_ns = round((summary.observed_ns - unknown_ns.get(rank, 0)) * scale)
             row: Row = {"rank": rank, "ceiling": name, "time_ns": time_ns}
             row["observed_ns"] = summary.observed_ns
             found = _of_rank(math[rank], run.ceilings.get(rank), row)

@@ -1,7 +1,7 @@
 """The ``chopper`` command: one module per subcommand, loaded when it is called.
 
 Results go to stdout; messages, progress and next commands to stderr. Exit codes: 0 ok, 1 an error
-or a failed gate, 2 a wrong command line; ``record`` and ``run`` pass the command's own on.
+or a failed gate, 2 a wrong command line; ``record`` and ``bench`` pass the command's own on.
 """
 
 from __future__ import annotations
@@ -10,54 +10,141 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import signal
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from chopper.cli._lazy import LazyGroup
-from chopper.errors import CaptureError, ChopperError, OutputError, printable, reason_of
+from chopper.errors import CaptureError, ChopperError, OutputError, UsageError, printable, reason_of
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
 
-_COMMANDS = {
-    "run": "Record a reference workload, attribute it, show where the time went.",
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_FIRST = {
     "record": "Record any training command, without changing its code.",
-    "gather": "Combine the runs of a job's nodes into one.",
-    "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run.",
-    "analyze": "Attribute a run: where did every millisecond go?",
-    "report": "Write the report of a run: .html, .md, .json or .txt.",
-    "query": "Run SQL over a run's tables and views, with DuckDB.",
-    "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
-    "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
-    "sweep": "Measure a command at several clocks or power caps, and set them back.",
+    "report": "Write the report of a run or trace: .html, .md, .json or .txt.",
+    "analyze": "Show on the terminal where the time went: what to try first, every cause.",
+    "compare": "Compare two runs: what changed, cause by cause?",
     "whatif": "Predict how long a run would take with something changed.",
     "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
-    "validate": "Prove the accuracy of the attribution on known causes.",
+    "export": "Write a run for Perfetto, wandb, MLflow or TensorBoard, or as Parquet or CSV.",
+    "doctor": "Show what can be collected on this machine, and what is missing.",
+}
+_COMMANDS = _FIRST | {
+    "gate": "Fail when a run is slower than its history, or than another run: for CI.",
+    "query": "Run SQL over a run's tables and views, with DuckDB.",
+    "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run.",
+    "gather": "Combine the runs of a job's nodes into one.",
+    "bench": "Record a reference workload, attribute it, show where the time went.",
+    "workloads": "List the reference workloads and their options.",
+    "sweep": "Measure a command at several clocks or power caps, and set them back.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
     "selftest": "Prove on this machine what Chopper does with its devices.",
-    "doctor": "Show what can be collected on this machine, and what is missing.",
-    "workloads": "List the reference workloads and their options.",
+    "validate": "Prove the accuracy of the attribution on known causes.",
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate", "selftest"))
-_RECORDING = frozenset(("run", "record", "sweep", "calibrate", "selftest", "validate"))
-_READING = frozenset(("analyze", "compare", "report", "import", "gather", "query", "whatif"))
+_LOADING_TORCH = frozenset(("bench", "doctor", "calibrate", "validate", "selftest"))
+_RECORDING = frozenset(("bench", "record", "sweep", "calibrate", "selftest", "validate"))
+_READING = frozenset(
+    ("analyze", "compare", "gate", "report", "import", "gather", "query", "whatif")
+)
 """Commands that start no program of the user."""
-_WITHOUT_PANDAS = _READING | {"record", "run"}
+_WITHOUT_PANDAS = _READING | {"record", "bench"}
+_OTHER_NAMES = {
+    "record": "profile trace capture launch exec start train",
+    "report": "view show open html visualize plot ui",
+    "analyze": "stats stat summary summarize breakdown explain top tree print inspect",
+    "compare": "diff",
+    "gate": "ci regression baseline history",
+    "query": "sql",
+    "whatif": "predict simulate replay",
+    "export": "convert dump perfetto",
+    "import": "load ingest parse",
+    "gather": "merge combine join",
+    "bench": "benchmark benchmarks workload",
+    "doctor": "env info check status devices collectors",
+    "--help": "help commands",
+    "--version": "version",
+}
+"""Command → what other tools call it."""
+_PROGRAM = re.compile(
+    r"python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|lightning|fabric|uv|(ba)?sh"
+    r"|.+\.(py|sh)"
+)
+"""What a training command begins with. No other program is started without ``record``."""
+
+
+def meant(words: list[str]) -> list[str]:
+    """Return a command line with the command that was left out or has another name now."""
+    first, *rest = words or [""]
+    name = first.strip().lower()
+    if name == "run":
+        return ["record" if _is_program(rest) else "bench", *rest]
+    if name == "compare" and any(w.startswith(("--history", "--fail-on", "--junit")) for w in rest):
+        return ["gate", *rest]
+    if name in _COMMANDS or not name:
+        return words
+    if _PROGRAM.fullmatch(Path(first).name):
+        return ["record", *words]
+    is_source = re.search(r"[./*?\[]", first) or os.path.exists(first)  # noqa: PTH110
+    return ["report", *words] if is_source else words
+
+
+def _is_program(words: list[str]) -> bool:
+    """Return whether the words behind ``run`` are a program and its options, not a workload's."""
+    from chopper.cli.record_ import command
+    from chopper.experiments.catalogue import program
+    from chopper.experiments.launch import is_program
+
+    try:
+        context = command.make_context("record", [*words], resilient_parsing=True)
+    except click.UsageError:  # an option that only a workload takes
+        return False
+    name = next(iter(context.params["command_line"]), "")
+    return program(name) is None and is_program(name)
+
+
+def _suggested(words: list[str]) -> str | None:
+    """Return the command that a name of another tool, or of a workload, stands for."""
+    from chopper.experiments.catalogue import program
+
+    first, *rest = words
+    name = first.strip().lower()
+    found = next((ours for ours, names in _OTHER_NAMES.items() if name in names.split()), None)
+    if program(name) is not None:
+        return shlex.join(["chopper", "bench", *words])
+    if found == "record" and rest and meant(rest)[0] == "report":
+        found = "report"
+    return found and shlex.join(["chopper", found, *rest])
 
 
 class _Group(LazyGroup):
     noun = "command"
     summaries = _COMMANDS
     module = "chopper.cli.{}_"
+    first_count = len(_FIRST)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands, else files: a trace needs no command."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing:  # as completion parses
+            args = meant(args)
         name = args[0].strip().lower()
+        if name not in _COMMANDS and (suggested := _suggested(args)):
+            raise UsageError(f"no command is called {args[0]!r}; did you mean: {suggested}")
         if name in _RECORDING and sys.platform != "linux":
             raise CaptureError(
                 f"{name}: recording and measuring need Linux, this is {sys.platform}; analysis and "
@@ -88,10 +175,10 @@ def cli(max_input: str | None) -> None:
 
     \b
     Examples:
-      chopper run fsdp2 --ranks 2
+      chopper trace.json.gz                           # the report of a trace
       chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py
+      chopper report runs/mine -o report.html
       chopper analyze runs/mine --by layer
-      chopper report trace.json.gz -o report.html
     """
     if max_input is not None:
         from chopper.limits import VARIABLE
@@ -143,7 +230,8 @@ def _line(message: str) -> str:
 
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
-    word = "".join(sys.argv[1:2])
+    words = sys.argv[1:]
+    word = "".join(meant(words[2:] if words[:1] == ["--max-input"] else words)[:1])
     if word in _READING:
         # Arrow's own pool keeps what is freed: a report took a fifth more memory with it.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

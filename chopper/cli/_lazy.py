@@ -13,13 +13,14 @@ from chopper.quantities import one_of
 class LazyGroup(click.Group):
     """Commands by name, each the ``command`` of a module of its own.
 
-    Set ``noun`` (what they are called), ``summaries`` (name → one line) and ``module`` (of a name,
-    with ``{}`` in its place).
+    Set ``noun`` (what they are called), ``summaries`` (name → one line), ``module`` (of a name,
+    with ``{}`` in its place) and ``first_count`` (how many the first list of the help shows).
     """
 
     noun: str
     summaries: Mapping[str, str]
     module: str
+    first_count: int | None = None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -40,7 +41,12 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(self.module.format(name)).command
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list without loading any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.summaries.items()))
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands without loading any, then the options."""
+        listed = [*self.summaries.items()]
+        first = listed[: self.first_count]
+        for title, rows in (("Commands", first), ("More commands", listed[len(first) :])):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        click.Command.format_options(self, ctx, formatter)

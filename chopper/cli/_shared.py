@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -34,6 +35,51 @@ else:
     _Choice = click.Choice  # generic to type checkers only in some versions of click
 
 _SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
+
+
+_RARE = frozenset(
+    re.findall(
+        r"\w+",
+        "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
+        "time_zone fail_on_point allow_different all_steps power_table timeout_s memory_bytes "
+        "threads experiments seconds set_clocks seed magnitudes points prices electricity "
+        "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
+        "trials_count node_latency_s network_latency_s uplinks_count wall_utilization_ratio "
+        "search_step_ratio layers_exponent tokens_per_parameter_ratio "
+        "reference_batch_tokens_count batch_exponent kernel_latency_s layer_latency_s "
+        "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
+        "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
+        "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes waiting_power_w "
+        "kept_back",
+    )
+)
+
+
+def is_rare(option: click.Parameter) -> bool:
+    """Return whether an option is rare: for large runs, other devices, single assumptions."""
+    return option.name in _RARE or not (option.expose_value or option.is_eager)
+
+
+class Command(click.Command):
+    """A command whose help lists rare options last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options."""
+        self._list(ctx, formatter, "Options", rare=False)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the rare options, below all else."""
+        super().format_epilog(ctx, formatter)
+        self._list(ctx, formatter, "Large runs and special cases", rare=True)
+
+    def _list(
+        self, ctx: click.Context, formatter: click.HelpFormatter, title: str, *, rare: bool
+    ) -> None:
+        options = (p for p in self.get_params(ctx) if is_rare(p) == rare)
+        # Arguments without a word of help stand in the usage line.
+        if rows := [row for p in options if (row := p.get_help_record(ctx)) and row[1]]:
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 class NamedPath(click.Path):
@@ -159,14 +205,14 @@ _steps = click.option(
 )
 
 
-def others_given(*used: str) -> str:
-    """Return the options of this command that were given, but for these parameters, in words."""
+def given(*names: str) -> str:
+    """Return those of these parameters of the command that were given, as options in words."""
     context = click.get_current_context()
     return ", ".join(
         parameter.opts[-1]
         for parameter in context.command.params
-        if parameter.name not in used
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if parameter.name in names
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     )
 
 
@@ -179,13 +225,14 @@ def check_of_experiments(*used: str) -> None:
     Raises:
         UsageError: others were given.
     """
-    if given := others_given(*used):
-        raise UsageError(f"{given}: of runs alone, and found an experiment; name one of its runs")
+    names = (str(parameter.name) for parameter in click.get_current_context().command.params)
+    if others := given(*(name for name in names if name not in used)):
+        raise UsageError(f"{others}: of runs alone, and found an experiment; name one of its runs")
 
 
 def engines(command: _Command) -> _Command:
     """Add the options of engines that attribute a run, and of its ranks and steps to look at."""
-    return workers(_ranks(_steps(command)))
+    return _ranks(_steps(workers(command)))
 
 
 _memory = click.option(
@@ -243,6 +290,17 @@ def run_output(help: str) -> Callable[[_Command], _Command]:
 def force(help: str) -> Callable[[_Command], _Command]:
     """Return a decorator that adds ``--force``."""
     return click.option("--force", is_flag=True, help=help)
+
+
+allow_different = click.option(
+    "--allow-different", is_flag=True, help="Give a verdict even if the runs do different work."
+)
+all_steps = click.option(
+    "--all-steps",
+    is_flag=True,
+    help="Include leading steps that took much longer than all later ones, and steps of other "
+    "kinds.",
+)
 
 
 def report_output(help: str, default: str = "") -> Callable[[_Command], _Command]:
@@ -315,8 +373,11 @@ def present(
     as_json: bool,
     output: Path | None = None,
     brief: Callable[[Page], Page] | None = None,
+    instead: bool = False,
 ) -> None:
     """Write a result to a file; and print it, or what `brief` leaves of it, or its JSON form.
+
+    With `instead`, a page that is written to a file is not printed: its name is.
 
     Whoever reads what is printed may leave before its end, and the file is there; a file that
     cannot be written leaves the print.
@@ -326,18 +387,19 @@ def present(
     try:
         if output is not None:
             write_report(output, formatted(page, document, format_of(output)))
-            click.echo(f"written: {output}", err=True)
+            named = instead and not as_json
+            click.echo(output if named else f"written: {output}", err=not named)
     finally:
         if as_json:
             print_json(document())
-        else:
+        elif output is None or not instead:
             print_page(brief(page()) if brief else page())
 
 
-def say(message: str, *more: str) -> None:
+def say(message: str) -> None:
     """Tell the user something on stderr; that nobody listens is no reason to fail."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo("\n".join(map(printable, (f"chopper: {message}", *more))), err=True)
+        click.echo(printable(f"chopper: {message}"), err=True)
         sys.stderr.flush()
 
 
@@ -445,9 +507,7 @@ def write_run(
         click.echo(str(output))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
         click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
-    named = quoted(output)
-    click.echo(f"next: chopper analyze {named}", err=True)
-    click.echo(f"      chopper report {named} -o report.html", err=True)
+    click.echo(f"next: chopper analyze {quoted(output)}", err=True)
 
 
 def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:

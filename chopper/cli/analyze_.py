@@ -29,17 +29,17 @@ _CAUSE_COLUMNS = (
 )
 
 
-class _Analyze(click.Command):
-    """The command; its help ends with the views, one line each."""
+def _list_views(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
+    """Print all views and end, for ``--view list``."""
+    if name == "list" and not context.resilient_parsing:
+        formatter = context.make_formatter()
+        formatter.write_dl([*summaries().items()])
+        click.echo(formatter.getvalue(), nl=False)
+        context.exit()
+    return name
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the views."""
-        del ctx
-        with formatter.section("Views (--view)"):
-            formatter.write_dl(list(summaries().items()))
 
-
-@click.command("analyze", cls=_Analyze)
+@click.command("analyze", cls=shared.Command)
 @shared.runs
 @device
 @click.option(
@@ -50,9 +50,11 @@ class _Analyze(click.Command):
 @click.option(
     "--view",
     "view_name",
-    type=shared.OneOf("view", VIEWS),
+    type=shared.OneOf("view", (*VIEWS, "list")),
     metavar="NAME",
-    help="Print one detailed table instead, see below; `chopper schema NAME` lists its columns.",
+    is_eager=True,
+    callback=_list_views,
+    help="Print one detailed table instead, see above; `chopper schema NAME` lists its columns.",
 )
 @click.option(
     "--top",
@@ -81,6 +83,11 @@ def command(
     causes, steps and ranks. All times are summed over ranks and steps; text shows them per step.
     Where steps of several kinds were traced, all values
     cover those that the step time is taken from, and "all_kinds" in --json covers all of them.
+
+    \b
+    Views, the rest by --view list:
+      steps, operators, operations, kernels, launches, collectives,
+      exposed_communication, stragglers, memory, utilization
 
     \b
     Examples:

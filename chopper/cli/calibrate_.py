@@ -23,7 +23,7 @@ _SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
 _BUSY_RATIO = 0.2
 
 
-@click.command("calibrate")
+@click.command("calibrate", cls=shared.Command)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda", "xpu"]),
@@ -76,7 +76,7 @@ def command(
     once; measure with as many as you train with, on an otherwise idle machine. Stored rates of the
     same device, ranks and threads are shown, not measured again, unless --force is set.
 
-    With --from nothing is measured: the microbenchmarks of "chopper run" replace the stored rates
+    With --from nothing is measured: the microbenchmarks of "chopper bench" replace the stored rates
     of the same machine, ranks and threads.
 
     \b

@@ -50,7 +50,7 @@ def _command(name: str, summary: str) -> click.Command:
 
     module = importlib.import_module(f"{estimates.__name__}.{name}")
 
-    @click.command(name, help=module.Options.__doc__, short_help=summary)
+    @click.command(name, cls=shared.Command, help=module.Options.__doc__, short_help=summary)
     @click.option("--details", is_flag=True, help="Show tables, and all assumptions.")
     @shared.as_json
     @shared.report_output("Additional file to write (.html with figures)")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chopper.reports.export import Kind
 
 
-@click.command("export")
+@click.command("export", cls=shared.Command)
 @shared.runs
 @device
 @click.option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chopper.storage.manifest import RunManifest
 
 
-@click.command(name="import", no_args_is_help=True)
+@click.command("import", cls=shared.Command, no_args_is_help=True)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=shared.paths)
 @shared.run_output("Run directory to create, here or at an address. [default: runs/NAME]")
 @shared.force("Replace an existing run.")

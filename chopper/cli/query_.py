@@ -46,7 +46,7 @@ _SLACK_BYTES = 512 << 20
 """What Arrow and the interpreter may take next to DuckDB."""
 
 
-@click.command("query")
+@click.command("query", cls=shared.Command)
 @click.argument(
     "sources", metavar="RUN... [SQL]", nargs=-1, required=True, shell_complete=shared.paths
 )

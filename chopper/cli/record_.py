@@ -33,6 +33,8 @@ from chopper.storage.destination import NOTES
 
 
 @click.command(
+    "record",
+    cls=shared.Command,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
 @shared.run_output("Directory of the run, here or at an address. [default: runs/<time>]")
@@ -89,7 +91,7 @@ from chopper.storage.destination import NOTES
     help="Also serve these metrics to Prometheus, on the loopback interface unless HOST is given.",
 )
 @shared.force("Replace an earlier run in the output directory.")
-@click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command_line", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
     output: Path | str | None,
     collect: str | None,
@@ -108,7 +110,7 @@ def command(
 ) -> int:
     """Record any training command, without changing its code.
 
-    Every process started by COMMAND that trains with torch becomes a rank of the run: the ranks of
+    Every process of COMMAND that trains with torch becomes a rank of the run: the ranks of
     torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script.
     Processes that are not ranks of the same job (pool workers, trials of a sweep, a second script)
     are recorded as separate runs inside it, listed at the end. A program without an optimizer that
@@ -126,7 +128,7 @@ def command(
       chopper record --no-trace --prometheus 9400 -- python train.py
       chopper record --stacks -- python train.py
     """
-    from chopper.experiments.launch import find_command, launch
+    from chopper.experiments.launch import launch, runnable
     from chopper.recording.options import make_options
     from chopper.recording.prometheus import parse_address
     from chopper.storage.destination import new_output
@@ -142,7 +144,7 @@ def command(
     _check_combination(memory=memory, no_trace=no_trace, live=live)
     target, shown = _places(output, force=force)
     # Before anything is replaced.
-    find_command(command_line[0], os.environ)
+    command_line = runnable(command_line)
     code: int | None = None
     try:
         job = recorders_job(command_line)
@@ -268,10 +270,10 @@ def _close(
         shared.say(f"warning: the recording cannot be read back: {exc}")
         failed = True
     named = shared.quoted(shown)
-    steps = [f"chopper analyze {named}", f"chopper report {named} -o report.html"]
+    following = f"chopper analyze {named}"
     if any(f.code == "run.ranks_missing" for f in run.findings):
-        steps.append(f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes")
-    shared.say("next:", *(f"  {step}" for step in steps))
+        following = f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes"
+    shared.say(f"next: {following}")
     return code or int(failed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import click
@@ -13,16 +14,16 @@ from chopper.cli.output import progress
 from chopper.storage.layout import is_experiment
 
 
-@click.command("report")
+@click.command("report", cls=shared.Command)
 @shared.runs
 @device
-@shared.report_output("File to write", "  [default: report.html]")
+@shared.report_output("File to write", "  [default: report.html, or report-2.html …]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
 def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it: bool) -> None:
     """Write the report of a run as one file that needs no network.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run are joined. For an experiment of "chopper run", the report shows what its variants
+    same run are joined. For an experiment of "chopper bench", the report shows what its variants
     measured.
 
     \b
@@ -31,7 +32,9 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
       chopper report runs/mine -o mine.html --force --open
       chopper report "traces/rank*.json.gz" -o summary.md
     """
-    output = output or Path("report.html")
+    if output is None:
+        names = (f"report-{n}.html" if n > 1 else "report.html" for n in itertools.count(1))
+        output = next(path for path in map(Path, names) if force or not path.exists())
     kind = shared.check_report(output, sources, force=force)
     shown = _rendered(sources, kind)
     with progress("writing the report"):

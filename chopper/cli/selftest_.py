@@ -26,7 +26,7 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/o
 """Absolute paths below these are the same on all machines."""
 
 
-@click.command("selftest")
+@click.command("selftest", cls=shared.Command)
 @click.option(
     "--only",
     metavar="A,B",

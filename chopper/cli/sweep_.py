@@ -31,7 +31,7 @@ def command() -> None:
     """Measure a command at several settings of the machine, and set it back."""
 
 
-@command.command("clock", context_settings={"allow_interspersed_args": False})
+@command.command("clock", cls=shared.Command, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--what",
     type=click.Choice(("clock", "power", "host")),
@@ -83,12 +83,12 @@ def clock(
       chopper sweep clock --what power --points 4 --apply -- python train.py
       chopper sweep clock --what host --apply -- python train.py
     """
-    from chopper.experiments.launch import find_command
+    from chopper.experiments.launch import runnable
     from chopper.experiments.sweep import name_of, values_of
 
     if not command_line:
         raise click.UsageError("no command; use: chopper sweep clock -- python train.py")
-    find_command(command_line[0], os.environ)
+    command_line = runnable(command_line)
     knobs = _knobs(what, sysfs, device)
     chosen = values_of(knobs, _read(values, knobs[0].unit), points)
     settings = {name_of(value, knobs[0].unit): value for value in chosen}

@@ -36,7 +36,7 @@ def _distinct(names: dict[tuple[str, str], set[str]]) -> list[str]:
     return sorted(set().union(*names.values()))
 
 
-@click.command("validate")
+@click.command("validate", cls=shared.Command)
 @click.option("--synthetic", "suite", flag_value="synthetic", help="Synthetic suite only.")
 @click.option(
     "--real", "suite", flag_value="real", help="Injections into real training on this machine only."

@@ -21,7 +21,7 @@ def _fixes() -> list[str]:
     return sorted([cause for cause in CAUSES if not not_fixable(cause)] + aliases)
 
 
-@click.command("whatif")
+@click.command("whatif", cls=shared.Command)
 @shared.runs
 @device
 @click.option(

@@ -1,4 +1,4 @@
-"""``chopper workloads``: what ``chopper run`` can run."""
+"""``chopper workloads``: what ``chopper bench`` can run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(workload: str | None, as_json: bool) -> None:
         out = click.HelpFormatter(width=_WIDTH)
         out.write_dl([(name, f"{w.summary}. {_facts(w)}.") for name, w in workloads().items()])
         click.echo(out.getvalue(), nl=False)
-        click.echo("next: chopper run fsdp2 --help", err=True)
+        click.echo("next: chopper bench fsdp2 --help", err=True)
 
 
 def described(name: str) -> str:
@@ -50,7 +50,7 @@ def described(name: str) -> str:
 
     workload = find(name)
     out = click.HelpFormatter(width=_WIDTH)
-    out.write_usage("chopper run", f"{name} [OPTIONS] [-- WORKLOAD OPTIONS]")
+    out.write_usage("chopper bench", f"{name} [OPTIONS] [-- WORKLOAD OPTIONS]")
     out.write_paragraph()
     with out.indentation():
         out.write_text(f"{workload.summary[:1].upper()}{workload.summary[1:]}.")
@@ -70,7 +70,7 @@ def described(name: str) -> str:
             ]
         )
     out.write_paragraph()
-    out.write_text("Options before the --: chopper run --help")
+    out.write_text("Options before the --: chopper bench --help")
     return out.getvalue()
 
 

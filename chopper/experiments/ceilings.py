@@ -106,7 +106,7 @@ def read(path: Path) -> Calibration:
         raise InputError(
             f"{path}: holds no rates; it was not finished, or recorded by an older chopper"
         )
-    how = f"chopper run {plan.workload}, {fmt.plural(len(names), 'repetition')}"
+    how = f"chopper bench {plan.workload}, {fmt.plural(len(names), 'repetition')}"
     part = Calibration(
         kind="full",
         created_ns=plan.created_ns,

@@ -1,6 +1,6 @@
 """Start a command as a shell would start a job, wait for it, and leave no process behind.
 
-Shared by ``chopper run`` and ``chopper record``.
+Shared by ``chopper bench`` and ``chopper record``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,23 @@ def find_command(name: str, env: Mapping[str, str]) -> str:
     if executable is None:
         raise CommandNotFound(f"{name}: command not found; check the name, or give a path to it")
     return executable
+
+
+def is_program(name: str) -> bool:
+    """Return whether a name is a script or a program that a shell finds."""
+    return name.endswith((".py", ".sh")) or shutil.which(name) is not None
+
+
+def runnable(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that can be started: this Python runs a Python file that is no program.
+
+    Raises:
+        CommandNotFound: there is no such program or file.
+    """
+    if command[0].endswith(".py") and os.path.isfile(command[0]) and not shutil.which(command[0]):  # noqa: PTH113
+        return (sys.executable, *command)
+    find_command(command[0], os.environ)
+    return (*command,)
 
 
 class _Job:

@@ -1,6 +1,6 @@
 """Command-line options of the reference workloads.
 
-Free of torch, so that ``chopper workloads`` can list them and ``chopper run`` can refuse a wrong
+Free of torch, so that ``chopper workloads`` can list them and ``chopper bench`` can refuse a wrong
 one before any process is started.
 """
 
@@ -49,7 +49,7 @@ class Option:
     type: Callable[[str], str | int | Path] = str
     choices: tuple[str, ...] | None = None
     hidden: bool = False
-    """Set by ``chopper run``, not by its user."""
+    """Set by ``chopper bench``, not by its user."""
 
 
 STEPS = Option("steps", "optimizer steps", 12, positive)

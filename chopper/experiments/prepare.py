@@ -171,7 +171,7 @@ def _words(workload: Workload, steps: int | None, options: Sequence[str]) -> lis
     if all(option.name != "steps" for option in workload.options):
         name = workload.name
         raise UsageError(
-            f"--steps: {name} has no steps; see its options: chopper run {name} --help"
+            f"--steps: {name} has no steps; see its options: chopper bench {name} --help"
         )
     if any(word == "--steps" or word.startswith("--steps=") for word in options):
         raise UsageError("--steps is given twice, before and after the --: give it once")

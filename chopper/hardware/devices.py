@@ -40,8 +40,8 @@ DTYPES = (
     "fp4",
 )
 
-# Drivers keep a part of the memory for themselves (7 % on some boards), and count in GiB or GB.
-_MEMORY_RATIO_RANGE = (0.93, 1.03)
+# ECC takes 1/16 of GDDR memory, drivers keep up to 3 % of any, and some count in GiB, some in GB.
+_MEMORY_RATIO_RANGE = (0.9, 1.03)
 
 
 class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +75,8 @@ class HostLink(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 USABLE_RATIO = 0.95
 """Share of a device's nominal memory that a process can have."""
+_VARIANTS = {"ti", "super", "d", "xt", "xtx", "gre"}
+"""Words of a model's name that make it another model."""
 _SWITCHED_FROM = 8
 """Boards of fewer devices have no switch between them (HGX with four)."""
 
@@ -108,6 +110,8 @@ class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     reference_clock_hz: dict[str, Sourced]
     peak_flop_per_s: dict[str, Sourced]
     memory_bytes: Sourced
+    reported_memory_bytes: Sourced | None = None
+    """Total that CUDA reports, where it is much less than the nominal size."""
     memory_bandwidth_bytes_per_s: Sourced
     l2_bytes: Sourced
     last_level_cache_bytes: Sourced
@@ -118,8 +122,11 @@ class DevicePeaks(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     @property
     def usable_bytes(self) -> int | None:
         """Memory that a process can have, None where it is not known."""
-        nominal = self.memory_bytes.value
-        return None if nominal is None else int(nominal * USABLE_RATIO)
+        nominal, reported = self.memory_bytes.value, self.reported_memory_bytes
+        if nominal is None:
+            return None
+        usable_bytes = int(nominal * USABLE_RATIO)
+        return min(usable_bytes, int((reported and reported.value) or usable_bytes))
 
     def least_group_count(self, devices_count: int) -> int | None:
         """Fewest ranks of a group among which each has all of its links.
@@ -359,14 +366,14 @@ def short_name(device: DevicePeaks) -> str:
 
 def _fitting_words(name: str) -> list[DevicePeaks]:
     """Return the devices whose id and label hold all words of a name; those called so, first."""
-    wanted = _words(name)
+    wanted, spelled = _words(name), "-".join(name.lower().split())
     fitting = []
     for device in known_devices():
         known = _words(f"{device.id} {device.label} geforce tesla instinct gpu")
-        if name.strip().lower() in (device.id, short_name(device), device.label.lower()):
+        if spelled in (device.id, short_name(device), device.label.lower().replace(" ", "-")):
             return [device]
         numbered = any(word.isdigit() for word in wanted)
-        if wanted and wanted <= known and not (numbered and "ti" in known - wanted):
+        if wanted and wanted <= known and not (numbered and _VARIANTS & (known - wanted)):
             fitting.append(device)
     if fitting:
         return fitting
@@ -382,7 +389,7 @@ def _fitting_words(name: str) -> list[DevicePeaks]:
 
 def _model(device: DevicePeaks) -> tuple[str, str]:
     """Return a device's model up to its last digit, ``mi300``, and whole, ``mi300x``."""
-    model = re.sub(r"^\w+-((?:[a-z]+-)?\w+(?:-ti)?).*", r"\1", device.id)
+    model = re.sub(r"^\w+-((?:[a-z]+-)*\w+(?:-ti)?).*", r"\1", device.id)
     return model.rstrip(string.ascii_lowercase), model
 
 
@@ -390,7 +397,7 @@ def _words(name: str) -> set[str]:
     """Return the words of a device's name as people write it: ``RTX4090``, ``SXM5``, ``80 GB``."""
     text = re.sub(r"(?<!\d)(\d{1,6}) ?(gb|ti)\b", r" \1\2", name.lower().replace("_", " "))
     text = re.sub(r"(rtx|nvidia|amd)(?=\w)", r"\1 ", re.sub(r"sxm\d\b", "sxm", text))
-    return set(re.findall(r"\w+", re.sub(r"(?<=\d)ti\b", " ti", text)))
+    return set(re.findall(r"\w+", re.sub(r"(?<=\d)(ti|super|xtx?)\b", r" \1", text)))
 
 
 def _is_near(device: DevicePeaks, name: str) -> bool:
@@ -408,10 +415,11 @@ def _is_near(device: DevicePeaks, name: str) -> bool:
 
 
 def _families() -> str:
-    """Shorten the table's devices to families by vendor, each the beginning of its names."""
+    """Shorten the table's devices to families by vendor; brands with many stand for them."""
     of: dict[str, dict[str, None]] = {}
     for device in known_devices():
-        of.setdefault(device.vendor, {})[_model(device)[1]] = None
+        brand, dash, _ = _model(device)[1].partition("-")
+        of.setdefault(device.vendor, {})[f"{brand}{dash and '-…'}"] = None
     return "; ".join(f"{vendor.upper()} {', '.join(found)}" for vendor, found in of.items())
 
 

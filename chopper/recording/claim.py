@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from chopper.hardware.launchers import RankInfo
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
-"""The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
+"""The run directory when the program names none; set by ``chopper bench`` and ``record``."""
 STACKS_VARIABLE = "CHOPPER_STACKS"
-"""Set by ``chopper run --stacks``: the workload's own profiles trace call stacks, too."""
+"""Set by ``chopper bench --stacks``: the workload's own profiles trace call stacks, too."""
 LAUNCHED_VARIABLE = "CHOPPER_LAUNCHED"
 """Set when chopper launched the program: the launcher closes the run, and its output wins."""
 IN_PROFILE = "profile"

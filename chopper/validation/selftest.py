@@ -82,14 +82,14 @@ class NotPossible(Exception):
 _OUT = "OUT"
 _EXPERIMENT = f"--repeats 1 --json -o {_OUT}"
 _RECORDINGS = {
-    "training": "chopper run fsdp2 --ranks {ranks} --steps 8 --json -o {out} -- {size}",
-    "products": f"chopper run gemm --ranks 1 {_EXPERIMENT} -- --seconds 6 {{product}}",
+    "training": "chopper bench fsdp2 --ranks {ranks} --steps 8 --json -o {out} -- {size}",
+    "products": f"chopper bench gemm --ranks 1 {_EXPERIMENT} -- --seconds 6 {{product}}",
     "ceilings": "chopper calibrate --quick --json -o {out}",
     "causes": "chopper validate --real --quick --causes slow_dataset --magnitudes large --json",
-    "symmetric": "chopper run overlap --ranks 2 --variants sequential,symmetric,triton "
+    "symmetric": "chopper bench overlap --ranks 2 --variants sequential,symmetric,triton "
     f"{_EXPERIMENT}",
-    "flags": f"chopper run overlap --ranks 1 --variants sequential,triton {_EXPERIMENT}",
-    "unified": f"chopper run offload --ranks 1 --variants ddp,unified {_EXPERIMENT}",
+    "flags": f"chopper bench overlap --ranks 1 --variants sequential,triton {_EXPERIMENT}",
+    "unified": f"chopper bench offload --ranks 1 --variants ddp,unified {_EXPERIMENT}",
     "clocks": f"chopper sweep clock --points 2 --apply {_EXPERIMENT} -- LOAD",
     "nsys": "nsys profile --trace=cuda,nvtx --export=sqlite -o {out} PRODUCTS",
     "rocprofv3": "rocprofv3 --sys-trace --output-format rocpd -d {out} -- PRODUCTS",

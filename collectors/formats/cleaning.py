@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import is_one_of
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
 from chopper.storage.manifest import Finding, add_finding
 from chopper.wording import device_name
 
@@ -18,6 +18,8 @@ LAST_NS = 1 << 62
 """Times beyond the year 2116, or as long before 1970, are no times."""
 _DAY_NS = 24 * 3600 * 10**9
 """A trace is held in memory while it is recorded: none is a day long."""
+_OVERRUN_NS = 50_000
+"""Recorders' clocks err by less where kernels of one stream overlap."""
 _TIMELINE_RATIO = 0.01
 """A device with less of the busiest device's kernel time was touched, not used."""
 
@@ -28,6 +30,15 @@ DAMAGES = {
     "event.without_dur": "events without a dur count as points in time",
     "event.negative_duration": "events with a negative dur count as points in time",
     "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
+    "event.repaired": "events were not JSON (a bare quote, backslash or line break in a name) and "
+    "were fixed",
+    "event.not_json": "events were not JSON and could not be fixed; they were dropped",
+    "event.overrun": "kernels last beyond later kernels of their stream (the recorder's overflow); "
+    "each was cut at the next start on its stream",
+    "event.without_time": "kernels without a time (ts 0 and dur 0: records were damaged) were left "
+    "out",
+    "event.unpaired": "begin or end events without the other half were dropped",
+    "trace.nan": "events hold NaN or infinity, which are not JSON; taken as unknown",
     "event.nested_too_deep": "events nested implausibly deep were dropped",
     "event.not_an_object": "entries of traceEvents that are not objects were dropped",
     "event.without_ph": "events without a phase (ph) were dropped",
@@ -137,6 +148,40 @@ def far_in_time(
     middle = np.partition(both, len(both) // 2)[len(both) // 2]
     far = np.abs(starts[0] - middle) > _DAY_NS, np.abs(starts[1] - middle) > _DAY_NS
     return far if far[0].any() or far[1].any() else None
+
+
+def cut_overruns(
+    counts: Counter[str], device: dict[str, Any], rows: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Return device events of one process, with kernels cut that end after a later one ended.
+
+    A stream runs in order: such a kernel's duration overflowed, and it ended by the next start.
+    Kernels of one launch are branches of a graph, which may run beside each other.
+
+    Args:
+        counts: of what is repaired, by code; added to.
+        device: columns, times in ns.
+        rows: mask of the process' events; None for all.
+    """
+    start, dur = device["start_ns"], device["dur_ns"]
+    kernels = is_one_of(device["kind"], "kernel") & (dur > 0)
+    kernels &= ~np.isin(device["stream_id"], (-1, NO_VALUE))
+    at = np.flatnonzero(kernels if rows is None else kernels & rows)
+    at = at[np.lexsort((start[at], device["stream_id"][at], device["device_id"][at]))]
+    streams = np.stack([device["device_id"][at], device["stream_id"][at]])
+    cut = dur.copy()
+    for own in np.split(at, np.flatnonzero((np.diff(streams) != 0).any(axis=0)) + 1):
+        ids, begin, end = device["correlation_id"][own], start[own], (start + dur)[own]
+        launches = np.flatnonzero((np.diff(ids) != 0) | (ids[1:] == NO_VALUE)) + 1
+        place = np.arange(len(own))
+        following = np.searchsorted(launches, place, side="right")
+        place = place[following < len(launches)]
+        following = launches[following[place]]
+        earliest = np.minimum.accumulate(end[::-1])[::-1][following]
+        over = (earliest < end[place]) & (end[place] - begin[following] > _OVERRUN_NS)
+        cut[own[place[over]]] = (begin[following] - begin[place])[over]
+        counts["event.overrun"] += int(over.sum())
+    return {**device, "dur_ns": cut}
 
 
 def timelines_of(

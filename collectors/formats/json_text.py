@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from chopper.collectors.formats.unpack import DAMAGE, salvaged
+from chopper.collectors.formats.unpack import DAMAGE, PACKED, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.manifest import Finding, add_finding
 
+_HEAD_BYTES = 512
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, a piece of it decoded, and the columns."""
 
@@ -17,6 +18,15 @@ _NOT_JSON = (
     (b"PK\x03\x04", "is a zip archive; unpack it and pass the trace inside"),
     (b"\xfd7zXZ\x00", "is xz-compressed; decompress it first (xz -d)"),
     (b"BZh", "is bzip2-compressed; decompress it first (bzip2 -d)"),
+    (tuple(PACKED), "is compressed twice; decompress it once (gunzip, zstd -d) and pass that"),
+    (
+        b"version https://git-lfs",
+        "is a Git LFS pointer, not the file that it stands for; fetch it (git lfs pull)",
+    ),
+    (
+        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML", b"<?xml", b"<head", b"<Error"),
+        "is a web page (HTML or XML), not a trace in JSON; download the file itself",
+    ),
     (b"\x89PNG", "is a PNG image, not a trace in JSON"),
     (b"\x7fELF", "is a program, not a trace in JSON"),
     (
@@ -33,6 +43,20 @@ _NOT_JSON = (
 """What people pass by mistake, by its first bytes."""
 
 
+def refuse_other(path: Path, head: bytes) -> None:
+    """Refuse what people pass by mistake.
+
+    Raises:
+        InputError: the file begins as such.
+    """
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    for magic, what in _NOT_JSON:
+        if head.startswith(magic) or start.startswith(magic):
+            raise InputError(f"{path}: {what}")
+    if head[257:262] == b"ustar":
+        raise InputError(f"{path}: is a tar archive; unpack it (tar -xf) and pass the traces in it")
+
+
 def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
     """The JSON text of a file, decompressed by its content, not by its name.
 
@@ -46,7 +70,10 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
     problem = None
     try:
         with path.open("rb") as file:
-            parts.extend(salvaged(file, intake))
+            for part in salvaged(file, intake):
+                if not parts:
+                    refuse_other(path, part)
+                parts.append(part)
     except DAMAGE as exc:
         problem = str(exc)
     except FileNotFoundError as exc:
@@ -70,9 +97,7 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
             f"{path.name}: compressed stream damaged ({problem}); {len(data)} bytes of text "
             "before that are used",
         )
-    for magic, what in _NOT_JSON:
-        if data.startswith(magic):
-            raise InputError(f"{path}: {what}")
+    refuse_other(path, data[:_HEAD_BYTES])
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         add_finding(
             findings,

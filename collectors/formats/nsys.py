@@ -225,8 +225,12 @@ def _ranges(db: Database, recording: Recording, strings: dict[int, str], base_ns
         strings.get(number) if text is None else text
         for text, number in zip(inline, rows["textId"].tolist(), strict=False)
     ]
-    # Older exports have no type; what has an end is a range there.
-    is_range = np.isin(rows["eventType"], (_PUSH_POP, _START_END, NO_VALUE))
+    # Older exports have no type; what has an end is a range there. A range that was never ended may
+    # have none: it lasts as long as the recording.
+    is_range = np.isin(rows["eventType"], (_PUSH_POP, _START_END))
+    last_ns = max(int(db.integers(t, ("end",))["end"].max(initial=0)) for t in _EVENTS)
+    rows["end"] = np.where(is_range & (rows["end"] == NO_VALUE), last_ns, rows["end"])
+    is_range |= rows["eventType"] == NO_VALUE
     recording.host.add(
         **_spans(rows, base_ns),
         mask=is_range & (rows["end"] != NO_VALUE),

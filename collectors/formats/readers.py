@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from chopper.collectors.formats.json_text import refuse_other
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
 
@@ -78,8 +79,12 @@ def reader_of(path: Path) -> Reader | None:
     """
     head = head_of(path)
     reader = next((r for r in READERS if r.csv == is_csv(path) and r.load().sniff(head)), None)
-    if reader is not None or is_csv(path):
+    if reader is not None:
         return reader
+    if is_csv(path) or path.name.lower().endswith(_DATABASES):
+        refuse_other(path, head)
+    if is_csv(path):
+        return None
     _refuse(path, head)
     return KINETO
 

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent, to_numpy
+from chopper.collectors.formats.alignment import aligned, calls_of_device
+from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.cleaning import (
     clean,
+    cut_overruns,
     damage_findings,
     far_in_time,
     timelines_of,
@@ -24,7 +26,8 @@ from chopper.collectors.formats.cleaning import (
     usable_starts,
 )
 from chopper.collectors.formats.counters import table_of
-from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, step_table, table_of_rows
+from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, table_of_rows
+from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding, add_finding
 from chopper.tables import TABLES
@@ -34,8 +37,6 @@ Text = tuple[np.ndarray, list[str | None]]
 
 Ordinals = dict[int | None, int]
 """Ordinals of devices by the numbers that a tool gives them."""
-
-_MOST_STEPS = 1_000_000
 
 
 def by_number(numbers: np.ndarray, names: dict[int, str]) -> Text:
@@ -310,7 +311,7 @@ def traces_of(recording: Recording) -> list[ParsedTrace]:
     if far is not None:
         recording.counts["event.far_in_time"] += int(far[0].sum() + far[1].sum())
         host, device = rows_where(host, ~far[0]), rows_where(device, ~far[1])
-    host = _annotated(host)
+    host = _closed(_annotated(host))
     processes = _processes(host, device, recording.ranks)
     traces: list[ParsedTrace] = []
     for pid in processes:
@@ -345,22 +346,30 @@ def _of_process(
         own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
         host = {**host, "correlation_id": own}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, on_device)
     timelines, findings = timelines_of(device, on_device, recording.source)
+    findings += damage_findings(counts, recording.source)
+    step, marked = find_steps(host_table, recording.source)
+    findings += marked
     traces: list[ParsedTrace] = []
     for device_id, rows in timelines:
         device_table, _ = sorted_table("device_event", device, rows, 0)
+        own_host = calls_of_device(host_table, device, on_device, rows)
+        device_table, shifted = aligned(own_host, device_table, recording.source)
+        findings += shifted
         traces.append(
             ParsedTrace(
                 source=recording.source,
                 rank=recording.ranks.get(pid),
                 tables={
                     **recording.tables,
-                    "host_span": host_table,
+                    "host_span": own_host,
                     "device_event": device_table,
                     "thread": table_of_rows(
                         "thread", sorted(set(recording.threads), key=lambda r: (r[0], r[1]))
                     ),
-                    "step": steps_of(host_table),
+                    "step": step,
                 },
                 devices=recording.devices,
                 host_pid=pid if pid >= 0 else None,
@@ -483,77 +492,28 @@ def _annotated(host: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
+def _closed(host: dict[str, Any]) -> dict[str, Any]:
+    """End ranges that were begun and never ended where the next of their kind begins.
+
+    A tool ends all of them when its recording does: ranges of one kind on one thread end together.
+    """
+    rows = np.flatnonzero(is_one_of(host["category"], "annotation"))
+    codes, names = host["name"]
+    kinds: dict[str, int] = {}
+    kind_of = [kinds.setdefault(re.sub(r"\d+", "#", name or ""), len(kinds)) for name in names]
+    kind = np.array(kind_of, dtype=np.int64)[codes[rows]]
+    start, end = host["start_ns"][rows], host["start_ns"][rows] + host["dur_ns"][rows]
+    order = np.lexsort((start, end, kind, host["tid"][rows], host["pid"][rows]))
+    keys = np.stack([host["pid"][rows], host["tid"][rows], kind, end])[:, order]
+    later = start[order][1:] - start[order][:-1]
+    open_ranges = np.flatnonzero((keys[:, 1:] == keys[:, :-1]).all(axis=0) & (later > 0))
+    dur = host["dur_ns"].copy()
+    dur[rows[order][open_ranges]] = later[open_ranges]
+    return {**host, "dur_ns": dur}
+
+
 def _replaced(column: Text, rows: np.ndarray, new: Text) -> Text:
     """A column with other texts in some rows; null keeps what was there."""
     codes = column[0].copy()
     codes[rows] = np.where(new[0] > 0, new[0] + (len(column[1]) - 1), codes[rows])
     return codes, [*column[1], *new[1][1:]]
-
-
-_NUMBERED_STEP = re.compile(
-    r"(?:^|[\s/:_.-])(?:ProfilerStep|train(?:ing)?[\s_-]?step|step|iteration|iter|batch)"
-    r"[\s_:#=(-]{0,8}(\d{1,12})(?!\d)",
-    re.IGNORECASE,
-)
-_PLAIN_STEP = re.compile(r"(?:train(?:ing)?[\s_-]?)?(?:step|iteration|iter|batch)", re.IGNORECASE)
-_NOT_STEP = re.compile(
-    r"optimizer|scheduler|zero_grad|forward|backward|micro|sample|loader|fetch|__next__",
-    re.IGNORECASE,
-)
-
-
-def steps_of(host: pa.Table) -> pa.Table:
-    """STEP from annotations that are named like steps: ``ProfilerStep#3``, ``iteration 12``,
-    ``train_step``.
-
-    Of kinds of ranges that do not lie within each other, the one with numbers is taken, then the
-    one that covers most time; ranges without numbers count from 0.
-    """
-    names = host["name"].combine_chunks()
-    kinds: dict[int, tuple[str, int | None]] = {}
-    for code, name in enumerate(names.dictionary.to_pylist()):
-        if name is None or len(name) > 200 or _NOT_STEP.search(name):
-            continue
-        # The last of several is the innermost: epoch_step 2/step 7.
-        match = next(reversed([*_NUMBERED_STEP.finditer(name)]), None)
-        if match or _PLAIN_STEP.fullmatch(name):
-            number = int(match[1]) if match else None
-            kinds[code] = (re.sub(r"\d+", "#", name).lower(), number)
-    categories = host["category"].combine_chunks()
-    wanted = [i for i, c in enumerate(categories.dictionary.to_pylist()) if c == "annotation"]
-    codes = to_numpy(names.indices)
-    rows = np.flatnonzero(
-        np.isin(to_numpy(categories.indices), wanted) & np.isin(codes, list(kinds))
-    )[:_MOST_STEPS]
-    start = to_numpy(host["start_ns"])
-    dur = to_numpy(host["dur_ns"])
-    groups: dict[str, list[int]] = {}
-    for row in rows.tolist():
-        groups.setdefault(kinds[int(codes[row])][0], []).append(row)
-    best: list[int] = []
-    best_key: tuple[bool, int] | None = None
-    for members in groups.values():
-        apart = _apart(np.array(members), start, dur)
-        numbered = all(kinds[int(codes[r])][1] is not None for r in apart)
-        key = (numbered and len(apart) > 0, int(dur[apart].sum()))
-        if len(apart) and (best_key is None or key > best_key):
-            best, best_key = apart.tolist(), key
-    numbers = [kinds[int(codes[row])][1] for row in best]
-    if None in numbers or len(set(numbers)) < len(numbers):
-        numbers = list(range(len(best)))
-    at = np.array(best, dtype=np.int64)
-    return step_table(numbers, start[at], start[at] + dur[at], "range")
-
-
-def _apart(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:
-    """Ranges that begin after all earlier ones ended: the same range on a second thread is not."""
-    rows = rows[dur[rows] > 0]
-    apart = []
-    end = np.iinfo(np.int64).min
-    for row, first, length in zip(
-        rows.tolist(), start[rows].tolist(), dur[rows].tolist(), strict=True
-    ):
-        if first >= end:
-            apart.append(row)
-            end = first + length
-    return np.array(apart, dtype=np.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,12 @@ def _number(cell: str) -> int:
         # Python reads 1_000, which no profiler writes.
         whole = NO_VALUE if "_" in cell else int(cell)
     except ValueError:
-        return NO_VALUE
+        try:
+            # rocprofiler-compute writes decimal numbers.
+            value = Decimal(cell)
+            whole = round(value) if value.adjusted() < 20 else NO_VALUE
+        except (ValueError, ArithmeticError):
+            return NO_VALUE
     return whole if -(2**63) <= whole < 2**63 else NO_VALUE
 
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
+from itertools import pairwise
 from math import isfinite, nan
 from typing import Any
 
@@ -115,6 +116,7 @@ _DEVICE_NAMES = (
     "device_id",
     "uuid",
     "gpu_uuid",
+    "pci.bus_id",
 )
 _ABSENT = frozenset(
     ("", "n/a", "[n/a]", "[not supported]", "[unknown error]", "not active", "none", "nan")
@@ -135,8 +137,9 @@ def _is_energy_log(heading: list[str]) -> bool:
 def _is_log(columns: list[tuple[str, str | None]]) -> bool:
     return (
         any(name in _TIME_NAMES for name, _ in columns)
-        and any(name in _DEVICE_NAMES for name, _ in columns)
         and any(_place(name) for name, _ in columns)
+        # nvidia-smi's names tell its log, also of one device without a column that says so.
+        and any(name in _DEVICE_NAMES or ("." in name and _place(name)) for name, _ in columns)
     )
 
 
@@ -260,6 +263,7 @@ def _device_log(
         for cells in csv.reader(content, skipinitialspace=True):
             if cells:
                 rows.add(cells)
+        rows.check_device()
     except csv.Error as exc:
         raise InputError(f"{where}: a telemetry log that is not CSV ({exc})") from exc
     for name, listed in rows.rows.items():
@@ -280,6 +284,7 @@ class _Rows:
         placed: (position, column, unit) of what is read of a row, by table.
         rows: of each table: what :data:`_EVERY_ROW` names, then the placed columns.
         used: columns of the log that are read.
+        times_ns: of each row.
         log: what is counted of them.
     """
 
@@ -302,13 +307,25 @@ class _Rows:
         self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in self.placed}
         self.used = {self._time, self._device, self._uuid, *placed}
         self.log = TelemetryLog()
+        self.times_ns: list[int] = []
+
+    def check_device(self) -> None:
+        """Refuse rows that come several at a time if none says which device it is of."""
+        gaps = sorted(b - a for a, b in pairwise(sorted(self.times_ns)))
+        if self._device < 0 and gaps and gaps[len(gaps) // 4] * 10 < gaps[len(gaps) * 9 // 10]:
+            raise InputError(
+                f"{self._where}: rows of several devices, and no column says which (index, uuid or "
+                "pci.bus_id); record again with nvidia-smi --query-gpu=index,timestamp,…"
+            )
 
     def add(self, cells: list[str]) -> None:
         """Take a row, or count it as one that cannot be read."""
         # Some loggers leave out what a device does not tell, at the end of the row.
         whole = max(self._time, self._device) < len(cells) <= self._width
         moment = _time_ns(cells[self._time], self._zone) if whole else None
-        device = _device(cells[self._device], self._uuids) if moment is not None else None
+        device = None
+        if moment is not None:
+            device = 0 if self._device < 0 else _device(cells[self._device], self._uuids)
         if moment is None or device is None:
             self.log.bad_rows_count += 1
             return
@@ -318,6 +335,7 @@ class _Rows:
                 f"{self._where}: rows of more than {_MOST_DEVICES} devices, more than any host has"
             )
         time_ns, named_zone = moment
+        self.times_ns.append(time_ns)
         self.log.local_time |= not named_zone
         self.log.rows_count += 1
         uuid = cells[self._uuid].strip() if 0 <= self._uuid < len(cells) else None
@@ -366,9 +384,9 @@ def _by_device(
 
 
 def _device(cell: str, uuids: dict[str, int]) -> int | None:
-    """``3``, ``card3``, ``GPU[3]``; UUIDs are numbered as they come."""
+    """``3``, ``card3``, ``GPU[3]``; UUIDs and PCI addresses are numbered as they come."""
     text = cell.strip()
-    if text.upper().startswith("GPU-"):
+    if text.upper().startswith("GPU-") or ":" in text:
         return uuids.setdefault(text, len(uuids))
     match = re.fullmatch(r"(?:[A-Za-z]*\[?)([0-9]{1,9})\]?", text)
     return int(match[1]) if match else None

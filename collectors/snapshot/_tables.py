@@ -204,6 +204,7 @@ def _events(
                     "stream_id": _whole(entry.get("stream")),
                     "allocated_bytes": allocated if allocated >= 0 else None,
                     "reserved_bytes": reserved if reserved >= 0 else None,
+                    "device_free_bytes": _whole(entry.get("device_free"), most=_MOST_BYTES),
                     "frames": stacks.of(entry.get("frames")),
                 }
             )

@@ -41,7 +41,7 @@ class Dock {
   }
 
   head(words, ...buttons) {
-    return el("div", { class: "dock-head" }, el("h4", {}, words), ...buttons);
+    return el("div", { class: "dock-head" }, el("h3", {}, words), ...buttons);
   }
 
   /** Shapes, grid and the like. */
@@ -69,7 +69,7 @@ class Dock {
     const { pack, kinds } = this.timeline, name = kinds.name[pack.kind[i]], { lo, hi } = this.timeline.familyOf(this.timeline.rowOf(i));
     let n = 0, total = 0, longest = lo;
     for (let j = lo; j < hi; j++) if (kinds.name[pack.kind[j]] === name) { n++; total += pack.dur[j]; if (kinds.name[pack.kind[longest]] !== name || pack.dur[j] > pack.dur[longest]) longest = j; }
-    return el("div", {}, el("h5", {}, "All of this name in this window"), this.list([["Runs", count(n)], ["Total", duration(total)], ["Mean", duration(total / n)],
+    return el("div", {}, el("h4", {}, "All of this name in this window"), this.list([["Runs", count(n)], ["Total", duration(total)], ["Mean", duration(total / n)],
       ["Longest", el("button", { type: "button", class: "link", onclick: () => this.timeline.around(longest, true) }, duration(pack.dur[longest]))]]));
   }
 
@@ -104,8 +104,8 @@ class Dock {
     const buttons = whole ? [] : [el("button", { type: "button", class: "link", onclick: () => t.range(a, b) }, "Zoom"), el("button", { type: "button", class: "link", onclick: () => t.mark(null) }, "Clear")];
     this.host.replaceChildren(this.head(`${title}: ${duration(b - a)}`, ...buttons),
       whole ? el("p", { class: "dim" }, "Select an event for its shapes, launch and stack, or drag over a stretch for its sums.") : el("p", { class: "dim" }, `${duration(a)} to ${duration(b)} of this window`),
-      el("h5", {}, "Device time"), this.table(parts.map(([key, sum]) => [[swatch(key), data.cause_labels[key] || key], duration(sum.time), percent(sum.time / span)]), "device"),
-      el("h5", {}, `${count(top.reduce((n, s) => n + s.n, 0))} device events`), this.table(top.slice(0, 12).map((sum) => [
+      el("h4", {}, "Device time"), this.table(parts.map(([key, sum]) => [[swatch(key), data.cause_labels[key] || key], duration(sum.time), percent(sum.time / span)]), "device"),
+      el("h4", {}, `${count(top.reduce((n, s) => n + s.n, 0))} device events`), this.table(top.slice(0, 12).map((sum) => [
         el("button", { type: "button", class: "link", title: names[kinds.name[sum.k]], onclick: () => t.around(sum.longest) }, t.title(sum.k)), `${count(sum.n)}×`, duration(sum.time)]), "events"),
       top.length > 12 ? el("p", { class: "dim" }, `${count(top.length - 12)} more names: ${duration(top.slice(12).reduce((s, e) => s + e.time, 0))}`) : "",
       ...this.ranks(a, b));
@@ -123,7 +123,7 @@ class Dock {
       });
       return [rank.label, ...["compute", "communication", "idle"].map((key) => percent(spent[key] / Math.max(b - a, 1)))];
     });
-    return [el("h5", {}, "By rank"), this.table([["", "compute", "comm.", "idle"], ...rows], "ranks")];
+    return [el("h4", {}, "By rank"), this.table([["", "compute", "comm.", "idle"], ...rows], "ranks")];
   }
 
   table(rows, name) {

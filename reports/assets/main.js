@@ -9,7 +9,7 @@ for (const level of data.levels) {
 }
 
 const timeline = data.timeline.length ? new Timeline(data) : null;
-const breakdown = new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
+const breakdown = $("breakdown-table") && new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
 const plots = new Plots(data.figures);
 const details = $("details-table") ? inflateText("details-data").then((text) => new Details(JSON.parse(text), $("details-table"))) : null;
 
@@ -130,7 +130,7 @@ document.querySelectorAll("main > section").forEach((s) => inView.observe(s));
     document.documentElement.dataset.ready = "all";
     performance.mark("chopper-all");
   } catch (error) {
-    $("tl-body").replaceChildren(el("p", { class: "note" }, `The timeline needs a browser of 2023 or later (${error.message}).`));
+    $("tl-body")?.replaceChildren(el("p", { class: "note" }, `The timeline needs a browser of 2023 or later (${error.message}).`));
     console.error(error);
   }
 })();

@@ -30,18 +30,47 @@ function themed(figure) {
     if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
     if (key.startsWith("x") && axis.type === "category") axis.showgrid = false;
   }
-  for (const note of layout.annotations || []) note.font = { size: 12, color: text };
+  for (const note of layout.annotations || []) {
+    note.font = { size: 12, color: text };
+    if (note.name === "panel" && NARROW.matches && !css.printing) note.text = fitting(note.text.split("   "));
+  }
   for (const shape of layout.shapes || []) if (shape.name !== "mark") shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
   const data = figure.data.map((trace) => {
     const out = { ...trace };
-    if (Array.isArray(trace.marker?.color)) out.marker = { ...trace.marker, color: trace.marker.color.map((c) => c || css("--text-3")) };
+    if (Array.isArray(trace.marker?.color)) out.marker = { ...trace.marker, color: trace.marker.color.map((c) => c || css("--text")) };
     if (trace.marker?.colorbar) out.marker = { ...trace.marker, colorbar: { ...trace.marker.colorbar, tickfont: { color: faint, size: 11 }, title: { ...trace.marker.colorbar.title, font: { color: faint, size: 11 } } } };
     if (trace.orientation === "h") { out.textfont = { color: text, size: 12 }; }
     return out;
   });
+  if (NARROW.matches && !css.printing) above(data.filter((trace) => trace.orientation === "h"), layout);
   return { data, layout };
 }
 
+/** The names of lines that a narrow screen has room for. */
+function fitting(names) {
+  const room = (innerWidth - 120) / 6.9, length = (texts) => texts.join("   ").replace(/<[^>]*>|&\w+;/g, "").length;
+  let shown = names;
+  for (let n = names.length - 1; n > 0 && length(shown) > room; n--) shown = [...names.slice(0, n), "…"];
+  return shown.join("   ");
+}
+
+/** Moves the names and the words of bars above them: beside them a narrow screen has no room. */
+function above(bars, layout) {
+  if (!bars.length || layout.yaxis.type !== "category") return;
+  const names = bars[0].y, notes = layout.annotations || [], wide = (innerWidth - 80) / 6.6;
+  const cut = (name, room) => (name.length <= room || name.includes("&") ? name : `${name.slice(0, room - 1).trimEnd()}…`);
+  const place = (text, y, x, xanchor) => ({ text, y, x, xanchor, xref: "paper", yshift: 17, showarrow: false, font: { size: 12, color: css("--text") } });
+  layout.annotations = notes.filter((note) => !names.includes(note.y)).concat(names.flatMap((name, i) => {
+    const words = bars[0].text?.[i] ?? notes.find((note) => note.y === name)?.text ?? "";
+    return [place(cut(name, Math.floor(wide - words.length - 2)), name, 0, "left"), place(words, name, 1, "right")];
+  }));
+  for (const trace of bars) Object.assign(trace, { width: 0.3, text: null });
+  layout.height += 16 * names.length;
+  Object.assign(layout.margin, { l: 8, r: 8 });
+  Object.assign(layout.yaxis, { showticklabels: false, automargin: false });
+}
+
+const NARROW = matchMedia("(max-width: 820px)");
 const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true, doubleClick: "reset" };
 
 /** Width of a printed page within its margins, A4 or Letter. */
@@ -67,7 +96,7 @@ class Plots {
       for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); this.draw(entry.target); }
     }, { rootMargin: "300px" });
     document.querySelectorAll(".plot.pending").forEach((host) => watch.observe(host));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    for (const media of [NARROW, matchMedia("(prefers-color-scheme: dark)")]) media.addEventListener("change", () => this.redraw());
   }
 
   async draw(host) {

@@ -487,7 +487,7 @@ class Timeline {
     if (!this.inks.has(color)) {
       const n = parseInt(color.slice(1), 16);
       const [r, g, b] = [n >> 16, (n >> 8) & 255, n & 255].map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-      this.inks.set(color, 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.26 ? "#101114" : "#ffffff");
+      this.inks.set(color, 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff");
     }
     return this.inks.get(color);
   }

@@ -160,3 +160,10 @@ const tipRow = (label, value, color) =>
   el("div", { class: "r" }, el("span", {}, label), el("b", {}, color ? el("i", { style: { background: color } }) : null, value));
 
 const idle = window.requestIdleCallback ? (f) => requestIdleCallback(f, { timeout: 500 }) : (f) => setTimeout(f, 30);
+
+/** What scrolls sideways can be reached by keyboard. */
+new ResizeObserver(() => {
+  for (const host of document.querySelectorAll(".card.flush")) {
+    if (host.scrollWidth > host.clientWidth) host.tabIndex = 0; else host.removeAttribute("tabindex");
+  }
+}).observe(document.body);

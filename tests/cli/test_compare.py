@@ -34,18 +34,18 @@ def test_text_says_what_changed(pair) -> None:
 
 
 def test_the_gate_sets_the_exit_code(pair) -> None:
-    assert chopper("compare", "a.json", "b.json", "--fail-on", "step>+50%", cwd=pair).code == 0
-    failed = process("compare", "a.json", "b.json", "--fail-on", "compute>+1us", cwd=pair)
+    assert chopper("gate", "a.json", "b.json", "--fail-on", "step>+50%", cwd=pair).code == 0
+    failed = process("gate", "a.json", "b.json", "--fail-on", "compute>+1us", cwd=pair)
     assert failed.code == 1
     assert "the gate failed" in failed.out
-    better = chopper("compare", "b.json", "a.json", "--fail-on", "compute>+1us", cwd=pair)
+    better = chopper("gate", "b.json", "a.json", "--fail-on", "compute>+1us", cwd=pair)
     assert better.code == 0
     assert "the gate passed" in better.out
-    refused = chopper("compare", "a.json", "other.json", "--fail-on", "step>+900%", cwd=pair)
+    refused = chopper("gate", "a.json", "other.json", "--fail-on", "step>+900%", cwd=pair)
     assert refused.code == 1
     assert "gate refused: A and B do not do the same work (FLOP per step" in refused.out
     forced = chopper(
-        "compare", "a.json", "other.json", "--fail-on", "step>+900%", "--allow-different", cwd=pair
+        "gate", "a.json", "other.json", "--fail-on", "step>+900%", "--allow-different", cwd=pair
     )
     assert forced.code == 0
 
@@ -77,7 +77,7 @@ def test_a_rank_without_a_step_in_its_trace_is_left_out_and_said(tmp_path) -> No
 def test_what_is_wrong_is_one_line(pair) -> None:
     for arguments, code, words in (
         (("--fail-on", "step>>5%"), 2, "at character 6 of 'step>>5%'"),
-        (("--fail-on-point",), 2, "needs --fail-on"),
+        (("--fail-on-point",), 2, "BASE, RUN and --fail-on EXPR"),
         (("-o", "c.pdf"), 2, ".html, .md, .json, .txt"),
         (("-o", "a.json", "--force"), 1, "is an input of the report"),
         (("-o", "none/c.html"), 1, "does not exist"),
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_one_line(pair) -> None:
 
 
 def test_json_is_the_documented_form(pair) -> None:
-    shown = chopper("compare", "a.json", "b.json", "--json", "--fail-on", "step>0", cwd=pair)
+    shown = chopper("gate", "a.json", "b.json", "--json", "--fail-on", "step>0", cwd=pair)
     document = json.loads(shown.out)
     assert document["schema"] == "chopper.comparison/1"
     assert list(document) == [
@@ -133,8 +133,11 @@ def test_the_extension_chooses_the_format(pair) -> None:
     assert again.code == 1
     assert "pass --force" in again.err
     failed = chopper(
-        "compare", "a.json", "b.json", "-o", "c.json", "--fail-on", "compute>+1us", cwd=pair
+        "gate", "a.json", "b.json", "-o", "c.json", "--fail-on", "compute>+1us", cwd=pair
     )
     assert failed.code == 1
     assert "the gate failed" in failed.err
     assert json.loads((pair / "c.json").read_text())["gate"]["failed"] is True
+    both = chopper("compare", "a.json", "b.json", "-o", "d.md", "--json", cwd=pair)
+    assert json.loads(both.out)["schema"] == "chopper.comparison/1"
+    assert "written: d.md" in both.err

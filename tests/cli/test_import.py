@@ -51,7 +51,6 @@ def test_a_run_says_what_its_traces_say(how: str, traces: Path, tmp_path: Path) 
     assert said_lines == [
         "warning: 1 of 4 ranks are missing (3): waiting for them cannot be separated from transfer",
         f"next: chopper analyze {target}",
-        f"      chopper report {target} -o report.html",
     ]
     assert said(target) == said(named)
     for rank in range(3):

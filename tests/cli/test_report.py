@@ -29,9 +29,11 @@ def test_the_default_is_report_html_and_is_not_overwritten(trace, tmp_path) -> N
     assert page.rstrip().endswith("</html>")
 
     (tmp_path / "report.html").write_text("mine")
-    again = chopper("report", trace, cwd=tmp_path)
+    again = chopper("report", trace, "-o", "report.html", cwd=tmp_path)
     assert again.code == 1
     assert "pass --force" in again.line
+    assert chopper("report", trace, cwd=tmp_path).out == "report-2.html\n"
+    (tmp_path / "report-2.html").unlink()
     assert (tmp_path / "report.html").read_text() == "mine"
     forced = chopper("report", trace, "--force", cwd=tmp_path)
     assert forced.code == 0

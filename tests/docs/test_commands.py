@@ -1,6 +1,6 @@
 """Every command that README, the documentation, CONTRIBUTING and --help show is one that works.
 
-Commands of chopper run, in a directory that holds what they name; those that record, measure for
+Commands of chopper bench, in a directory that holds what they name; those that record, measure for
 minutes or need what is not here are read to their last option instead. Of other programs, what is
 named must exist: make's targets, benchmarks with their options, extras.
 """
@@ -31,7 +31,7 @@ from tests.golden.fetch import HOST, catalogue
 
 READ_ONLY = {
     "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
-    "run": "trains for seconds to hours; tests/workloads runs each workload, small",
+    "bench": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
     "selftest": "takes up to three minutes; tests/validation runs its checks",
     "validate": "takes half a minute to half an hour; tests/validation runs some of its cases",
@@ -56,6 +56,8 @@ ELSEWHERE = {
 PLACEHOLDERS = (
     (r"\bRUN\b", "runs/mine"),
     (r"\bTRACE\b", "trace.json.gz"),
+    (r"\bBASE\b", "runs/before"),
+    (r"\bEXPR\b", "'step>+900%'"),
     (r"(?<=--view )NAME\b", "operations"),
     (r"(?<=estimate )NAME\b", "limits"),
     (r"(?<=--device )NAME\b", "mi300x"),
@@ -67,7 +69,7 @@ PLACEHOLDERS = (
     # Messages of several sizes tell a latency; the one recording has them, the other clocks.
     (r"runs/mine(?= .*--latency)", "runs/fsdp2"),
 )
-GPU_ONLY = {"chopper run overlap --ranks 1": "except on a GPU"}
+GPU_ONLY = {"chopper bench overlap --ranks 1": "except on a GPU"}
 """Commands that this machine refuses → what it says."""
 
 
@@ -115,8 +117,8 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
             return  # named, not shown
     if name == "record" and shown.text != RECORDED:
         read_record(command, rest)
-    elif name == "run" and "--help" not in rest:
-        read_run(command, rest)
+    elif name == "bench" and "--help" not in rest:
+        read_bench(command, rest)
     elif (
         (name in READ_ONLY and "--help" not in rest)
         or shown.text in OF_ONE_RUN
@@ -167,15 +169,15 @@ def read_record(command: click.Command, rest: list[str]) -> None:
         parse_address(asked["prometheus"])
 
 
-def read_run(command: click.Command, rest: list[str]) -> None:
+def read_bench(command: click.Command, rest: list[str]) -> None:
     """Check the workload, its variants and its own options; this machine may lack what it needs."""
     from chopper.errors import UsageError
     from chopper.experiments.catalogue import find
     from chopper.experiments.prepare import WorkloadUnavailable, prepare
 
-    asked = command.make_context("run", [*rest]).params
+    asked = command.make_context("bench", [*rest]).params
     shared = {k: asked[k] for k in ("ranks", "steps", "options", "variants", "repeats")}
-    if says := GPU_ONLY.get(" ".join(("chopper run", *rest))):
+    if says := GPU_ONLY.get(" ".join(("chopper bench", *rest))):
         with pytest.raises(UsageError, match=says):
             prepare(asked["workload"], **shared)
         return
@@ -244,7 +246,7 @@ OTHERS: dict[str, Callable[[list[str]], Any]] = {
 
 
 def test_a_command_that_rots_is_seen(inputs: Path, tmp_path: Path) -> None:
-    for rotten in ("chopper analyze RUN --view gone", "chopper run fsdp2 -- --gone 1"):
+    for rotten in ("chopper analyze RUN --view gone", "chopper bench fsdp2 -- --gone 1"):
         with pytest.raises((AssertionError, click.UsageError, Exception)):
             test_command(Command("x", rotten), inputs, tmp_path, pytest.MonkeyPatch())
     with pytest.raises(AssertionError):

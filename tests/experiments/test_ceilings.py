@@ -213,8 +213,8 @@ def test_the_command_stores_shows_and_says_where_from(tmp_path: Path) -> None:
         words += ["--from", str(path)]
     shown = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert shown.exit_code == 0
-    assert "matrix products from chopper run gemm, 2 repetitions" in shown.stdout
-    assert "link from chopper run collectives, 1 repetition" in shown.stdout
+    assert "matrix products from chopper bench gemm, 2 repetitions" in shown.stdout
+    assert "link from chopper bench collectives, 1 repetition" in shown.stdout
     [kept] = load_all(store)
     assert (kept.flop_per_s("fp32"), kept.memory_bytes_per_s, kept.link_bytes_per_s) == (
         10e10,

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from chopper.cli.run_ import _show_experiment
+from chopper.cli.bench_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.experiments import results as ex
 from chopper.experiments.loading import load

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from chopper.cli.run_ import _show_experiment
+from chopper.cli.bench_ import _show_experiment
 from chopper.experiments import results as ex
 from chopper.experiments.catalogue import workloads
 from chopper.experiments.declarations import Bound
@@ -286,7 +286,7 @@ def test_every_bound_is_of_a_measure_that_its_workload_takes():
 
 def test_a_real_experiment_says_what_the_machine_did(tmp_path):
     """The command itself: whatever this machine does meanwhile is in the plan and the JSON."""
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     words = ["membw", "-o", str(tmp_path / "run"), "--repeats", "1", "--json", "--"]
     words += ["--largest", "262144", "--repeats", "1", "--device", "cpu"]

@@ -249,7 +249,7 @@ def _runs(folder: Path) -> None:
         chopper_version="0.1",
         workload="gemm",
         summary="products",
-        command=["chopper", "run", "gemm"],
+        command=["chopper", "bench", "gemm"],
         created_ns=BASE_NS,
         ranks=2,
         device="cpu",

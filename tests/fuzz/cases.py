@@ -146,7 +146,7 @@ def _expression(case: Case, bases: Path, place: Path) -> Commands:
     said = mutating.expression(case.random("expression"))
     a, b = (str(bases / "trace" / f"{i}.json") for i in (0, 1))
     commands = (
-        ["compare", a, b, "--json", "--fail-on", said],
+        ["gate", a, b, "--json", "--fail-on", said],
         ["whatif", a, "--json", "--clock", said],
         ["whatif", a, "--json", "--faster", said],
         ["whatif", a, "--json", "--without", said],
@@ -185,7 +185,7 @@ def _reading(random: Random, source: str, other: str, *, imports: bool = True) -
         [["analyze", source, "--view", view, "--csv"]],
         [["report", source, "-o", f"out/page{random.choice(('.html', '.md', '.txt', '.json'))}"]],
         [["compare", source, other, "--json", "--allow-different"]],
-        [["compare", source, other, "--fail-on", "step>+5%"]],
+        [["gate", source, other, "--fail-on", "step>+5%"]],
         [["whatif", source, "--json"]],
         [["export", source, "--to", random.choice(("csv", "parquet", "perfetto")), "-o", "out/x"]],
         [["import", source, "-o", "out/run"], ["analyze", "out/run", "--json"]],
@@ -281,7 +281,7 @@ def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
         return "control characters in the output"
     if outcome.code == 0:
         return _judge_answer(command, outcome.out)
-    gated = command[0] == "compare" and "--fail-on" in command
+    gated = command[0] == "gate"
     if outcome.code == 1 and gated and outcome.out:
         return None
     if outcome.code == 2:

@@ -52,14 +52,14 @@ def test_peak_is_units_times_rate_times_clock(device: DevicePeaks) -> None:
         at_clock = device.flop_per_s(dtype, clock_hz=clock)
         assert at_clock == pytest.approx(peak, rel=0.01), dtype
         compared += 1
-    assert compared >= 5
+    assert compared >= 4
 
 
 @by_device
 def test_every_value_has_a_source_and_every_gap_a_reason(device: DevicePeaks) -> None:
     found = values(device)
     assert set(device.peak_flop_per_s) == set(DTYPES)
-    assert len(found) == 13 + 3 * len(DTYPES)
+    assert len(found.keys() - {"reported_memory_bytes"}) == 13 + 3 * len(DTYPES)
     for path, item in found.items():
         assert item.source.strip(), path
         if item.value is None:
@@ -108,7 +108,9 @@ def test_orders_of_magnitude(device: DevicePeaks) -> None:
     """Units slips (GB for GiB, TFLOP for FLOP, MHz for Hz) would show here."""
     assert 1e9 < device.memory_bytes.value < 1e12  # type: ignore[operator]
     assert 1e11 < device.memory_bandwidth_bytes_per_s.value < 1e13  # type: ignore[operator]
-    assert 1e6 < device.l2_bytes.value < 1e9  # type: ignore[operator]
+    assert device.l2_bytes.value is None or 1e6 < device.l2_bytes.value < 1e9
+    reported = device.reported_memory_bytes
+    assert reported is None or 0.9 < reported.value / device.memory_bytes.value < 0.95  # type: ignore[operator]
     assert device.pcie_generation.value in (3, 4, 5, 6)
     for clock in device.reference_clock_hz.values():
         assert clock.value is None or 1e9 < clock.value < 3e9
@@ -149,6 +151,25 @@ QUOTED = {
     ("NVIDIA L40S", "bf16"): 366.4e12,
     ("NVIDIA GeForce RTX 4090", "bf16"): 165.2e12,
     ("NVIDIA A40", "bf16"): 149.7e12,
+    ("NVIDIA A10G", "bf16"): 70e12,
+    ("NVIDIA A800-SXM4-80GB", "bf16"): 312e12,
+    ("NVIDIA H800", "bf16"): 989.4e12,
+    ("NVIDIA H800", "fp64"): 1e12,
+    ("NVIDIA H20", "bf16"): 148e12,
+    ("NVIDIA L20", "bf16"): 119.5e12,
+    ("NVIDIA A30", "bf16"): 165e12,
+    ("NVIDIA GB300", "bf16"): 2500e12,
+    ("NVIDIA RTX A4500", "bf16"): 189.2e12 / 2,  # the datasheet's tensor figure counts sparsity
+    ("NVIDIA RTX A5000", "bf16"): 222.2e12 / 2,
+    ("NVIDIA GeForce RTX 3070", "bf16"): 40.6e12,
+    ("NVIDIA GeForce RTX 4080", "bf16"): 97.5e12,
+    ("NVIDIA RTX 6000 Ada Generation", "fp8"): 1457e12 / 2,
+    ("NVIDIA GeForce RTX 5090", "bf16"): 209.5e12,
+    ("NVIDIA GeForce RTX 5080", "fp4"): 1801e12 / 2,  # "1801 AI TOPS" count sparsity
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "fp4"): 4030e12 / 2,
+    ("Quadro RTX 8000", "fp16"): 130.5e12,
+    ("AMD Radeon RX 7900 XTX", "bf16"): 122.8e12,
+    ("AMD Radeon RX 9070 XT", "fp8"): 389e12,
     ("AMD Instinct MI210", "bf16"): 181e12,
     ("AMD Instinct MI250X", "bf16"): 383e12 / 2,
     ("AMD Instinct MI250X", "fp64"): 95.7e12 / 2,
@@ -208,6 +229,28 @@ REPORTED = [
     ("Tesla V100-SXM2", None, 16 * GIB, "nvidia-v100-sxm2-16gb"),
     ("NVIDIA GH200 480GB", 132, 96 * GIB, "nvidia-gh200-96gb"),
     ("  nvidia  h200 ", None, None, "nvidia-h200-sxm"),
+    # Boards that keep ECC in their own memory: the driver reports up to 9 % less than the label.
+    ("Tesla T4", 40, 15637086208, "nvidia-t4"),
+    ("Tesla T4", 40, 15102 * 2**20, "nvidia-t4"),
+    ("NVIDIA A40", 84, 45416 * 2**20, "nvidia-a40"),
+    ("NVIDIA L40S", 142, 45589 * 2**20, "nvidia-l40s"),
+    ("NVIDIA A10G", 80, 22587 * 2**20, "nvidia-a10g"),
+    ("NVIDIA A10G", 80, 22731 * 2**20, "nvidia-a10g"),
+    ("NVIDIA H20", 78, 97285 * 2**20, "nvidia-h20"),
+    ("NVIDIA GB200", 152, None, "nvidia-gb200"),
+    ("NVIDIA GB300", 152, 284208 * 2**20, "nvidia-gb300"),
+    (
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        188,
+        97250 * 2**20,
+        "nvidia-rtx-pro-6000-server",
+    ),
+    ("NVIDIA GeForce RTX 5090", 170, 33677180928, "nvidia-rtx-5090"),
+    ("NVIDIA GeForce RTX 5080", 84, 16302 * 2**20, "nvidia-rtx-5080"),
+    ("NVIDIA GeForce RTX 3060", 28, 12044 * 2**20, "nvidia-rtx-3060"),
+    ("NVIDIA GeForce RTX 3080", 68, None, "nvidia-rtx-3080-10gb"),
+    ("NVIDIA GeForce RTX 4060 Ti", 34, 16 * GIB, "nvidia-rtx-4060-ti-16gb"),
+    ("AMD Radeon RX 9070 XT", 32, 16304 * 2**20, "amd-rx-9070-xt"),
 ]
 
 
@@ -228,20 +271,14 @@ def test_names_as_drivers_report_them(
         "AMD Radeon Graphics",
         "NVIDIA H100",
         "NVIDIA H100 Foo",
-        "NVIDIA H20",
-        "NVIDIA H800",
-        "NVIDIA A800-SXM4-80GB",
         "NVIDIA A1000",
         "NVIDIA RTX A1000",
-        "NVIDIA RTX A4000",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
-        "NVIDIA A10G",
         "NVIDIA L40G",
-        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 3080",
+        "NVIDIA GeForce RTX 4060 Ti",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 2080",
         "AMD Instinct MI300",
-        "AMD Instinct MI308X",
         "AMD Instinct MI250X Foo",
         "xNVIDIA B200",
         "NVIDIA B200\nNVIDIA B300",
@@ -342,6 +379,12 @@ def test_what_keeps_a_device_from_having_peaks_is_said(
         ("A100 40GB", "a100-sxm4-40gb"),
         ("l40", "l40"),
         ("Tesla V100", "v100-sxm2-32gb"),
+        ("4070", "rtx-4070"),
+        ("RTX 4070 SUPER", "rtx-4070-super"),
+        ("4080super", "rtx-4080-super"),
+        ("rtx pro 6000", "rtx-pro-6000"),
+        ("7900xtx", "rx-7900-xtx"),
+        ("9070", "rx-9070"),
     ],
 )
 def test_a_person_names_a_device_as_usual(text: str, expected: str) -> None:
@@ -353,15 +396,24 @@ def test_a_person_names_a_device_as_usual(text: str, expected: str) -> None:
     [
         ("a100 pcie", "choose a100-pcie-40gb or a100-pcie-80gb"),
         ("gh200", "choose gh200-144gb or gh200-96gb"),
-        ("rtx", "choose rtx-2080-ti, rtx-3090, rtx-4090 or rtx-a6000"),
+        ("rtx", "there are NVIDIA"),
+        ("3080", "choose rtx-3080-10gb or rtx-3080-12gb"),
+        ("titan", "choose titan-rtx or titan-v"),
         ("nvidia", "there are NVIDIA"),
         ("h1000", "did you mean h100-sxm"),
         ("100", "did you mean mi100 or "),
-        ("3090ti", r"did you mean rtx-3090\?"),
-        ("rtx 2080", r"did you mean rtx-2080-ti\?"),
-        *((name, "there are NVIDIA quadro-gp100, ") for name in ("5080", "9070xt", "b100", "4")),
+        ("4090ti", r"did you mean rtx-4090"),
+        *((name, "there are NVIDIA quadro-…, p100, ") for name in ("6090", "9170xt", "b100", "4")),
     ],
 )
 def test_a_name_of_several_devices_is_refused_with_the_choices(text: str, choices: str) -> None:
     with pytest.raises(UsageError, match=choices):
         named(text)
+
+
+def test_usable_memory_is_no_more_than_cuda_reports() -> None:
+    board, server = lookup("Tesla T4"), lookup("NVIDIA H100 80GB HBM3")
+    assert board is not None
+    assert server is not None
+    assert board.usable_bytes == 15637086208  # 95 % of 16 GiB would be 16.3e9
+    assert server.usable_bytes == int(0.95 * 80 * GIB)

@@ -174,9 +174,8 @@ def test_torchrun_and_a_script_that_knows_nothing_of_chopper(record):
     assert ours == [
         "chopper: recording to run",
         "chopper: recorded 2 ranks, 9 steps, steps 2 to 6 traced",
-        "chopper: next:",
+        "chopper: next: chopper analyze run",
     ]
-    assert "  chopper report run -o report.html" in done.stderr
 
 
 def test_a_plain_script(record):
@@ -639,8 +638,7 @@ def test_a_run_that_cannot_be_closed_keeps_the_exit_code(record, code, expected)
     assert "cannot be written" in ours[1]
     assert "what the ranks recorded is kept" in ours[1]
     assert ours[2].startswith("chopper: recorded 1 rank")
-    assert ours[-1] == "chopper: next:"
-    assert "  chopper analyze run\n" in done.stderr
+    assert ours[-1] == "chopper: next: chopper analyze run"
 
 
 def test_a_hang_up_is_passed_on(record):

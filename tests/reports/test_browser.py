@@ -150,7 +150,7 @@ def test_names_are_shown_not_run(opened) -> None:
         assert rows.count() == 1
     page.fill("#tl-search", "onerror")
     page.locator("#tl-next:not(:disabled)").click()
-    assert "window.__pwned = 3" in page.locator("#tl-detail h4").inner_text()
+    assert "window.__pwned = 3" in page.locator("#tl-detail h3").inner_text()
     assert page.evaluate("window.__pwned") is None
     assert page.locator("main img").count() == 0
     assert opened.messages == []

@@ -10,6 +10,9 @@ from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
 from chopper.reports import to_text
 from chopper.reports.comparison import waterfall
+from chopper.reports.figures import GREY
+from chopper.reports.labels import color
+from chopper.reports.page import Table
 from tests.comparing import attribution, trace
 from tests.reports.make import HOSTILE, Shape, make
 
@@ -58,6 +61,31 @@ def test_the_waterfall_ends_at_the_difference() -> None:
     assert bars["x"] == [-0.0006, 3e-05, 1e-06, -0.000569]
     assert bars["base"] == [0, -0.0006, -0.00057, 0]
     assert waterfall(compare(a, a)) == {"data": [], "layout": {}}
+
+
+def test_what_is_within_noise_is_grey() -> None:
+    a = attribution({"compute.ideal": [1000, 1010] * 8, "idle.call": [400, 600] * 8})
+    b = attribution({"compute.ideal": [400, 410] * 8, "idle.call": [420, 640] * 8})
+    found = compare(a, b)
+    assert {c.id: c.told for c in found.leaves()} == {"compute.ideal": True, "idle.call": False}
+    (bars,) = waterfall(found)["data"]
+    assert bars["marker"]["color"] == [color("compute.ideal"), GREY, ""]
+    table = next(
+        block
+        for section in report.page(found).sections
+        if section.id == "causes"
+        for block in section.blocks
+        if isinstance(block, Table) and "html" in block.formats
+    )
+    rows = {row[0].text: row for row in table.typed_rows()}
+    ideal, launch = rows["Model math at peak"], rows["Launch overhead"]
+    assert not any(cell.dim for cell in ideal)
+    assert all(cell.dim for cell in launch)
+    assert [cell.color for cell in launch if cell.share_ratio is not None] == [GREY]
+    # What has no colour says the same in words.
+    markdown = report.render(found, "md")
+    assert "grey, here" not in markdown.lower()
+    assert "includes 0 is within noise" in markdown
 
 
 def test_a_comparison_has_a_table(tmp_path) -> None:

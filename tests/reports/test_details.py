@@ -9,12 +9,17 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from chopper import attribute
 from chopper import wording as fmt
+from chopper.causes import CAUSES
 from chopper.cli import cli
 from chopper.reports import details, to_text
 from chopper.views import VIEWS, in_sections, view, views
+from tests.analyzers.replay.make import late_second_launch
+from tests.analyzers.replay.make import run as known_run
 from tests.reports.make import GEMM, HOSTILE, Shape, make
 
+IDS = {cause for cause in CAUSES if "." in cause}
 EXACT = make()
 
 
@@ -48,6 +53,28 @@ def test_reasons_are_whole_in_the_page() -> None:
     prose = {c["label"]: c.get("prose", False) for c in of["columns"]}
     assert prose["reason"]
     assert not prose["ceiling"]
+
+
+def test_no_view_shows_the_id_of_a_cause() -> None:
+    run = attribute(known_run(late_second_launch()))
+    shown, labelled = [], set()
+    for name, table in views(run, VIEWS).items():
+        text = to_text.render(details.page(VIEWS[name], table, top=10**6), width=400)
+        shown += [(name, word) for word in re.split(r"[\s(),:;]+", text) if word in IDS]
+        for column in table.column_names:
+            if set(table[column].to_pylist()) & IDS:
+                labelled.add(name)
+    assert shown == []
+    assert labelled >= {"critical_path", "critical_path_timeline"}
+    (cause,) = [
+        column
+        for one in details.tables(run, views(run, VIEWS))
+        if one["id"] == "critical_path"
+        for column in one["columns"]
+        if column["field"] == "cause"
+    ]
+    # The address of a row in the timeline has the id, the reader sees the label.
+    assert ["idle.preparation.python", "User Python"] in cause["names"]
 
 
 def test_columns_without_a_value_are_left_out() -> None:

@@ -13,6 +13,7 @@ from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
 from chopper.reports import run, to_markdown, to_text
 from chopper.reports.labels import advice, color, ink
+from chopper.reports.page import Cell, Fact, Facts, Item, Items, Page, Table
 from chopper.reports.story import Story, step_sentences
 from chopper.reports.verdict import verdict
 from chopper.storage.manifest import Finding
@@ -133,7 +134,7 @@ def test_every_leaf_has_a_colour_of_its_own_hex_and_advice() -> None:
         assert re.fullmatch(r"#[0-9a-f]{6}", color(leaf))
         assert advice(leaf), leaf
     assert color("compute.newer_than_this") == color("compute")
-    assert ink("#ffffff") == "#101114"
+    assert ink("#ffffff") == "#000000"
     assert ink("#000000") == "#ffffff"
 
 
@@ -147,9 +148,33 @@ def test_markdown_escapes_names() -> None:
             assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6, 7)
 
 
+def test_markdown_shows_commands_as_code() -> None:
+    page = Page(
+        title="a_b",
+        headline="Record (`chopper record --collect host_sched`).",
+        summary=(
+            Items(
+                items=[Item("Rows: `chopper analyze a_b.json --view steps`", code="run.no_trace")]
+            ),
+            Facts(facts=[Fact(label="Command", value="python *.py", code=True)]),
+            Table(
+                columns=("Name", "Value"), rows=[("`a|b` _c_ d_e |", Cell(text="x_*", code=True))]
+            ),
+        ),
+    )
+    out = to_markdown.render(page)
+    assert "# a_b\n" in out
+    assert "**Record (`chopper record --collect host_sched`).**" in out
+    assert "- Rows: `chopper analyze a_b.json --view steps` (`run.no_trace`)\n" in out
+    assert "- Command: `python *.py`\n" in out
+    assert "| `a\\|b` \\_c\\_ d_e \\| | `x_*` |\n" in out
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_escape_leaves_no_active_character(name) -> None:
-    assert not re.search(r"(?<!\\)[<>`*_\[\]|&]", to_markdown.escape(name))
+    assert not re.search(
+        r"(?<!\\)[<>`*\[\]|&]|(?<![\w\\])_|(?<!\\)_(?!\w)", to_markdown.escape(name)
+    )
 
 
 def test_json_is_the_documented_form() -> None:

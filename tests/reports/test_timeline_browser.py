@@ -64,7 +64,7 @@ def _drag(page: Page, start: float, end: float) -> None:
 def test_a_stretch_sums_to_its_length(show, report) -> None:  # noqa: F811
     page = show(report).page
     _drag(page, 0.25, 0.5)
-    head = page.locator("#tl-detail h4").inner_text()
+    head = page.locator("#tl-detail h3").inner_text()
     assert head.startswith("Selected stretch: ")
     length = _ns(head.partition(": ")[2])
     cells = page.locator("#tl-detail .sums.device td:nth-child(2)").all_inner_texts()
@@ -74,7 +74,7 @@ def test_a_stretch_sums_to_its_length(show, report) -> None:  # noqa: F811
     assert [row.split("\t")[0] for row in ranks[1:]] == ["rank 0", "rank 1"]
     page.get_by_role("button", name="Zoom", exact=True).click()
     page.get_by_role("button", name="Clear", exact=True).click()
-    assert page.locator("#tl-detail h4").inner_text().startswith("Whole step")
+    assert page.locator("#tl-detail h3").inner_text().startswith("Whole step")
 
 
 def test_all_ranks_stand_below_each_other_and_can_be_turned_to(show, report) -> None:  # noqa: F811

@@ -83,7 +83,7 @@ def test_it_is_listed_behind_those_that_have_a_position(double):
 
 
 def test_it_is_described_with_its_options_and_variants(double):
-    shown = CliRunner().invoke(cli, ["run", double, "--help"], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(cli, ["bench", double, "--help"], catch_exceptions=False).stdout
     assert "--count N" in shown
     assert "to double [default: 21]" in shown
     assert "shifted  by one bit (only when named)" in shown

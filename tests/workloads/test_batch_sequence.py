@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from chopper.cli import cli
 from chopper.errors import InputError
 from chopper.reports import experiment as report
+from chopper.reports import to_text
 from chopper.reports.experiments import Experiments
-from chopper.reports.experiments import render as rendered
+from chopper.reports.experiments import page as page_of_two
 from chopper.workloads import batch_sequence
 from tests.command import run
 from tests.docs.blocks import ROOT
@@ -100,7 +101,7 @@ def test_throughput_is_drawn_over_the_grid():
 def test_two_experiments_are_set_side_by_side_and_their_settings_named():
     found = Experiments(made(ranks=2, size=None), made(slower=2.0, ranks=8, size="8b"))
     assert found.differences == ["ranks: 2 and 8", "--size: None and 8b"]
-    document = json.loads(rendered(found, "json"))
+    document = found.to_dict()
     clocks = [m for m in document["measures"] if m["measure"] == "clock_ratio"]
     assert len(clocks) == 4
     for clock in clocks:
@@ -111,7 +112,7 @@ def test_two_experiments_are_set_side_by_side_and_their_settings_named():
     assert (ideal["ratio"], ideal["told"]) == (1.0, False)
     idle = next(m for m in document["measures"] if m["measure"] == "idle_before_ns")
     assert (idle["a"], idle["ratio"], idle["told"]) == (0.0, None, None)
-    text = rendered(found, "txt")
+    text = to_text.render(page_of_two(found))
     # 4 variants · (5 of the operation + 1); clock, observed time and throughput differ.
     assert "24 numbers measured in both; 12 of them differ" in " ".join(text.split())
 
@@ -127,7 +128,8 @@ def test_experiments_of_two_workloads_are_not_compared():
 
 @pytest.mark.long
 def test_a_variant_runs_and_is_compared_with_itself(tmp_path):
-    words = ["run", "batch_sequence", "--variants", "b1s4-fsdp2", "--repeats", "1", "--steps", "5"]
+    words = ["bench", "batch_sequence", "--variants", "b1s4-fsdp2"]
+    words += ["--repeats", "1", "--steps", "5"]
     place = tmp_path / "grid"
     done = CliRunner().invoke(cli, [*words, "-o", str(place), "--json", "--", "--kilo", "16"])
     assert done.exit_code == 0, done.output
@@ -153,9 +155,9 @@ def test_options_of_runs_are_refused_for_experiments():
             ["compare", overlap, overlap, "--device", "A:h100-sxm", "--all-steps"],
             "--device, --all-steps",
         ),
-        (["compare", overlap, overlap, "--fail-on", "step>+5%"], "--fail-on"),
+        (["gate", overlap, overlap, "--fail-on", "step>+5%"], "is an experiment"),
         (["report", overlap, "--device", "h100-sxm", "-o", "-.html"], "--device"),
     ):
         line = run(*words).line
         assert named in line
-        assert line.endswith(": of runs alone, and found an experiment; name one of its runs")
+        assert line.endswith("an experiment; name one of its runs")

@@ -433,7 +433,7 @@ def test_a_declared_mixture_of_a_bucket_trains_on_four_ranks(s3, tmp_path):
     file = write_two(tmp_path, TWO.replace('= "web/', f'= "{BUCKET}/data/web/'))
     words = "--batch 4 --steps 6 --prefetch 8 --repetitions 2 --tensor 2 --standby 1 --latency 0"
     done = process(
-        *("run", "dataloader", "--ranks", "4", "--variants", "loader,balanced"),
+        *("bench", "dataloader", "--ranks", "4", "--variants", "loader,balanced"),
         *("-o", tmp_path / "run", "--json", "--", "--workers", "2"),
         *(*words.split(), "--mixture", file, "--checkpoint", tmp_path / "kept"),
         *("--fault", "killed-loader"),

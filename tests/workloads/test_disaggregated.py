@@ -510,7 +510,8 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, n
         "--latency",
         "50",
     ]
-    run = ["run", "dataloader", "--variants", "balanced", "-o", str(tmp_path / "run"), "--", *words]
+    run = ["bench", "dataloader", "--variants", "balanced", "-o", str(tmp_path / "run")]
+    run += ["--", *words]
     with subprocess.Popen(
         own_python("chopper", *run),
         stdout=subprocess.PIPE,

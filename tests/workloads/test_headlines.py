@@ -94,7 +94,7 @@ def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_pat
     assert set(parts.values()) == {"Not measured: the machine lacks it."}
     of_gemm = marked(headlines, tmp_path, "gemm")
     assert of_gemm.startswith("Measured 1970-01-01 on cpu, of a machine that is not known, in 61 s")
-    assert "    chopper run gemm --seed 7\n" in of_gemm  # without where it was kept
+    assert "    chopper bench gemm --seed 7\n" in of_gemm  # without where it was kept
     assert (
         "| float32 | 8x8x8 | 1.01 GFLOP/s ±1 % | 2.02 GFLOP/s ±1 % (2.00×, 1.88 … 2.12) |"
         in of_gemm
@@ -199,7 +199,7 @@ def measured(workload, numbers, *, ranks=2, **options):
         chopper_version="0",
         workload=workload,
         summary="made by hand",
-        command=["chopper", "run", workload, "-o", "kept/here", "--force", "--seed", "7"],
+        command=["chopper", "bench", workload, "-o", "kept/here", "--force", "--seed", "7"],
         created_ns=1,
         ranks=ranks,
         device="cpu",

@@ -24,7 +24,7 @@ def test_without_root_it_is_refused_with_the_model_as_the_way_out(monkeypatch):
 
 
 def test_without_root_the_model_alone_is_shown(monkeypatch, tmp_path):
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     monkeypatch.setattr(link, "unavailable", lambda: "shaping a link needs root")
     asked = ["interconnect", "-o", str(tmp_path / "x")]
@@ -77,7 +77,7 @@ def test_training_over_a_shaped_link_is_as_slow_as_the_link_and_the_same(tmp_pat
     reason = link.unavailable()
     if reason is not None:
         pytest.skip(reason)
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     path = tmp_path / "run"
     words = ["interconnect", "-o", str(path), "--variants", "unshaped,100mbit", "--repeats", "1"]

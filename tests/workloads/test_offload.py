@@ -482,7 +482,7 @@ def test_variants_lose_alike(measured):
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_command_runs_its_ranks_and_draws_its_tables(tmp_path):
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     words = ["offload", "-o", str(tmp_path / "run"), "--variants", "ddp", "--repeats", "1"]
     words += ["--steps", "3", "--json", "--", "--batch", "1", "--sequence", "32", "--device", "cpu"]

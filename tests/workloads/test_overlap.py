@@ -261,7 +261,7 @@ def test_every_order_computes_the_same(tmp_path):
 
 @pytest.mark.slow
 def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     words = ["overlap", "-o", str(tmp_path / "run"), "--repeats", "1", "--steps", "2", "--json"]
     words += ["--variants", "sequential,triton"]

@@ -116,5 +116,5 @@ def test_outside_torchrun_it_says_how_to_start_it(workload, monkeypatch):
         importlib.import_module(f"chopper.workloads.{workload}").main()
     # As the interpreter ends with it: on stderr, with exit code 1.
     assert refused.value.code == (
-        f"{workload}: start it with `chopper run {workload}` or through torchrun"
+        f"{workload}: start it with `chopper bench {workload}` or through torchrun"
     )

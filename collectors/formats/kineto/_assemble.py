@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from chopper.collectors.formats.alignment import aligned, calls_of_device
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
 from chopper.collectors.formats.cleaning import (
     DAMAGES,
+    cut_overruns,
     damage_findings,
     far_in_time,
     integer,
@@ -22,19 +24,17 @@ from chopper.collectors.formats.kineto._events import Args, Header
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
-from chopper.collectors.formats.kineto._values import text_of
+from chopper.collectors.formats.kineto._values import Names, text_of
 from chopper.collectors.formats.parsed import (
     ParsedTrace,
     numbers,
     sorted_table,
-    step_table,
     table_of_rows,
 )
+from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
-
-STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
@@ -57,6 +57,8 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     """
     host, device = reader.host.columns, reader.device.columns
     unknown = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
+    if not len(device["start_ns"]):
+        refuse_other_devices(path, reader.names, reader.counts)
     if not len(host["start_ns"]) and not len(device["start_ns"]):
         raise InputError(
             f"{path}: a trace without a single usable event{_what_else(reader, unknown)}"
@@ -85,12 +87,34 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
     return traces
 
 
+_OTHER_DEVICE = re.compile(
+    r"ascend|/(device|host):|\b(cann|npu|tpu|hpu|mlu|neuron|device|hardware)\b", re.IGNORECASE
+)
+"""Name of a process of device work in traces of torch_npu, XLA and other vendors."""
+
+
+def refuse_other_devices(path: Path, names: Names, counts: Counter[str]) -> None:
+    """Refuse a file of device work without categories, which would pass for a run on the host.
+
+    Raises:
+        InputError: the file is one.
+    """
+    count = counts["event.without_category"]
+    for (_, _, kind), name in names.items() if count else ():
+        if kind == "process_name" and _OTHER_DEVICE.search(name):
+            raise InputError(
+                f"{path}: device work of {name!r} ({count} events without a category), as in "
+                "trace_view.json of torch_npu (Huawei Ascend) or traces of XLA, is not read; "
+                "expected a trace of torch.profiler on CUDA, ROCm or XPU, or of nsys or rocprof"
+            )
+
+
 def _what_else(reader: FileReader, unknown: str) -> str:
     """Say why nothing could be used, as far as it can be told."""
     if unknown:
         return f": its events are of categories that Kineto does not write: {unknown}"
     if +reader.counts:
-        [(code, count)] = reader.counts.most_common(1)
+        count, code = max((count, code) for code, count in reader.counts.items())
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
         return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
     return "; was the profiler active while the program ran?"
@@ -110,14 +134,17 @@ def _timelines(
     info = info if isinstance(info, dict) else {}
     host_table, host_rows = sorted_table("host_span", host, part.host_rows, base_ns)
     host_table, host_rows, dropped = _drop_duplicates(host_table, host_rows, ("pid", "tid"))
+    step, marked = find_steps(host_table, path.name, pid)
     shared = {
-        "host_span": host_table,
         "thread": _threads(reader),
-        "step": _steps(host_table, pid),
+        "step": step,
         "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
         "counter": _counters(reader, base_ns),
     }
+    counts: Counter[str] = Counter()
+    device = cut_overruns(counts, device, part.device_rows)
     timelines, findings = timelines_of(device, part.device_rows, path.name)
+    findings += marked
     groups = info.get("pg_config")
     rank = integer(info.get("rank"))
     world = integer(info.get("world_size"))
@@ -129,6 +156,9 @@ def _timelines(
             device_table, device_rows, ("device_id", "stream_id")
         )
         dropped += dropped_device
+        own_host = calls_of_device(host_table, device, part.device_rows, rows)
+        device_table, shifted = aligned(own_host, device_table, path.name)
+        findings += shifted
         traces.append(
             ParsedTrace(
                 source=path.name,
@@ -137,6 +167,7 @@ def _timelines(
                 backend=str(info["backend"]) if info.get("backend") else None,
                 tables={
                     **shared,
+                    "host_span": own_host,
                     "device_event": device_table,
                     "synchronization": TABLES["synchronization"].empty()
                     if device_id is None or ranks_in_file > 1
@@ -154,8 +185,8 @@ def _timelines(
                 environment=_environment(reader.header, info),
             )
         )
-    if dropped:
-        findings += damage_findings(Counter({"event.duplicate": dropped}), path.name)
+    counts["event.duplicate"] = dropped
+    findings += damage_findings(counts, path.name)
     traces[0].findings += findings
     return traces
 
@@ -234,29 +265,6 @@ def _threads(reader: FileReader) -> pa.Table:
     rows += [(pid, -1, name, None) for pid, name in processes.items() if pid not in named]
     rows.sort(key=lambda r: (r[0], r[1]))
     return table_of_rows("thread", rows)
-
-
-def _steps(host: pa.Table, pid: int | None) -> pa.Table:
-    """`ProfilerStep#N` spans of the rank's process."""
-    names = host["name"].combine_chunks()
-    numbers = {
-        i: int(m.group(1))
-        for i, n in enumerate(names.dictionary.to_pylist())
-        if (m := STEP.match(n))
-    }
-    codes = to_numpy(names.indices)
-    rows = np.flatnonzero(np.isin(codes, list(numbers)))
-    pids = to_numpy(host["pid"])
-    if pid is not None and (pids[rows] == pid).any():
-        rows = rows[pids[rows] == pid]
-    # A step recorded twice (as an operator and as an annotation) counts once.
-    row_by_number: dict[int, int] = {}
-    for row in rows.tolist():
-        row_by_number.setdefault(numbers[int(codes[row])], row)
-    first = np.array([*row_by_number.values()], dtype=np.int64)
-    start = to_numpy(host["start_ns"])[first]
-    end = start + to_numpy(host["dur_ns"])[first]
-    return step_table([*row_by_number], start, end, "profiler_step")
 
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:

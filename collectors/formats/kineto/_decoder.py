@@ -1,6 +1,6 @@
 """The general way to read a trace: what the scanner in C refuses, or could not be compiled for.
 
-Strict JSON is decoded into typed structures at once; everything else is repaired first.
+Strict JSON is decoded into typed structures at once; everything else is fixed first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,15 @@ from chopper.collectors.formats.kineto._groups import (
     Target,
 )
 from chopper.collectors.formats.kineto._repair import repair
-from chopper.collectors.formats.kineto._values import Ids, ints, note_name, threshold_of, to_ns
+from chopper.collectors.formats.kineto._strict import StrictText
+from chopper.collectors.formats.kineto._values import (
+    Ids,
+    ints,
+    note_name,
+    threshold_of,
+    to_ns,
+    unsigned,
+)
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.manifest import Finding
@@ -52,6 +60,7 @@ from chopper.storage.manifest import Finding
 _WHOLE_HELD_RATIO = 8
 _DAMAGED_HELD_RATIO = 20
 """Memory for each byte of text where all events are decoded at once: as structures, as dicts."""
+_NOT_STRICT = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _NO_TIME = (NOTHING, msgspec.Raw(b"null"))
 _decode_document = msgspec.json.Decoder(Document).decode
 
@@ -66,12 +75,18 @@ def decode(path: Path, text: bytes) -> tuple[Scanned, list[Finding]]:
     intake.check_memory(len(text))
     try:
         return _decode_whole(path, text), []
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except _NOT_STRICT:
         intake.check_memory(len(text), _DAMAGED_HELD_RATIO)
-    repaired = repair(path, text)
-    scanned = _scanned(repaired.header, repaired.events, repaired.counters)
-    scanned.counts += repaired.counts
-    return scanned, repaired.findings
+    strict = StrictText(path.name, text)
+    try:
+        scanned = _decode_whole(path, strict.text)
+    except _NOT_STRICT:
+        repaired = repair(path, strict.text)
+        strict.findings += repaired.findings
+        scanned = _scanned(repaired.header, repaired.events, repaired.counters)
+        scanned.counts += repaired.counts
+    scanned.counts += strict.counts
+    return scanned, strict.findings
 
 
 def _decode_whole(path: Path, text: bytes) -> Scanned:
@@ -116,7 +131,7 @@ def _scanned(header: Header, events: Sequence[Event], counters: list[CounterEven
     )
     ids = scanned.ids
     rows: list[list[tuple[int, int, Event]]] = [[] for _ in GROUPS]
-    for place, event in enumerate(events):
+    for place, event in enumerate(_paired(events, scanned)):
         target = _target(event, scanned)
         if target.group == SKIPPED and event.ph != "M":
             continue
@@ -135,6 +150,39 @@ def _scanned(header: Header, events: Sequence[Event], counters: list[CounterEven
     scanned.names = [clean(str(name)) for name in names]
     scanned.texts = list(texts)
     return scanned
+
+
+def _paired(events: Sequence[Event], scanned: Scanned) -> Sequence[Event]:
+    """Return events with a complete one in place of each begin, and nothing in place of its end.
+
+    Of a thread's begins that are open, the last one of that name ends. Halves are counted.
+    """
+    at = [i for i, event in enumerate(events) if event.ph in ("B", "E")]
+    if not at:
+        return events
+    time_ns, _, in_ns = to_ns([events[i].ts for i in at], threshold_of(scanned.header))
+    paired = [*events]
+    open_at: dict[Any, list[int]] = {}
+    for row in np.argsort(time_ns, kind="stable").tolist():
+        event = events[at[row]]
+        begun = open_at.setdefault((event.pid, event.tid), [])
+        if event.ph == "B":
+            begun.append(row)
+            continue
+        names = (events[at[i]].name for i in reversed(begun))
+        behind = next((n for n, name in enumerate(names) if event.name in (None, name)), None)
+        if behind is None:
+            scanned.counts["event.unpaired"] += 1
+            continue
+        first = begun.pop(-1 - behind)
+        dur_ns = int(time_ns[row] - time_ns[first])
+        dur = f"{dur_ns}" if in_ns[first] else f"{dur_ns // 1000}.{dur_ns % 1000:03d}"
+        begin = paired[at[first]]
+        paired[at[first]] = msgspec.structs.replace(
+            begin, ph="X", dur=msgspec.Raw(dur.encode()), args=begin.args or event.args
+        )
+    scanned.counts["event.unpaired"] += sum(map(len, open_at.values()))
+    return paired
 
 
 def _target(event: Event, scanned: Scanned) -> Target:
@@ -196,7 +244,7 @@ def _columns(
         values = [getattr(a, ARGUMENTS[key].name) for a in args]
         if group == DEVICE and column in ("device_id", "stream_id"):
             values = [None if v is None else ids[v] for v in values]
-        columns.append(ints(values))
+        columns.append(unsigned(ints(values)) if column == "correlation_id" else ints(values))
     for key in GROUPS[group].texts.values():
         raw = (getattr(a, ARGUMENTS[key].name) for a in args)
         columns.append(_integers(0 if v is None or v is NOTHING else texts[_json(v)] for v in raw))

@@ -37,7 +37,7 @@ from chopper.collectors.formats.kineto._groups import (
     Target,
 )
 from chopper.collectors.formats.kineto._sections import Section, sections
-from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of
+from chopper.collectors.formats.kineto._values import Ids, Names, note_name, threshold_of, unsigned
 from chopper.collectors.formats.unpack import DAMAGE, ahead, pieces
 from chopper.limits import Intake
 
@@ -151,7 +151,7 @@ class _Text:
         self._texts: dict[bytes, int] = {}
         self._ids = Ids()
         self._unknown: Counter[str] = Counter()
-        self._without_category = 0
+        self._counts: Counter[str] = Counter()
 
     def add(self, section: Section, *, is_part: bool) -> None:
         """Add the next section.
@@ -172,7 +172,8 @@ class _Text:
         unknown = [category.decode() for category in categories[len(_KNOWN) :]]
         times = np.asarray(seen)[len(_KNOWN) :].tolist()
         self._unknown.update(dict(zip(unknown, times, strict=True)))
-        self._without_category += without
+        self._counts += section.counts
+        self._counts["event.without_category"] += without
         for start, *_ in block:
             self._largest_start = max(self._largest_start, int(np.abs(start).max(initial=0)))
         self._blocks.append((block, section.collectives))
@@ -193,6 +194,9 @@ class _Text:
                 if is_word.any():
                     recorded[is_word] = number_by_word[recorded[is_word] - _ID_STRINGS]
             columns[_PLACE] += self._events_count
+            if "correlation_id" in group.ints:
+                at = _PLACE + 1 + [*group.ints].index("correlation_id")
+                columns[at] = unsigned(columns[at])
             if name_codes is not None:
                 columns[_NAME] = name_codes[columns[_NAME]]
             if text_codes is not None and group.texts:
@@ -222,7 +226,7 @@ class _Text:
             ids=self._ids,
             called=name_by_id,
             unknown=dict(self._unknown),
-            counts=Counter({"event.without_category": self._without_category}),
+            counts=self._counts,
         )
 
 

@@ -16,6 +16,7 @@ from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._decoder import decode
 from chopper.collectors.formats.kineto._events import Args, CounterEvent
 from chopper.collectors.formats.kineto._groups import (
+    DEVICE,
     DEVICE_KINDS,
     GROUPS,
     HOST_KINDS,
@@ -185,6 +186,10 @@ def usable(
     """
     start, dur, pid, tid, name, code, flags, place, *own = columns
     ok = usable_starts(counts, base_ns, start, flags & WITHOUT_TS == 0, flags & IN_NS != 0)
+    if group == DEVICE:
+        lost = ok & np.isin(start, (0, -base_ns)) & (dur == 0)
+        counts["event.without_time"] += int(lost.sum())
+        ok &= ~lost
     if group != MEMORY:
         ok, dur = usable_spans(
             counts,

@@ -1,14 +1,13 @@
-"""Traces that no strict parser reads: damaged, truncated, or with the wrong types.
+"""Traces with the wrong types, or of several JSON documents.
 
-The events are scanned one by one up to the first that cannot be read; each is made into the same
-typed structure as where the text is strict. What was repaired or lost is counted and said.
+Each event is made into the same typed structure as where the types are right. What cannot be used
+is counted and said.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -19,28 +18,24 @@ import msgspec
 
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import ARGUMENTS, Args, CounterEvent, Event, Header
+from chopper.collectors.formats.kineto._strict import decode_at, skip
 from chopper.errors import InputError
-from chopper.storage.manifest import Finding, Severity, add_finding
+from chopper.storage.manifest import Finding, add_finding
 
 _HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
-_SPACE = re.compile(r"[\s,]*")
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_NOT_A_NUMBER = re.compile(r"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-# Floats keep their digits until it is known which of them are times.
-_scanner = json.JSONDecoder(parse_float=Decimal)
 
 
 @dataclass
 class Repaired:
-    """Contents of a damaged text, as far as they could be read."""
+    """Contents of a text, as far as they could be used."""
 
     header: Header
-    findings: list[Finding]
     events: list[Event] = field(default_factory=list)
     counters: list[CounterEvent] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Events that could not be used, by code."""
+    findings: list[Finding] = field(default_factory=list)
 
     def add(self, raw: Any) -> None:
         """Take an entry of ``traceEvents``; count one that cannot be used."""
@@ -68,45 +63,28 @@ class Repaired:
 
 
 def repair(path: Path, text: bytes) -> Repaired:
-    """Read what can be read of JSON text, or of what remains of it.
+    """Read the events of JSON text, whatever their types.
 
     Raises:
         InputError: it is no trace.
     """
-    documents = _Documents(path.name)
-    if text.startswith(b"\xef\xbb\xbf"):
-        documents.note(
-            "trace.byte_order_mark", "starts with a UTF-8 byte order mark; skipped", "info"
-        )
-        text = text[3:]
-    try:
-        source = text.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        source = text.decode("utf-8", "replace")
-        documents.note(
-            "trace.invalid_utf8",
-            f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
-        )
-    documents.read(source)
+    documents = _Documents()
+    documents.read(text.decode())
     if not documents.is_trace:
         raise InputError(
             f"{path}: {documents.why}; expected a Kineto (Chrome JSON) trace as torch.profiler "
             "exports"
         )
-    if documents.count > 1:
-        documents.note(
-            "trace.concatenated",
-            f"{documents.count} JSON documents in one file; their events are merged",
-        )
-    if _NOT_A_NUMBER.search(source):
-        documents.note("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown")
     try:
         members = {k: _plain(v) for k, v in documents.header.items() if k in _HEADER}
     except RecursionError:
         members = {}
-    repaired = Repaired(Header(**members), documents.findings)
+    repaired = Repaired(Header(**members))
     for raw in documents.events:
         repaired.add(raw)
+    if documents.count > 1:
+        message = f"{documents.count} JSON documents in one file; their events are merged"
+        add_finding(repaired.findings, "trace.concatenated", f"{path.name}: {message}")
     return repaired
 
 
@@ -114,34 +92,26 @@ def repair(path: Path, text: bytes) -> Repaired:
 class _Documents:
     """JSON documents of a text, as far as they could be read."""
 
-    source_name: str
     header: dict[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     count: int = 0
     is_trace: bool = False
     why: str = "no JSON in it"
     """Description of what was found instead of a trace."""
 
-    def note(self, code: str, message: str, severity: Severity = "warning") -> None:
-        """Add a finding."""
-        add_finding(
-            self.findings,
-            code,
-            f"{self.source_name}: {message}",
-            severity=severity,
-        )
-
     def read(self, source: str) -> None:
-        """Read one document after the other, up to the first that is damaged."""
-        at = _skip(source, 0)
+        """Read one document after the other, up to what is no JSON."""
+        at = skip(source, 0)
         while at < len(source):
             try:
-                document, end = _decode_at(source, at)
+                document, end = decode_at(source, at)
             except ValueError:
-                self._add_open(source, at)
+                sample = source[at : at + 40].replace("\n", " ")
+                self.why = f"not JSON: found {sample!r} at character {at}, expected {{ or ["
+                if source[at] == "[":
+                    self.why = "a list that is cut off and holds no event"
                 break
-            at = _skip(source, end)
+            at = skip(source, end)
             self._add(document)
 
     def _add(self, document: Any) -> None:
@@ -156,93 +126,17 @@ class _Documents:
         elif isinstance(document.get("traceEvents"), list):
             self.is_trace = True
             self.events += document["traceEvents"]
-            self._merge(document)
+            # The first of several counts.
+            self.header = {**document, **self.header}
         elif "traceEvents" in document:
             kind = _KINDS.get(type(document["traceEvents"]), "a number")
             self.why = f"traceEvents is {kind}, not a list"
         else:
             self.why = "JSON, but not a trace: no traceEvents"
 
-    def _add_open(self, source: str, at: int) -> None:
-        """Take the events of a document that is damaged or not closed, up to the first such one."""
-        opening = _EVENTS.search(source, at) if source[at] == "{" else None
-        if opening is not None:
-            self._merge(_open_header(source[at : opening.start()]))
-        elif source[at] != "[":
-            if self.count:
-                rest = f"{len(source) - at} characters after the JSON are not JSON; ignored"
-                self.note("trace.trailing_text", rest)
-            else:
-                sample = source[at : at + 40].replace("\n", " ")
-                self.why = f"not JSON: found {sample!r} at character {at}, expected {{ or ["
-            return
-        events: list[Any] = []
-        position = _skip(source, at + 1 if opening is None else opening.end())
-        try:
-            while position < len(source) and source[position] != "]":
-                event, end = _decode_at(source, position)
-                events.append(event)
-                position = _skip(source, end)
-        except ValueError:
-            self.note(
-                "trace.truncated",
-                f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
-                f"{position}); the {len(events)} events before it are used, "
-                f"{len(source) - position} characters after are lost",
-            )
-        else:
-            if position < len(source):
-                self._merge(_open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
-                self.note(
-                    "trace.not_strict",
-                    "JSON is not strict (for example a comma after the last event); all "
-                    f"{len(events)} events were read",
-                )
-            else:
-                self.note(
-                    "trace.truncated",
-                    f"JSON ends after event {len(events)} without closing; those events are used",
-                )
-        # A list cut off before its first whole event may be anything.
-        self.is_trace = self.is_trace or source[at] == "{" or any(map(_is_event, events))
-        self.why = "a list that is cut off and holds no event"
-        self.count += 1
-        self.events += events
-
-    def _merge(self, document: dict[str, Any]) -> None:
-        """Take the members beside the events; the first of several counts."""
-        self.header = {**document, **self.header}
-
-
-def _skip(source: str, at: int) -> int:
-    """Return the end of space and commas that begin at a place."""
-    blank = _SPACE.match(source, at)
-    return at if blank is None else blank.end()
-
-
-def _decode_at(source: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at ``at``, and where it ends."""
-    try:
-        return _scanner.raw_decode(source, at)
-    except RecursionError as exc:
-        raise ValueError("nested too deep") from exc
-
 
 def _is_event(value: Any) -> bool:
     return isinstance(value, dict) and ("ph" in value or "ts" in value)
-
-
-def _open_header(source: str) -> dict[str, Any]:
-    """Return the members of an object that is not closed, as far as they are whole."""
-    body = source.rstrip().rstrip(",").rstrip()
-    for closing in ("", "}"):
-        try:
-            value, _ = _decode_at(body + closing, 0)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 def _scalar(value: Any) -> int | float | str | None:

@@ -4,8 +4,9 @@
  * It knows JSON and the shape of trace events; which arguments are kept and which categories are
  * wanted, its caller says (_native.py). It accepts only what leaves no doubt: strict JSON, with
  * members of the expected types and times of at most three decimals. Anything else it refuses,
- * with the place and the reason, and the caller reads the file another way. So a text that is
- * accepted means the same here as to any strict parser.
+ * with the place and the reason, and the caller reads the file another way; a single event that is
+ * refused may also be replaced, and scanning goes on behind it. So a text that is accepted means
+ * the same here as to any strict parser.
  *
  * Text is scanned without the GIL. Nothing is read beyond the piece that was passed: an event that
  * is cut off at the end of a piece is left to the next one.
@@ -123,6 +124,7 @@ typedef struct {
     State state;
     bool is_list, has_events, busy, finished;
     uint64_t attempt, event_count, consumed;
+    Py_ssize_t refused_at; /* start in the last piece of an event that was refused; else -1 */
     Value values[MAX_ARGS];
 } Scanner;
 
@@ -516,6 +518,9 @@ keep(Scanner *s, Cursor *c, const Event *event)
         return metadata(s, c, event);
     case 'C':
         return counters(s, c, event);
+    case 'B':
+    case 'E':
+        return bad(c, "a span in two events");
     default:
         return OK;
     }
@@ -555,7 +560,7 @@ read_event(Scanner *s, Cursor *c)
     if (status == OK) {
         event.text.length = (size_t)(c->at - event.text.at);
         status = keep(s, c, &event);
-        s->event_count++;
+        s->event_count += status == OK;
     }
     return status;
 }
@@ -645,6 +650,7 @@ step(Scanner *s, Cursor *c)
 static Status
 scan(Scanner *s, Cursor *c)
 {
+    const uint8_t *start = c->at;
     for (;;) {
         const uint8_t *resume = c->at;
         Status status = step(s, c);
@@ -653,6 +659,10 @@ scan(Scanner *s, Cursor *c)
                 /* Blanks need not be seen again. */
                 c->at = resume;
                 (void)blanks(c);
+            } else if (s->state == AT_FIRST_EVENT || s->state == AT_EVENT) {
+                Cursor event = {resume, c->end, NULL};
+                if (blanks(&event) == OK && *event.at == '{')
+                    s->refused_at = event.at - start;
             }
             return status;
         }
@@ -883,6 +893,7 @@ scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     interner_init(&s->texts);
     interner_init(&s->ids);
     s->state = (State)(state & STATE_BITS);
+    s->refused_at = -1;
     s->is_list = (state & IS_LIST) != 0;
     s->has_events = (state & HAS_EVENTS) != 0;
     s->category_of.size = sizeof(Category);
@@ -952,7 +963,8 @@ is_free(const Scanner *s)
 PyDoc_STRVAR(feed_doc,
              "feed(text, /)\n--\n\n"
              "Scan a piece and return how many of its bytes are done with: the rest goes in front\n"
-             "of the next piece. Raises Refused where the text is not what is accepted.");
+             "of the next piece. Raises Refused where the text is not what is accepted; refused_at\n"
+             "then says whether it can go on, with another event in place of one.");
 
 static PyObject *
 scanner_feed(PyObject *self, PyObject *text)
@@ -965,6 +977,7 @@ scanner_feed(PyObject *self, PyObject *text)
     Cursor cursor = {start, start + view.len, NULL};
     Status status;
     s->busy = true;
+    s->refused_at = -1;
     Py_BEGIN_ALLOW_THREADS
     status = view.len ? scan(s, &cursor) : MORE;
     Py_END_ALLOW_THREADS
@@ -975,12 +988,14 @@ scanner_feed(PyObject *self, PyObject *text)
         s->consumed += done;
         return PyLong_FromSize_t(done);
     }
-    s->finished = true;
+    s->finished = status != BAD || s->refused_at < 0;
     if (status == BAD)
         PyErr_Format(module_of(self)->refused, "byte %llu: %s",
                      (unsigned long long)(s->consumed + done), cursor.why);
     else
         PyErr_NoMemory();
+    if (!s->finished)
+        s->consumed += (uint64_t)s->refused_at;
     return NULL;
 }
 
@@ -1139,10 +1154,18 @@ scanner_events_count(PyObject *self, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(((const Scanner *)self)->event_count);
 }
 
+static PyObject *
+scanner_refused_at(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(((const Scanner *)self)->refused_at);
+}
+
 static PyGetSetDef scanner_getset[] = {
     {"state", scanner_state, NULL, "Where it stands; a scanner made with it goes on from here.",
      NULL},
     {"events_count", scanner_events_count, NULL, "Events that it has read.", NULL},
+    {"refused_at", scanner_refused_at, NULL,
+     "Where the event begins in the last piece that was refused; -1 if it was no event.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -47,13 +47,18 @@ class Scanner:
     def events_count(self) -> int:
         """Events that it has read."""
 
+    @property
+    def refused_at(self) -> int:
+        """Offset in the last piece of the event that was refused; -1 if none was."""
+
     def feed(self, text: Any, /) -> int:
         """Scan a piece and return how many of its bytes are done with.
 
         The rest goes in front of the next piece.
 
         Raises:
-            Refused: the text is not what is accepted.
+            Refused: the text is not what is accepted. If ``refused_at`` is not -1, the scanner
+                still stands before that event: another one may be fed in its place.
         """
 
     def take(self) -> tuple[tuple[bytes, list[tuple[int, int]]], ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from chopper.collectors.formats.kineto._events import (
     decode_counters,
     decode_events,
 )
+from chopper.collectors.formats.kineto._strict import end_of_broken, fix_event
 
 if TYPE_CHECKING:
     from chopper.collectors.formats.kineto._groups import Marked
@@ -39,6 +40,7 @@ class Section:
 
     Attributes:
         metadata, counters, collectives: events that are decoded here.
+        counts: broken events, by the code of their finding.
         text_bytes: that were scanned.
     """
 
@@ -46,6 +48,7 @@ class Section:
     metadata: list[Event] = field(default_factory=list)
     counters: list[CounterEvent] = field(default_factory=list)
     collectives: Marked = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     text_bytes: int = 0
     _rest: bytes = b""
     _wanted_bytes: int = 0
@@ -60,7 +63,7 @@ class Section:
         if piece and len(rest) < self._wanted_bytes:
             self._rest = rest
             return
-        done = self.scanner.feed(rest)
+        done = self._scan(rest, is_end=not piece)
         # Where not one event was whole, twice the text comes before the next attempt.
         self._wanted_bytes = 0 if done else 2 * len(rest)
         self._rest = rest[done:]
@@ -73,6 +76,26 @@ class Section:
             for (group, row), event in zip(places, decode_events(b"[%b]" % events), strict=True)
             if event.args is not None
         ]
+
+    def _scan(self, text: bytes, *, is_end: bool) -> int:
+        """Scan text, fix broken events, and return how many of its bytes are done with."""
+        view, at = memoryview(text), 0
+        while True:
+            try:
+                return at + self.scanner.feed(view[at:])
+            except ValueError:
+                if self.scanner.refused_at < 0:
+                    raise
+                at += self.scanner.refused_at
+                end = end_of_broken(text, at)
+                if end is None:
+                    if is_end:
+                        raise
+                    return at
+            event, code = fix_event(text[at:end].decode())
+            self.scanner.feed(event.encode())
+            self.counts[code] += 1
+            at = end
 
     def stands_at(self, state: int) -> bool:
         """Return whether all of its text was read, and it stands there."""

@@ -95,6 +95,13 @@ def ints(values: list[Any]) -> np.ndarray:
     return whole
 
 
+def unsigned(ids: np.ndarray) -> np.ndarray:
+    """Correlation ids as recorders count them: those printed as negative have 32 or 64 bits."""
+    negative = (ids < 0) & (ids != NO_VALUE)
+    mask = np.where(ids < -(2**31), 2**63 - 1, 2**32 - 1)
+    return np.where(negative, ids & mask, ids) if negative.any() else ids
+
+
 def _exact_thousandths(text: str) -> int | None:
     """A decimal number times 1000, rounded half up, from its digits."""
     text = text.strip()

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.cleaning import MAX_DURATION_NS, damage_findings
-from chopper.collectors.formats.kineto._assemble import STEP, traces_of
+from chopper.collectors.formats.cleaning import MAX_DURATION_NS, cut_overruns, damage_findings
+from chopper.collectors.formats.kineto._assemble import refuse_other_devices, traces_of
 from chopper.collectors.formats.kineto._groups import (
     DEVICE,
+    DEVICE_KINDS,
     GROUPS,
     HOST,
     HOST_KINDS,
@@ -36,6 +37,7 @@ from chopper.collectors.formats.kineto._native import scan_file, stacked
 from chopper.collectors.formats.kineto._reader import FileReader, usable
 from chopper.collectors.formats.kineto._values import base_of
 from chopper.collectors.formats.parsed import ParsedTrace, step_table
+from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
 from chopper.storage.store import BEGINNING_NS, END_NS, Span
@@ -156,7 +158,8 @@ class _Rows:
     Attributes:
         annotations: (name, start, duration, process) of the annotations of the host.
         launches: (process, correlation, start) of the calls that launch.
-        events: (device, start, end, correlation) of the device's events.
+        events: (device, stream, kind, start, duration, correlation, place) of the device's events.
+        cut_ns: durations of kernels that overrun their stream, by place.
     """
 
     folder: Path
@@ -165,6 +168,7 @@ class _Rows:
     annotations: list[np.ndarray] = field(default_factory=list)
     launches: list[np.ndarray] = field(default_factory=list)
     events: list[np.ndarray] = field(default_factory=list)
+    cut_ns: dict[int, int] = field(default_factory=dict)
 
     def take(self, columns: Columns, collectives: Marked) -> None:
         """Write a block of rows to the folder."""
@@ -179,11 +183,13 @@ class _Rows:
         self.annotations.append(np.array([host[i][step] for i in names], dtype=np.int64))
         self.launches.append(np.array([host[_PID][call], correlation[call], host[_START][call]]))
         ints = [*GROUPS[DEVICE].ints]
-        on, by = (device[_FIXED + ints.index(name)] for name in ("device_id", "correlation_id"))
-        dur = device[_DUR]
+        ids = ("device_id", "stream_id", "correlation_id")
+        on, stream, by = (device[_FIXED + ints.index(name)] for name in ids)
+        start, dur = device[_START], device[_DUR]
         ok = (device[_FLAGS] == 0) & (dur >= 0) & (dur <= MAX_DURATION_NS)
-        start = device[_START]
-        self.events.append(np.array([on[ok], start[ok], (start + dur)[ok], by[ok]]))
+        ok &= (start != 0) | (dur > 0)
+        of_kind, place = device[_CODE], device[_PLACE]
+        self.events.append(np.array([on, stream, of_kind, start, dur, by, place])[:, ok])
 
     def blocks(self) -> Iterator[tuple[Columns, Marked]]:
         """Yield the blocks; each is removed once it was read."""
@@ -200,16 +206,22 @@ class _Rows:
 
     def cut(self, path: Path, scanned: Scanned) -> LargeTrace | None:
         """Give the rows to stretches; None where they have no steps to be cut at."""
+        if not any(map(np.size, self.events)):
+            refuse_other_devices(path, scanned.called, scanned.counts)
         plan = self._plan(scanned)
         self.annotations, self.launches, self.events = [], [], []
         if plan is None:
             return None
         base_ns = base_of(scanned.header) or 0
         counts, rows_count = Counter(scanned.counts), Counter[str]()
+        counts["event.overrun"] = len(self.cut_ns)
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
             kept: list[np.ndarray] = []
             for group, own in enumerate(columns):
+                if group == DEVICE:
+                    for row in np.flatnonzero(np.isin(own[_PLACE], [*self.cut_ns])).tolist():
+                        own[_DUR][row] = self.cut_ns[int(own[_PLACE][row])]
                 ok, own = usable(counts, base_ns, group, own)
                 columns[group] = own
                 low, high = _needed(plan, group, own)
@@ -247,7 +259,7 @@ class _Rows:
         number_by_code = {
             code: int(match[1])
             for code, name in enumerate(scanned.names, 1)
-            if (match := STEP.match(name))
+            if (match := PROFILER_STEP.match(name))
         }
         name, start, dur, pid = np.concatenate(self.annotations, axis=1)
         of_step = np.flatnonzero(np.isin(name, [*number_by_code]))
@@ -267,8 +279,14 @@ class _Rows:
             self.rows_count,
         )
         if plan is not None:
-            for _, *event in self.events:
-                plan.take_events(*event)
+            on, stream, kind, start, dur, by, place = np.concatenate(self.events, axis=1)
+            columns = {"device_id": on, "stream_id": stream, "start_ns": start, "dur_ns": dur}
+            columns |= {"correlation_id": by}
+            device = {**columns, "kind": (kind, [None, *DEVICE_KINDS])}
+            cut = cut_overruns(Counter(), device)["dur_ns"]
+            shorter = cut != dur
+            self.cut_ns = dict(zip(place[shorter].tolist(), cut[shorter].tolist(), strict=True))
+            plan.take_events(start, start + cut, by)
         return plan
 
 

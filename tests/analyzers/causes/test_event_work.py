@@ -66,6 +66,48 @@ def launch(at: int, correlation: int, name: str = "cudaLaunchKernel") -> dict[st
     return span(at, at + 1, name, "runtime", correlation_id=correlation)
 
 
+# ---- nested operators --------------------------------------------------------------------------
+
+
+def test_an_operator_above_does_not_count_again_what_one_below_counted() -> None:
+    """Whatever else the operator above launches, before, after or in a chain of any depth."""
+    inner = ("aten::linear", "aten::matmul", "aten::matmul", "aten::matmul")
+    _, work = works(
+        spans(
+            *(op(i, 90 - i, name, [10, 10], [10, 10]) for i, name in enumerate(inner)),
+            launch(10, 1),  # a helper of the innermost matmul
+            op(20, 30, "aten::mm", [10, 10], [10, 10]),
+            launch(25, 2),
+            launch(88, 3),  # a helper of the second matmul
+        ),
+        kernels(
+            kernel(100, 110, "pad_kernel", correlation_id=1),
+            kernel(200, 300, GEMM, correlation_id=2),
+            kernel(400, 410, "unpad_kernel", correlation_id=3),
+        ),
+    )
+    assert np.isnan(work.work_flop).tolist() == [True, False, True]
+    assert work.work_flop[1] == 2 * 10 * 10 * 10
+    assert work.math.tolist() == [False, True, False]
+
+
+def test_an_operator_above_counts_for_products_below_of_unknown_size() -> None:
+    _, work = works(
+        spans(
+            op(0, 90, "aten::matmul", [10, 10], [10, 10]),
+            launch(10, 1),
+            span(20, 30, "aten::mm"),
+            launch(25, 2),
+        ),
+        kernels(
+            kernel(100, 150, "pad_kernel", correlation_id=1),
+            kernel(200, 350, GEMM, correlation_id=2),
+        ),
+    )
+    # Shared by time.
+    assert work.work_flop.tolist() == [500, 1500]
+
+
 # ---- kernels without an operator ---------------------------------------------------------------
 
 

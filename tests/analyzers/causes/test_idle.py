@@ -8,7 +8,10 @@ from tests.analyzers.make import attributed, joined, kernel, kernels, span, span
 
 
 def gaps(result: RankResult) -> list[tuple[int, int, str]]:
+    """Gaps of the steps, or of a trace without any between its first device event and its last."""
     rows: list[dict[str, Any]] = result.gap.to_pylist()
+    if result.window["number"].null_count:
+        rows = [g for g in rows if g["event_row"] != 0 and g["cause"] != "idle.no_step"]
     return [(g["start_ns"], g["end_ns"], g["cause"].removeprefix("idle.")) for g in rows]
 
 

@@ -131,7 +131,7 @@ def test_work_that_is_uneven_is_predicted_as_shared_evenly() -> None:
     )
     [action] = found(run)
     assert action.detector == "uneven_work"
-    assert (action.evidence["rank"], action.evidence["of"]) == (1, "steps")
+    assert (action.evidence["rank"], action.evidence["what"]) == (1, "Uneven work")
     # Products and sums together: 45 and 15 ms.
     assert action.evidence["work_factor"] == pytest.approx(3)
     assert action.saved_ns == pytest.approx(15 * MS, rel=0.02)
@@ -152,7 +152,7 @@ def test_stages_that_wait_for_each_other_are_a_pipeline() -> None:
         on_host(*sent(0, 20, "recv", "recv_", 0), last, *sent(60, 61, "send", "send", 0), until=80),
     )
     [action] = found(run)
-    assert action.detector == "pipeline_bubble"
+    assert (action.detector, action.evidence["what"]) == ("uneven_work", "Pipeline bubbles")
     assert action.saved_ns == pytest.approx(40 * MS, rel=0.1)
 
 
@@ -239,7 +239,7 @@ def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     ("trace", "name"),
     [
         ("hta/a100-alexnet-cuda-sync.json.gz", "allocator_retries"),
-        ("tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz", "allocator_retries"),
+        ("hta/a100-overlaid-critical-path-category.json.gz", "allocator_retries"),
         ("tracelens/b200-eager-inference-rank0of8.json.gz", "launch_bound"),
     ],
 )

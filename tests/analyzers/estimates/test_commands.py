@@ -136,7 +136,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("offload gpt2 --ranks 1e12", "expected 1 to 1024"),
         ("offload gpt2 --host-memory 80Gb", "unit 'Gb'"),
         ("offload gpt2 --host-bandwidth 200GB", "unit 'GB'"),
-        ("offload gpt2 --device nvidia-gtx", "no device is called"),
+        ("offload gpt2 --device nvidia-gtz", "no device is called"),
         ("network --ranks 1", "expected 2 to 1e+07"),
         ("network --network-link 1e-300B/s", "too small"),
         ("network --node-latency 3.4", "no unit; expected a time"),

@@ -391,7 +391,7 @@ def test_what_has_no_model_is_named() -> None:
     ("options", "message"),
     [
         ((), "nothing to project onto"),
-        (("--device", "quux"), "no device is called 'quux'; there are NVIDIA quadro-gp100, p100"),
+        (("--device", "quux"), "no device is called 'quux'; there are NVIDIA quadro-…, p100"),
         (("--device", "cpu"), "found a CPU, expected an accelerator"),
         (("--device", "h100-sxm", "--from-device", "CPU"), "device 'CPU': found a CPU"),
         (("--device", "h100-smx"), "did you mean h100-sxm"),

@@ -348,6 +348,10 @@ def test_a_prediction_outside_its_bar_is_marked() -> None:
 @pytest.mark.parametrize("name", _real())
 def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
     run = pipeline.attribute(chopper.load(traces_dir / name))
+    if any(f.code == "trace.no_kernels" for f in run.findings):
+        with pytest.raises(InputError, match="kernel records of rank 0 were lost"):
+            Replay(run)
+        return
     replay = Replay(run)
     assert replay.error_ratio <= 0.01
     found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), replay)

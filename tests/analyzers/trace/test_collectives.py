@@ -27,7 +27,9 @@ def joined(
     link: float | None = None,
     host: pa.Table | None = None,
 ) -> JoinedRank:
-    host = spans(span(0, 1, "aten::empty")) if host is None else host
+    if host is None:
+        first = min((event["start_ns"] for event in events), default=0)
+        host = spans(span(first, first + 1, "aten::empty"))
     return join_rank(
         RankInput(
             rank=rank,

@@ -124,3 +124,34 @@ def test_without_a_launch_the_recorded_id_names_the_operator() -> None:
     )
     assert column(links, "op") == ["aten::mm", None]
     assert column(links, "launch_row") == [None, None]
+
+
+def test_a_launch_outside_of_any_operator_leaves_the_recorded_id() -> None:
+    """The runtime's rows may be of another thread, or a moment late, than the operator's."""
+    links = joined(
+        spans(
+            span(0, 200, "ProfilerStep#3", "annotation"),
+            span(5, 90, "chopper::layer::layers.1"),
+            span(10, 50, "aten::mm", external_id=44),
+            span(120, 150, "aten::add", external_id=45),
+            launch(20, 1, tid=9),
+            launch(60, 2),
+            # Some recorders write the id beside the launch only.
+            launch(70, 3, external_id=44),
+            # An operator that begins after its kernel did not launch it.
+            launch(80, 4, tid=9),
+            # The launch speaks for itself.
+            launch(130, 5),
+        ),
+        kernels(
+            kernel(100, 110, correlation_id=1, external_id=44),
+            kernel(110, 120, correlation_id=2, external_id=44),
+            kernel(120, 130, correlation_id=3),
+            kernel(130, 140, correlation_id=4, external_id=46),
+            kernel(160, 170, correlation_id=5, external_id=44),
+        ),
+        steps((0, 200), first=3),
+    )
+    assert column(links, "op") == ["aten::mm", "aten::mm", "aten::mm", None, "aten::add"]
+    assert column(links, "layer")[:2] == ["layers.1", "layers.1"]
+    assert None not in column(links, "launch_row")

@@ -65,10 +65,11 @@ def test_kernels_launched_before_the_trace_began_belong_to_no_step() -> None:
 
 
 def test_a_trace_without_steps_is_one_window() -> None:
-    host = spans(launch(10, 1))
+    # From the first event of the host or the device to the last of either.
+    host = spans(launch(10, 1), span(93, 99, "aten::save"))
     device = kernels(kernel(20, 60, correlation_id=1), kernel(90, 95, correlation_id=9))
     found = windows_of(host, device, TABLES["step"].empty())
-    assert found.bounds_ns.tolist() == [20, 95]
+    assert found.bounds_ns.tolist() == [10, 99]
     assert found.numbers.tolist() == [-1]
 
 
@@ -83,9 +84,10 @@ def test_a_graph_launch_owns_all_kernels_that_it_replays() -> None:
 
 
 def test_events_name_their_window_where_a_step_before_has_none() -> None:
-    # Step 1 runs nothing: the windows are of steps 0 and 2, and the event of step 2 is of window 1.
+    # Step 1 runs nothing, and ends on the host before the device is done with step 0: the windows
+    # are of steps 0 and 2, and the event of step 2 is of window 1.
     host = spans(launch(10, 1), launch(210, 2))
-    device = kernels(kernel(20, 60, correlation_id=1), kernel(220, 260, correlation_id=2))
+    device = kernels(kernel(20, 205, correlation_id=1), kernel(220, 260, correlation_id=2))
     step = steps((0, 100), (100, 200), (200, 300))
     rank = joined(host, device, step)
     assert rank.windows.numbers.tolist() == [0, 2]

@@ -99,7 +99,7 @@ def test_damage_that_loses_something(name: str, traces_dir: Path, damaged: Path)
     intact = chopper.attribute(traces_dir / INTACT)
     found = chopper.attribute(damaged / f"{name}.json.gz")
     _closed(found)
-    assert 0 < found.observed_ns <= intact.observed_ns
+    assert 0 < found.whole.observed_ns <= intact.whole.observed_ns
     assert PART[name] <= _said(found)
 
 
@@ -133,5 +133,5 @@ def test_truncated_json_loses_only_its_last_event(damaged: Path, tmp_path: Path)
     (cut,), (same,) = read_trace(path), read_trace(whole)
     for name in ("host_span", "device_event", "step"):
         assert cut.tables[name].to_pylist() == same.tables[name].to_pylist()
-    (finding,) = cut.findings
+    (finding,) = (f for f in cut.findings if f.code != "trace.steps_from")
     assert f"the {len(events)} events before it are used" in finding.message

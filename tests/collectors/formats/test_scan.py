@@ -212,8 +212,6 @@ def test_accepts(tmp_path: Path, members: dict[str, str]) -> None:
         ({"pid": "18446744073709551615"}, "64 bits"),
         ({"name": "5"}, "expected a string"),
         ({"name": '"\\ud83d"'}, "surrogate"),
-        ({"name": '"\\x"'}, "unknown escape"),
-        ({"name": '"a\tb"'}, "control character"),
         ({"ph": "null"}, "expected a string"),
         ({"cat": '"\\u006bernel"'}, "escape in a category"),
         ({"cat": '"mtia_ccp_events"'}, "another way"),
@@ -223,12 +221,7 @@ def test_accepts(tmp_path: Path, members: dict[str, str]) -> None:
         ({"args": '{"correlation": true}'}, "expected a value"),
         ({"args": '{"Collective name": 5}'}, "expected a string"),
         ({"args": '{"\\u0067rid": 5}'}, "escape in a key"),
-        ({"dur": "01"}, "leading zero"),
-        ({"dur": "1."}, "decimals after its point"),
-        ({"dur": "-"}, "expected a value"),
         ({"more": "[" * 70 + "]" * 70}, "too deep"),
-        ({"more": "[1, 2"}, "expected , or"),
-        ({"more": "nul"}, "expected a value"),
     ],
 )
 def test_refuses_and_python_decides(tmp_path: Path, members: dict[str, str], why: str) -> None:
@@ -236,6 +229,58 @@ def test_refuses_and_python_decides(tmp_path: Path, members: dict[str, str], why
     with pytest.raises(ValueError, match=f"^byte \\d+: .*{why}"):
         feed(text, len(text))
     assert not check(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("members", "why", "code"),
+    [
+        ({"name": '"\\x"'}, "unknown escape", "event.repaired"),
+        ({"name": '"a\tb"'}, "control character", "event.repaired"),
+        ({"name": '"a "b", (c)"'}, "expected , or }", "event.repaired"),
+        ({"name": '"C:\\torch\\x.py\\"'}, "unknown escape", "event.repaired"),
+        ({"name": '"open'}, "expected , or }", "event.not_json"),
+        ({"args": '{"grid": [1, 2,]}'}, "expected a value", "event.repaired"),
+        ({"ts": "nan"}, "expected a value", "trace.nan"),
+        ({"ts": "-nan(ind)"}, "expected a value", "trace.nan"),
+        ({"dur": "-inf"}, "expected a value", "trace.nan"),
+        ({"args": '{"est. achieved occupancy %": Infinity}'}, "expected a value", "trace.nan"),
+        ({"dur": "01"}, "leading zero", "event.not_json"),
+        ({"dur": "1."}, "decimals after its point", "event.not_json"),
+        ({"dur": "-"}, "expected a value", "event.not_json"),
+        ({"more": "[1, 2"}, "expected , or", "event.not_json"),
+        ({"more": "nul"}, "expected a value", "event.not_json"),
+    ],
+)
+def test_one_broken_event_is_fixed_or_left_out(
+    tmp_path: Path, members: dict[str, str], why: str, code: str
+) -> None:
+    text = trace(event(), event(**members), event(ts="9"))
+    with pytest.raises(ValueError, match=f"^byte \\d+: .*{why}"):
+        feed(text, len(text))
+    path = write(tmp_path, text)
+    assert check(path)
+    [found] = read_trace(path)
+    codes = {f.code: f.count for f in found.findings if f.severity == "warning"}
+    assert codes.pop(code) == 1
+    assert set(codes) <= {"event.without_ts", "event.without_dur"}
+    lost = code == "event.not_json" or "event.without_ts" in codes
+    assert found.tables["device_event"].num_rows == (2 if lost else 3)
+
+
+def test_many_broken_events_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        event(ts=str(2 * i), name=(f'"kernel "{i}""', '"a\\c"', '"plain"', '"open')[i % 4])
+        for i in range(403)
+    ]
+    path = write(tmp_path, trace(*events))
+    for text_bytes in (1, 1000, 1 << 24):
+        monkeypatch.setattr(_sections, "_TEXT_BYTES", text_bytes)
+        assert check(path)
+        [found] = read_trace(path)
+        assert {f.code: f.count for f in found.findings} == {
+            "event.repaired": 202,
+            "event.not_json": 100,
+        }
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,11 @@ def test_listing_for_people_names_all_workloads_and_what_they_take():
 
 @pytest.mark.parametrize("name", workloads())
 def test_each_is_described_with_variants_options_and_time(name):
-    from chopper.cli import run_, workloads_
+    from chopper.cli import bench_, workloads_
 
-    shown = CliRunner().invoke(run_.command, [name, "--help"]).stdout
+    shown = CliRunner().invoke(bench_.command, [name, "--help"]).stdout
     assert shown == CliRunner().invoke(workloads_.command, [name]).stdout
-    assert shown == CliRunner().invoke(run_.command, ["-o", "x", name, "--", "-h"]).stdout
+    assert shown == CliRunner().invoke(bench_.command, ["-o", "x", name, "--", "-h"]).stdout
     assert f"about {find(name).seconds} s on two cores" in shown
     for option in options_of(name):
         assert f"--{option.name} " in shown
@@ -70,7 +70,7 @@ def test_each_is_described_with_variants_options_and_time(name):
 
 
 def test_what_is_left_is_told_from_the_runs_that_ended():
-    from chopper.cli.run_ import _left
+    from chopper.cli.bench_ import _left
 
     assert _left(0, 3, spent_s=0, expected_s=60) == ", about 1 min 00 s left"
     assert _left(1, 3, spent_s=10, expected_s=60) == ", about 20 s left"
@@ -182,7 +182,7 @@ def test_too_many_ranks_for_the_cores_are_warned_of(monkeypatch):
 
 
 def test_an_option_of_the_workload_before_the_dashes_is_explained():
-    from chopper.cli.run_ import command
+    from chopper.cli.bench_ import command
 
     result = CliRunner().invoke(command, ["fsdp2", "--size", "8b"])
     assert result.exit_code == 2
@@ -190,7 +190,7 @@ def test_an_option_of_the_workload_before_the_dashes_is_explained():
 
 
 def chopper_run(output, *words):
-    return own_python("chopper", "run", "fsdp2", "--ranks", "2", "-o", str(output), *words)
+    return own_python("chopper", "bench", "fsdp2", "--ranks", "2", "-o", str(output), *words)
 
 
 @pytest.mark.slow
@@ -216,7 +216,6 @@ def test_runs_records_and_attributes(tmp_path, hostile_directory):
     assert len(attribution["ranks"]) == 2
     assert "step    3   loss" in done.stderr
     assert f"chopper report '{output}' -o report.html" in done.stderr
-    assert f"chopper analyze '{output}' --by layer" in done.stderr
     manifest = json.loads((output / "manifest.json").read_bytes())
     assert manifest["workload"] == "fsdp2"
     assert manifest["exit_code"] == 0

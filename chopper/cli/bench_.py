@@ -1,4 +1,4 @@
-"""``chopper run``: a reference workload, recorded and attributed."""
+"""``chopper bench``: a reference workload, recorded and attributed."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
-            hint = "Options of the workload go behind --, see: chopper run WORKLOAD --help"
+            hint = "Options of the workload go behind --, see: chopper bench WORKLOAD --help"
             raise click.UsageError(f"{exc.format_message()} {hint}", ctx) from exc
 
 
-@click.command("run", cls=_Command)
+@click.command("bench", cls=_Command)
 @click.argument("workload", shell_complete=shared.workloads)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(
@@ -90,7 +90,7 @@ def command(
     A workload with variants runs each in turn, several times, and shows their measurements and the
     causes of the difference; every repetition is a separate run in the output directory.
 
-    What each workload runs, how long it takes and its options: chopper run WORKLOAD --help.
+    What each workload runs, how long it takes and its options: chopper bench WORKLOAD --help.
 
     The workload's own output goes to stderr, the result to stdout; with --json in the form that
     "chopper analyze --json" prints, or schema chopper.experiment/1 for workloads that measure. The
@@ -98,21 +98,25 @@ def command(
 
     \b
     Examples:
-      chopper run fsdp2 --ranks 2
-      chopper run fsdp1 --ranks 2 --steps 12 -o runs/fsdp1 --force
-      chopper run fsdp --compare
-      chopper run gemm --variants random -- --dtypes float32
-      chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16
+      chopper bench fsdp2 --ranks 2
+      chopper bench fsdp1 --ranks 2 --steps 12 -o runs/fsdp1 --force
+      chopper bench fsdp --compare
+      chopper bench gemm --variants random -- --dtypes float32
+      chopper bench fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16
     """
     from chopper.errors import UsageError
-    from chopper.experiments.catalogue import find
+    from chopper.experiments.catalogue import find, program
+    from chopper.experiments.launch import is_program
     from chopper.experiments.prepare import WorkloadUnavailable, prepare
     from chopper.recording.signals import interrupts_end_at_once
     from chopper.storage.destination import new_output
 
+    if program(workload) is None and is_program(workload):
+        record = f"chopper record -- {shared.quoted(workload, *options)}"
+        raise UsageError(f"{workload}: is a program, not a workload; record it: {record}")
     if compare and not find(workload).variants:
         raise UsageError(
-            f"--compare: {workload} has no variants; see chopper run {workload} --help"
+            f"--compare: {workload} has no variants; see chopper bench {workload} --help"
         )
     # Nothing has begun. Libraries that are being loaded lose an exception, or fail of it.
     try:
@@ -204,9 +208,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
         print_json(attribution.to_dict())
     else:
         print_text(attribution, None, None)
-    run = shared.quoted(path)
-    click.echo(f"next: chopper report {run} -o report.html", err=True)
-    click.echo(f"      chopper analyze {run} --by layer", err=True)
+    click.echo(f"next: chopper report {shared.quoted(path)} -o report.html", err=True)
 
 
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""``chopper compare RUN --history DIR``: its files, exit codes and JUnit XML; the GitHub Action."""
+"""``chopper gate``: its files, exit codes and JUnit XML; the GitHub Action."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.compare.history import PastRun, past_run
-from chopper.cli._history import add, read
+from chopper.cli.gate_ import add_run, read
 from tests.command import Outcome, run
 from tests.kineto_writer import Trace
 from tests.waiting import PATIENCE_S
@@ -52,12 +52,12 @@ def job(tmp_path: Path, earlier: list[PastRun], monkeypatch: pytest.MonkeyPatch)
     """A directory with a history of ten runs; later ones at 11 … are made in it."""
     monkeypatch.chdir(tmp_path)
     for one in earlier:
-        add(tmp_path / "history", one)
+        add_run(tmp_path / "history", one)
     return tmp_path
 
 
 def compare(*options: str | Path) -> Outcome:
-    return run("compare", "new.json", "--history", "history", *options)
+    return run("gate", "new.json", "--history", "history", *options)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,15 @@ def test_verdict_exit_code_and_what_is_added(
     assert len(accepted) == ("--accept" in options)
     compare("--add")
     assert [one for one in read(job / "history") if one.accepted] == accepted
+
+
+def test_compare_with_a_history_or_a_condition_is_this_gate(job: Path) -> None:
+    trace(job / "new.json", at=11, slower_ns=2_000)
+    former = run("compare", "new.json", "--history", "history")
+    assert (former.code, former.out) == (1, compare().out)
+    condition = ("new.json", "new.json", "--fail-on=median<+1%")
+    assert run("compare", *condition).out == run("gate", *condition).out
+    assert "the gate failed" in run("gate", *condition).out
 
 
 def test_a_history_needs_no_package_of_an_extra(job: Path, monkeypatch) -> None:
@@ -138,13 +147,14 @@ def test_bad_input_is_one_line(job: Path) -> None:
         shown = compare(*options)
         assert (shown.code, words in shown.line) == (code, True), shown.err
     for arguments, words in (
-        (("new.json",), "RUN_B"),
+        (("new.json",), "give RUN and --history DIR, or BASE, RUN and --fail-on EXPR"),
+        (("new.json", "--fail-on", "step>0"), "or BASE, RUN and --fail-on EXPR"),
         (("new.json", "b.json", "--add"), "--add: needs --history"),
-        (("new.json", "b.json", "--junit", "j.xml"), "no verdict to write"),
+        (("new.json", "b.json", "--junit", "j.xml"), "give RUN and --history DIR"),
     ):
-        shown = run("compare", *arguments)
+        shown = run("gate", *arguments)
         assert (shown.code, words in shown.line) == (2, True), shown.err
-    assert "is not a run of a history" in run("compare", "new.json", "--history", ".").line
+    assert "is not a run of a history" in run("gate", "new.json", "--history", ".").line
     damaged = job / "history/0-damaged.json"
     kept = next(job.glob("history/*.json")).read_bytes()
     for text, words in (
@@ -217,7 +227,7 @@ def test_junit(made: dict[str, Any], expected: list[str], job: Path) -> None:
     name = made.pop("name", "new.json")
     trace(job / "new.json", at=11, **made)
     (job / "new.json").rename(job / name)
-    shown = run("compare", name, "--history", "history", "--junit", "junit.xml")
+    shown = run("gate", name, "--history", "history", "--junit", "junit.xml")
     assert shown.code == ("failure" in expected), shown.err
     cases = junit(job / "junit.xml")
     assert [kind for _, kind, _ in cases] == expected
@@ -228,7 +238,7 @@ def test_junit(made: dict[str, Any], expected: list[str], job: Path) -> None:
 def test_junit_of_a_gate_between_two_runs(job: Path) -> None:
     trace(job / "a.json", at=1)
     trace(job / "b.json", at=2, slower_ns=9_000)
-    shown = run("compare", "a.json", "b.json", "--fail-on", "median>+5%", "--junit", "j.xml")
+    shown = run("gate", "a.json", "b.json", "--fail-on", "median>+5%", "--junit", "j.xml")
     assert shown.code == 1
     [(name, kind, message)] = junit(job / "j.xml")
     assert (name, kind) == ("median>+5%", "failure")
