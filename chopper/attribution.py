@@ -270,7 +270,10 @@ class StepTime:
     @property
     def is_slowed_by_tracing(self) -> bool:
         """Tell whether tracing added more than a tenth to a step, beyond noise."""
-        return self.is_tracing_certain and (self.tracing_ratio or 0) > SLOWED_RATIO
+        if not self.is_tracing_certain or self.untraced is None:
+            return False
+        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns or 0
+        return low_ns > SLOWED_RATIO * self.untraced.value_ns
 
     @property
     def scale(self) -> float:
