@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_the_action_that_the_report_suggests_removes_what_it_says(tmp_path: Path) -> None:
-    runs, printed = [], []
+    runs: list[chopper.Attribution] = []
+    printed: list[list[str]] = []
     for options in ((), ("--fixed",)):
         run = tmp_path / f"run{len(runs)}"
         done = command.process(
