@@ -18,9 +18,10 @@ PYTEST_ARGS ?= -n $(shell expr \( 3 \* $$(getconf _NPROCESSORS_ONLN) + 1 \) / 2)
 COVERAGE_MIN ?= 80
 # Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py"; all if none.
 CLIENTS ?=
-# Where the demo writes; an earlier demo's run and report there are replaced.
+# Where the demo writes; an earlier demo's runs and pages there are replaced.
 DEMO_RUN ?= runs/demo
 DEMO_REPORT ?= report.html
+DEMO_COMPARISON ?= comparison.html
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Build dependencies are pinned too, so nothing is fetched into an isolated build environment.
@@ -65,16 +66,26 @@ $(VENV)/dev.stamp: $(PINNED)
 
 env: $(VENV)/dev.stamp  ## the environment of all targets, in .venv
 
+# $(call record,DIRECTORY,OPTIONS): the demo's training, on two processes of one thread each.
+record = $(BIN)/chopper record -o $(1) --force -- \
+  env OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/demo.py $(2)
+
 # Calibrated first (once per machine), so that machines without GPUs have a ceiling to compare with.
-demo: $(VENV)/run.stamp  ## record a real 2-rank FSDP2 training run, attribute it, write report.html
-	@$(BIN)/chopper calibrate --ranks 2 --quick
-	@$(BIN)/chopper run fsdp2 --ranks 2 -o $(DEMO_RUN) --force
-	@$(BIN)/chopper report $(DEMO_RUN) -o $(DEMO_REPORT) --force
+# Text ends where its first screen does; the pages have the rest.
+demo: $(VENV)/run.stamp  ## record a training, take the action that its report suggests, compare
+	@$(BIN)/chopper calibrate --ranks 2 --quick >/dev/null
+	@$(call record,$(DEMO_RUN),)
+	@echo
+	@$(BIN)/chopper analyze $(DEMO_RUN) | sed '/^Where the time went/,$$d'
+	@$(BIN)/chopper report $(DEMO_RUN) -o $(DEMO_REPORT) --force >/dev/null
+	@echo "The action is taken: examples/demo.py --fixed tokenizes once and leaves the loss on the device."
+	@$(call record,$(DEMO_RUN)-fixed,--fixed)
+	@echo
+	@$(BIN)/chopper compare $(DEMO_RUN) $(DEMO_RUN)-fixed | sed '/^Where the runs differ/,$$d'
+	@$(BIN)/chopper compare $(DEMO_RUN) $(DEMO_RUN)-fixed -o $(DEMO_COMPARISON) --force >/dev/null
 	@printf '%s\n' "next: source $(BIN)/activate        # then chopper is on the path:" \
-	  "      chopper analyze $(DEMO_RUN) --by layer" \
-	  "      chopper run fsdp1 --ranks 2" \
-	  "      chopper record -- torchrun --standalone --nproc-per-node 2 examples/train_plain.py" \
-	  "      chopper doctor" >&2
+	  "      chopper analyze $(DEMO_RUN)        # every cause; --by layer, op, rank …" \
+	  "      chopper record -- python train.py" >&2
 
 # pytest comes last, so that its closing line is the last line.
 test: two-checks unit  ## what guards the code: checks, documentation, tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,6 +65,7 @@ def to_json(comparison: Comparison, gate: Verdict | None) -> dict[str, object]:
     in_a, in_b = tried(comparison)
     out = comparison.to_dict()
     out["actions"] = None if in_b is None else actions.to_json(in_b.ranked, base=in_a)
+    out["predictions"] = predictions(comparison, in_a, in_b)
     if gate is not None:
         out["gate"] = gate.to_dict()
     return out
@@ -77,17 +79,19 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
         gate: what became of ``--fail-on``.
         top: kernels and operators in text and Markdown.
     """
+    in_a, in_b = tried(comparison)
     return Page(
         title=f"{comparison.a.name} and {comparison.b.name}",
         headline=comparison.verdict,
         summary=(
+            *_predicted(predictions(comparison, in_a, in_b), comparison),
             *_sides(comparison),
             *_outcomes(comparison),
             *([] if gate is None else [Items(items=gate_items(gate), title="Gate")]),
             *_unlike(comparison),
         ),
         sections=(
-            *_first(comparison),
+            *_first(comparison, in_a, in_b),
             _same_work(comparison),
             _causes(comparison),
             *_items("op", "Operators", comparison.operations, top=top),
@@ -104,9 +108,49 @@ def page(comparison: Comparison, *, gate: Verdict | None = None, top: int = TOP)
     )
 
 
-def _first(comparison: Comparison) -> list[Section]:
+def predictions(
+    comparison: Comparison, in_a: Actions | None, in_b: Actions | None
+) -> list[dict[str, Any]]:
+    """Return A's actions that B took, with the change of the step that A's replay predicted.
+
+    An action counts as taken if its pattern could save less than a tenth as much in B. Predictions
+    are scaled to untraced steps where the comparison has them.
+    """
+    if in_a is None or in_b is None or comparison.refused:
+        return []
+    left_ns: Counter[str] = Counter()
+    for action in in_b.ranked:
+        left_ns[action.detector] += action.saved_ns
+    is_scaled = comparison.untraced is not None and in_a.pace == 1
+    scale = comparison.runs[0].step_time().scale if is_scaled else 1.0
+    return [
+        {
+            "detector": action["detector"],
+            "title": action["title"],
+            "predicted_difference_ns": -round(action["recoverable_step_ns"] * scale),
+        }
+        for action in actions.to_json(in_a.ranked)
+        if 10 * left_ns[action["detector"]] < action["recoverable_step_ns"]
+    ]
+
+
+def _predicted(taken: Sequence[dict[str, Any]], comparison: Comparison) -> list[Block]:
+    """Return what A's replay predicted of the actions that B took, and what was measured."""
+    if not taken:
+        return []
+    total = comparison.untraced or comparison.step
+    predicted = "; ".join(
+        f"{signed_duration(p['predicted_difference_ns'])} ({p['title']})"
+        for p in taken[: actions.SHOWN]
+    )
+    noise = "" if total.ci95_ns is None else f" (95 %: {interval(total.ci95_ns)})"
+    overlap = " Savings overlap, so they do not add up." if len(taken) > 1 else ""
+    measured = f"{signed_duration(total.difference_ns)}{noise}"
+    return [Paragraph(f"Predicted by a replay of A: {predicted}. Measured: {measured}.{overlap}")]
+
+
+def _first(comparison: Comparison, in_a: Actions | None, in_b: Actions | None) -> list[Section]:
     """Return what to try first in B, and what the same pattern costs A; none without a replay."""
-    in_a, in_b = tried(comparison)
     if in_b is None:
         return []
     section = actions.section(*actions.tell(comparison.runs[1], in_b, comparison.unit, base=in_a))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,28 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
     text = _text(comparison_report.page(compare(runs[2], runs[1])))
     assert "; not seen in A" in text
     assert _tried(runs[1], runs[2]) == []
+
+
+def test_compare_sets_what_a_replay_predicted_beside_what_was_measured(tmp_path: Path) -> None:
+    runs = []
+    for name, stall_ns in (("5 ms", 5_000_000), ("2 ms", 2_000_000), ("none", 0)):
+        write(simulate(Plan(data=Dose(stall_ns))), tmp_path / name)
+        runs.append(chopper.attribute(tmp_path / name))
+    taken = compare(runs[0], runs[2])
+    document: Any = comparison_report.to_json(taken, None)
+    (prediction,) = document["predictions"]
+    assert prediction["detector"] == "data_loading"
+    assert prediction["predicted_difference_ns"] == pytest.approx(-5e6, rel=0.03)
+    assert document["step"]["difference_ns"] == pytest.approx(-5e6, rel=0.03)
+    text = " ".join(_text(comparison_report.page(taken)).split())
+    assert re.search(
+        r"Predicted by a replay of A: −(4\.[89]|5\.[01])\d? ms \(.*\)\. Measured: −", text
+    )
+    # Neither a pattern that is still there was taken, nor one that A never had.
+    for a, b in ((runs[0], runs[1]), (runs[2], runs[0])):
+        document = comparison_report.to_json(compare(a, b), None)
+        assert document["predictions"] == []
+        assert "Predicted by" not in _text(comparison_report.page(compare(a, b)))
 
 
 def _tried(a: chopper.Attribution, b: chopper.Attribution) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ COLUMNS = {
     "named": "named phases (probe)",
     "data": "waiting for data (probe)",
     "cause": "largest cause",
+    "planted": "planted (alone)",
+    "verdict": "first sentence",
     "losses": "losses",
     "exit": "exit",
     "memory": "memory",

@@ -48,11 +48,37 @@ class Client:
     """Whether a trace of the default steps would be larger than a trace may be."""
     waits_for_data: float | None = None
     """Least share of the time that the loader takes, where that is the point."""
+    verdict: frozenset[str] = frozenset()
+    """The first sentence is of one of these classes; of any where empty."""
+    place: tuple[str, ...] = ()
+    """Words of which the verdict names at least one: a phase, a layer, a function, a file."""
+    planted: tuple[float, float] | None = None
+    """Least and greatest share of the loop that the program itself measures, run alone, for the
+    cause that it was written to have; None where it measures none."""
 
 
 _COMPUTING = frozenset({"compute", "idle.preparation.python", "idle.preparation.dispatch"})
 _DATA = frozenset({"idle.preparation.data"})
+_PYTHON = frozenset({"idle.preparation.python"})
 _COMMUNICATION = frozenset({"communication", "idle.preparation.collective_wait"})
+
+# Classes of the verdict, as `chopper analyze RUN --json` names them.
+COMPUTE = frozenset({"compute", "good"})
+MEMORY = frozenset({"memory"})
+MEMORY_GROWTH = frozenset({"memory_growth"})
+LAUNCHES = frozenset({"launches"})
+SMALL_OPERATORS = frozenset({"launches", "host_python"})
+HOST_PYTHON = frozenset({"host_python"})
+DATA = frozenset({"data"})
+COMMUNICATION = frozenset({"communication"})
+PIPELINE = frozenset({"pipeline"})
+CONTENTION = frozenset({"contention"})
+EVALUATION = frozenset({"evaluation"})
+CHECKPOINT = frozenset({"checkpoint"})
+STARTUP = frozenset({"startup"})
+COLLECTION = frozenset({"garbage_collection"})
+OPTIMIZER = frozenset({"optimizer"})
+SYNCHRONIZATION = frozenset({"synchronization"})
 
 CLIENTS = (
     Client(
@@ -188,6 +214,7 @@ CLIENTS = (
         watch_forward=False,
         spans_apart=False,
         causes=frozenset({"idle.preparation.compile"}),
+        verdict=STARTUP,
     ),
     Client(
         program="manual_sgd.py",
@@ -213,12 +240,14 @@ CLIENTS = (
         phases=frozenset({"data"}),
         causes=_DATA,
         waits_for_data=0.8,
+        verdict=DATA,
     ),
     Client(
         program="pipeline.py",
         library=None,
         launcher=_TORCHRUN,
         steps=(30, 30),
+        verdict=PIPELINE,
         causes=_COMPUTING | _COMMUNICATION,
     ),
     Client(
@@ -236,5 +265,180 @@ CLIENTS = (
         ends="backward",
         phases=frozenset({"forward", "backward"}),
         causes=_COMPUTING,
+    ),
+    # Programs with one planted cause, which measure it themselves where they can.
+    Client(
+        program="loader_slow_workers.py",
+        library=None,
+        steps=(60,),
+        phases=frozenset({"data"}),
+        causes=_DATA,
+        verdict=DATA,
+        place=("data",),
+        planted=(0.7, 1.0),
+    ),
+    Client(
+        program="loader_uneven.py",
+        library=None,
+        steps=(60,),
+        phases=frozenset({"data"}),
+        causes=_DATA,
+        verdict=DATA,
+        place=("data",),
+        planted=(0.9, 1.0),
+    ),
+    Client(
+        program="memory_mapped.py",
+        library=None,
+        steps=(60,),
+        causes=_PYTHON,
+        # Read and decoded in the program's own function: either names it.
+        verdict=DATA | HOST_PYTHON,
+        place=("between", "batch"),
+        planted=(0.55, 0.9),
+    ),
+    Client(
+        program="datasets_streaming.py",
+        library="datasets",
+        steps=(60,),
+        causes=_PYTHON | _DATA,
+        verdict=DATA,
+        planted=(0.75, 1.0),
+    ),
+    Client(
+        program="slow_callback.py",
+        library=None,
+        steps=(60,),
+        causes=_PYTHON,
+        verdict=HOST_PYTHON,
+        place=("between", "on_step_end", "WeightHistory"),
+        planted=(0.4, 0.8),
+    ),
+    Client(
+        program="trainer_slow_callback.py",
+        library="transformers",
+        steps=(60,),
+        causes=_PYTHON,
+        verdict=HOST_PYTHON,
+        place=("between", "on_step_end"),
+        planted=(0.35, 0.75),
+    ),
+    Client(
+        program="environment_step.py",
+        library=None,
+        steps=(60,),
+        causes=_PYTHON,
+        verdict=HOST_PYTHON,
+        place=("between", "distances"),
+        planted=(0.5, 0.9),
+    ),
+    Client(
+        program="garbage_collection.py",
+        library=None,
+        steps=(60,),
+        phases=frozenset(),
+        causes=frozenset({"idle.preparation.gc"}),
+        verdict=COLLECTION,
+        planted=(0.9, 1.0),
+    ),
+    Client(
+        program="checkpoints.py",
+        library=None,
+        steps=(60,),
+        verdict=CHECKPOINT,
+        planted=(0.25, 0.75),
+    ),
+    Client(
+        program="evaluations.py",
+        library=None,
+        steps=(60,),
+        verdict=EVALUATION,
+        planted=(0.55, 0.9),
+    ),
+    Client(
+        program="slow_optimizer.py",
+        library=None,
+        steps=(60,),
+        causes=_PYTHON | frozenset({"compute.optimizer"}),
+        verdict=OPTIMIZER,
+        place=("optimizer",),
+        planted=(0.4, 0.75),
+    ),
+    Client(
+        program="forward_hooks.py",
+        library=None,
+        steps=(60,),
+        verdict=HOST_PYTHON | LAUNCHES | COMPUTE | MEMORY,
+        place=("forward", "hook"),
+        planted=(0.35, 0.8),
+    ),
+    Client(
+        program="item_loop.py",
+        library=None,
+        steps=(60,),
+        verdict=SYNCHRONIZATION | SMALL_OPERATORS,
+        place=("item", "between", "_local_scalar_dense", "forward"),
+        planted=(0.45, 0.85),
+    ),
+    Client(
+        program="tiny_kernels.py",
+        library=None,
+        steps=(60,),
+        causes=_COMPUTING,
+        verdict=SMALL_OPERATORS,
+    ),
+    Client(
+        program="large_products.py",
+        library=None,
+        steps=(60,),
+        causes=frozenset({"compute"}),
+        verdict=COMPUTE,
+    ),
+    Client(
+        program="elementwise_chain.py",
+        library=None,
+        steps=(20,),
+        causes=frozenset({"compute.vector"}),
+        verdict=MEMORY | COMPUTE,
+    ),
+    Client(
+        program="memory_growth.py",
+        library=None,
+        steps=(120,),
+        causes=_COMPUTING,
+        verdict=COMPUTE | MEMORY_GROWTH,
+    ),
+    Client(
+        program="core_contention.py",
+        library=None,
+        steps=(60,),
+        verdict=CONTENTION,
+        planted=(0.3, 1.0),
+    ),
+    Client(
+        program="compile_startup.py",
+        library=None,
+        steps=(20,),
+        watch_forward=False,
+        spans_apart=False,
+        verdict=STARTUP,
+        planted=(0.6, 1.0),
+    ),
+    Client(
+        program="ddp_accumulation.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        causes=_COMPUTING | _COMMUNICATION,
+        verdict=COMMUNICATION,
+        place=("backward", "no_sync"),
+    ),
+    Client(
+        program="ddp_communication.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        causes=_COMPUTING | _COMMUNICATION,
+        verdict=COMMUNICATION,
     ),
 )

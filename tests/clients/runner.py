@@ -54,6 +54,7 @@ CPU_NOISE = 0.25
 TIMEOUT_S = 600.0
 
 _LOSS = re.compile(r"(?i)loss\S*\s*'?(-?\d+\.\d+(?:e[+-]?\d+)?)")
+_PLANTED = re.compile(r'"planted_ratio": (\d\.\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ class Execution:
     def checksums(self) -> Counter[int]:
         """Checksums of the parameters after each step, whichever process took it."""
         return Counter(e["crc"] for p in self.processes for e in p.events if "crc" in e)
+
+    @property
+    def planted(self) -> list[float]:
+        """Shares of the loop that the processes measured for the cause planted in them."""
+        return [float(share) for share in _PLANTED.findall(self.out)]
 
     @property
     def peak_mb(self) -> float:
@@ -225,6 +231,14 @@ def _compare_outcomes(verdict: Verdict, alone: Execution, recorded: Execution) -
         verdict.expect(same, "losses", "losses or parameters differ from those of the run alone")
     else:
         verdict.cells["losses"] = "not repeatable"
+    if client.planted is not None:
+        least, most = client.planted
+        verdict.cells["planted"] = ", ".join(fmt.percent(p, ".0f") for p in alone.planted) or "none"
+        verdict.expect(
+            alone.planted and all(least <= share <= most for share in alone.planted),
+            "planted",
+            f"alone it measures {verdict.cells['planted']}, expected {least} to {most}",
+        )
     verdict.cells["memory"] = f"{alone.peak_mb:.0f} → {recorded.peak_mb:.0f} MB"
     most_mb = MOST_MEMORY_AT_LIMIT_MB if client.reaches_limit else MOST_MEMORY_MB
     verdict.expect(recorded.peak_mb - alone.peak_mb <= most_mb, "memory", verdict.cells["memory"])
@@ -246,6 +260,7 @@ def _compare_recording(verdict: Verdict, execution: Execution, path: Path) -> No
         analyses[run] = _analyze(verdict, run)
     _compare_phases(verdict, trained, recorded, analyses)
     _compare_causes(verdict, analyses)
+    _compare_first_sentence(verdict, analyses)
 
 
 def _read(verdict: Verdict, path: Path) -> list[Recorded]:
@@ -477,3 +492,23 @@ def _compare_causes(verdict: Verdict, analyses: dict[Path, dict[str, Any] | None
         "cause",
         f"{largest} ({fmt.percent(share, '.0f')}), expected {', '.join(sorted(allowed))}",
     )
+
+
+def _compare_first_sentence(verdict: Verdict, analyses: dict[Path, dict[str, Any] | None]) -> None:
+    """Compare what each recording says first: what bounds it, and at which place."""
+    client = verdict.client
+    for run, analysis in analyses.items():
+        first = (analysis or {}).get("verdict") or {}
+        sentence = str(first.get("sentence", "none"))
+        verdict.cells["verdict"] = sentence
+        verdict.expect(
+            not client.verdict or first.get("class") in client.verdict,
+            "verdict",
+            f"{run.name}: {first.get('class')}, expected {', '.join(sorted(client.verdict))}",
+        )
+        said = json.dumps(first, ensure_ascii=False)
+        verdict.expect(
+            not client.place or any(word in said for word in client.place),
+            "verdict",
+            f"{run.name}: names none of {', '.join(client.place)}",
+        )

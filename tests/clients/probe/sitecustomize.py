@@ -221,12 +221,17 @@ class TorchImport:
         from importlib.util import find_spec
 
         sys.meta_path.remove(self)
-        spec = find_spec(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            # Libraries ask whether torch is there before they import it.
+            sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
+            sys.meta_path.remove(self)
             execute(module)
             begin()
 
