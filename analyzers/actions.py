@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Action:
         where: the place.
         evidence: names and numbers.
         events_count: device events that it is about, over ranks and steps.
+        rank_ns: what it is ranked by: ``saved_ns``, or the time of the causes it removes if less.
         longest: rank and start of the longest of them; None where there are none.
     """
 
@@ -65,6 +67,7 @@ class Action:
     where: Where
     evidence: dict[str, Any]
     events_count: int
+    rank_ns: int
     longest: tuple[int, int] | None = None
     of: Literal["step", "loop"] = "step"
 
@@ -143,6 +146,9 @@ def sightings(name: str, material: Material) -> Iterator[Sighting]:
 def actions(run: Attributed, replay: Replay) -> Actions:
     """Rank what is worth trying, by the share of the steps' time that it saves.
 
+    Of a saving that exceeds the time of the causes it removes, no more than that time counts: the
+    rest is waiting that other causes explain.
+
     A pattern is dropped, with the reason, if its saving is within the replay's own error, if one
     step alone shows it and no untraced step is as long, or if fewer than three steps were traced
     and a first iteration would show it too. A detector that fails takes nothing else with it.
@@ -158,7 +164,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
             failed[name] = str(exc)
         except _DEFECTS as exc:
             failed[name] = f"{type(exc).__name__}: {exc}"
-    found.sort(key=lambda pair: -pair[0].saved_ns)
+    found.sort(key=lambda pair: -pair[0].rank_ns)
     return Actions(
         [action for action, doubt in found if not doubt],
         failed,
@@ -185,9 +191,19 @@ def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action,
         where=where(material, seen),
         evidence={**seen.evidence},
         events_count=sum(map(len, seen.events.values())),
+        rank_ns=round(min(saved, _own_ns(material.run, seen))),
         longest=_longest(material.run, seen),
     )
     return action, _doubt(material.run, action, steps)
+
+
+def _own_ns(run: Attributed, seen: Sighting) -> float:
+    """Return the time per step of the causes that a pattern removes; infinite if it names none."""
+    fixed = seen.changes.fix if seen.changes is not None else ()
+    if not fixed:
+        return math.inf
+    time_ns: int = sum(row.time_ns for row in run.leaves() if row.id.startswith(fixed))
+    return time_ns / max(run.windows.num_rows, 1)
 
 
 def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action:
@@ -206,6 +222,7 @@ def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action
         where=where(material, seen),
         evidence={**seen.evidence},
         events_count=0,
+        rank_ns=round(saved_ns / steps),
         of=seen.of,
     )
 

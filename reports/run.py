@@ -60,6 +60,8 @@ _ALERTS = 4
 _SHOWN_FIRST_RATIO = 0.2
 """Leading steps that were slow are shown from this share of the time on."""
 _MARKS = {"measured": "", "model": " ~", "not supported": " ?"}
+_MUCH_RATIO = 0.1
+"""If no action saves as much, the largest causes follow the actions."""
 _MINOR_RATIO = 1e-3
 """Findings about a smaller part of a run are only counted."""
 _SCALED = (
@@ -99,9 +101,9 @@ def page(run: Attributed, format: Format) -> Page:
         "the observed time exactly.",
         blocks=_causes(story, recoverable(run, replay), format),
     )
-    first, is_certain = _first(story, replay)
+    first, saves = _first(story, replay)
     if format == "txt":
-        top = [] if is_certain else [_top_list(found)]
+        top = [] if saves else [_top_list(found)]
         return _page(story, found, [*first, *top, causes, *_spread(story), *_findings(story)])
     levels = [
         _level(story, level, _ROWS)
@@ -119,11 +121,12 @@ def notebook_page(run: Attributed) -> Page:
 
 
 def _first(story: Story, replay: Replay | str) -> tuple[list[Section], bool]:
-    """Return what to try first, and whether any of it is certain."""
+    """Return what to try first, and whether any of it saves much."""
     if isinstance(replay, str):
         return [], False
     tried = ranked(story.run, replay)
-    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))], bool(tried.ranked)
+    saves = any(action.saved_ratio >= _MUCH_RATIO for action in tried.ranked)
+    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))], saves
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:

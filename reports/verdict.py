@@ -319,7 +319,9 @@ def _of_step(
     group, *others = _ranked(groups)
     inside = _in_group(shares, group)
     name, share = inside[0]
-    if group in known and (name == group or share < _DOMINANT * groups[group]):
+    rival = max((groups[other] for other in others if other != "compute"), default=0.0)
+    least = max(_DOMINANT * groups[group], min(rival, groups[group]))
+    if group in known and (name == group or share < least):
         name, share = group, groups[group]
     text = (story.is_on_host and known[name].on_host) or known[name].sentence
     text = text.format(share=fmt.ratio(share), unit=_unit(story))
