@@ -78,15 +78,16 @@ def generated():
 
 
 @pytest.mark.parametrize(
-    ("loader", "phase"),
+    ("loader", "phases"),
     [
-        (lambda prof: DataLoader(Slow(), batch_size=1), "data"),
-        (lambda prof: prof.watch(generated()), "data"),
-        (lambda prof: generated(), "between"),
+        (lambda prof: DataLoader(Slow(), batch_size=1), ["data"]),
+        (lambda prof: prof.watch(generated()), ["data"]),
+        # By samples of the stack, of which a busy machine may miss some.
+        (lambda prof: generated(), ["data", "between"]),
     ],
     ids=["DataLoader", "watch", "generator"],
 )
-def test_waiting_for_a_batch_belongs_to_no_layer(loader, phase):
+def test_waiting_for_a_batch_belongs_to_no_layer(loader, phases):
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
@@ -97,7 +98,8 @@ def test_waiting_for_a_batch_belongs_to_no_layer(loader, phase):
             prof.step()
     attribution = attributed().whole  # a busy machine makes the first steps a kind of their own
     waited_ns = _STEPS * _WAIT_S * 1e9
-    assert times(attribution, "phase")[phase] >= waited_ns
+    by_phase = times(attribution, "phase")
+    assert sum(by_phase.get(phase, 0) for phase in phases) >= waited_ns
     levels: tuple[Level, ...] = ("layer", "op", "kernel")
     for level in levels:
         named = times(attribution, level)
