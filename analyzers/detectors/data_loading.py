@@ -22,7 +22,7 @@ _LOADERS = {
 }
 _NO_STACKS = "; Python stacks (with_stack=True) would name the function"
 DETECTOR = Detector(
-    title="The data loader is the bottleneck",
+    title="Steps wait for data",
     condition="The device was idle while the host waited for a batch or prepared one.",
     without="every batch is ready when it is requested",
     evidence="on average {stall_ns:ns} of a step waiting for data, {where}",
