@@ -6,7 +6,8 @@ Terminal, HTML, Markdown, JSON and Python show the result of :func:`verdict`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
-from chopper.analyzers.views.stragglers import Uneven, uneven
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.views.stragglers import uneven
 from chopper.attribution import FIRST, CauseRow, StepKind
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
@@ -33,7 +35,7 @@ _LEAST_SECOND = 0.1
 _DOMINANT = 0.6
 """Below this part of its group's time, the largest class is named together with the next one."""
 _LEAST_HIDDEN_RATIO = 0.01
-_MUCH_LONGER = 0.5
+_MUCH_LONGER, _LONGER = 0.5, 1.1
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LISTED = 3
 _STARTUP, _OPTIMIZER, _STRAGGLER = "startup", "optimizer", "straggler"
@@ -155,68 +157,63 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         return Verdict(name=name, sentence=sentence, share_ratio=None, unit="step", largest=())
     links = links_of(run) if isinstance(replay, str) else replay.links
     started = initialization_of(run, links)
-    ranks = _uneven(run)
-    shares = _step_shares(story, started, ranks)
-    groups = _groups(shares)
-    loop = _loop_shares(story)
+    step = _Step(story, links, _step_shares(story, started))
+    name, share, sentence = _bound_of_step(step, started)
+    loop, unit = _loop_shares(story), story.unit
     rest = 1 - sum(loop.values())
-    largest = tuple(
-        _largest(story, row, place_of(run, links, (row.id,))) for row in _top(story)[:_LISTED]
-    )
-    group = _ranked(groups)[0]
-    most = _ranked({**{g: rest * share for g, share in groups.items()}, **loop})[0]
-    if most in loop and (most != _STARTUP or loop[most] >= rest * groups.get(_STARTUP, 0.0)):
+    most = _ranked({**{g: rest * part for g, part in step.groups.items()}, **loop})[0]
+    if most in loop and (most != _STARTUP or loop[most] >= rest * step.groups.get(_STARTUP, 0.0)):
         name, share, unit = most, loop[most], "loop"
-        sentence = _of_loop(story, most, share, _of_step(story, shares, groups, largest))
-    else:
-        name, share = _in_group(shares, group)[0]
-        unit = story.unit
-        share = groups[group] if name == group else share
-        sentence = _of_step(story, shares, groups, largest)
-        optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
-        if name == _STARTUP and started is not None:
-            sentence = _of_startup(story, shares, share, started, largest)
-        elif name == _STRAGGLER and ranks is not None:
-            name, sentence = _of_ranks(story, ranks, share)
-        elif optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
-            name, share = _OPTIMIZER, optimizer.time_ns / run.observed_ns
-            cause = max(optimizer.causes, key=optimizer.causes.__getitem__)
-            text = classes()[name].sentence.format(share=fmt.ratio(share), unit=_unit(story))
-            sentence = f"{text}, most of it {fmt.inside(full_label(cause))}."
+        sentence = _of_loop(story, most, share, sentence)
     return Verdict(
         name=name,
         sentence=_damaged(run, sentence),
         share_ratio=share,
         unit=unit,
-        largest=largest,
+        largest=tuple(
+            _largest(story, row, place_of(run, links, (row.id,))) for row in _top(story)[:_LISTED]
+        ),
     )
 
 
-def _uneven(run: Attributed) -> Uneven | None:
-    """Return why ranks wait for each other; None if they hardly do."""
-    waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
-    if (waited or 0.0) < _LEAST_WAIT_RATIO:
-        return None
-    near = run.detailed
-    return uneven(near, members_of(near), events_of(near))
+@dataclass(frozen=True)
+class _Step:
+    """The shares of the classes in a step, and what a sentence about them needs."""
+
+    story: Story
+    links: Mapping[int, Links]
+    shares: dict[str, float]
+    unit: str = ""
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """Group → share, in the order of :func:`_ranked`."""
+        groups: dict[str, float] = defaultdict(float)
+        for name, share in self.shares.items():
+            groups[classes()[name].group] += share
+        return {group: groups[group] for group in _ranked(groups)}
+
+    def inside(self, group: str) -> list[tuple[str, float]]:
+        """Return the classes of a group with their shares, the largest first."""
+        mine = [(n, share) for n, share in self.shares.items() if classes()[n].group == group]
+        return sorted(mine, key=lambda pair: -pair[1])
+
+    def chosen(self, group: str) -> tuple[str, float]:
+        """Return the class that speaks for a group: the largest, or the group if that is mixed."""
+        name, share = self.inside(group)[0]
+        rivals = [part for g, part in self.groups.items() if g not in ("compute", group)]
+        least = max(
+            _DOMINANT * self.groups[group], min(max(rivals, default=0.0), self.groups[group])
+        )
+        if group in classes() and (name == group or share < least):
+            return group, self.groups[group]
+        return name, share
 
 
-def _step_shares(
-    story: Story, started: Initialization | None, ranks: Uneven | None
-) -> dict[str, float]:
-    """Return the share of each class in the time of a step; initialization is one of its own.
-
-    Of ranks that wait for a late one, these are the shares: what the late one does instead is why.
-    """
+def _step_shares(story: Story, started: Initialization | None) -> dict[str, float]:
+    """Return the share of each class in the time of a step; initialization is one of its own."""
     during = {} if started is None else started.idle_ns
     shares: dict[str, float] = defaultdict(float)
-    if ranks is not None and ranks.kind not in ("pipeline", "taking_turns"):
-        waiting = [g for g in story.by("rank") if g.key != ranks.worst.rank]
-        whole_ns = max(sum(group.time_ns for group in waiting), 1)
-        for group in waiting:
-            for cause, time_ns in group.causes.items():
-                shares[class_of(cause)] += time_ns / whole_ns
-        return dict(shares)
     for row in story.run.leaves():
         share = story.figure(row)[1] or 0.0
         part = share * during.get(row.id, 0) / row.time_ns if row.time_ns else 0.0
@@ -226,24 +223,37 @@ def _step_shares(
     return dict(shares)
 
 
-def _ranked(groups: dict[str, float]) -> list[str]:
+def _bound_of_step(step: _Step, started: Initialization | None) -> tuple[str, float, str]:
+    """Return the class that bounds a step, its share, and the sentence that says so."""
+    story, run = step.story, step.story.run
+    if (found := _of_ranks(step)) is not None:
+        return found
+    group = next(iter(step.groups))
+    name, share = step.chosen(group)
+    if name == _STARTUP and started is not None:
+        return name, share, _of_startup(step, share, started)
+    optimizer = next((g for g in story.by("phase") if g.key == _OPTIMIZER), None)
+    if optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
+        share = optimizer.time_ns / run.observed_ns
+        cause, time_ns = max(optimizer.causes.items(), key=lambda item: item[1])
+        text = classes()[_OPTIMIZER].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+        part = f"{fmt.ratio(time_ns / run.observed_ns)} {fmt.inside(full_label(cause))}"
+        return _OPTIMIZER, share, f"{text} ({part})."
+    return name, share, _of_step(step)
+
+
+def _ranked(groups: Mapping[str, float]) -> list[str]:
     """Return the groups, the one that bounds the step first.
 
     Compute bounds it if it takes most of it; else the largest of the other groups does, even if
     compute takes longer: that time is what a reader can get back. What was not recorded comes
-    first if it is more than half.
+    first if it is the largest.
     """
+    unknown, compute = groups.get("unknown", 0.0), groups.get("compute", 0.0)
     waste = max((s for g, s in groups.items() if g not in ("compute", "unknown")), default=0.0)
-    is_bound = groups.get("compute", 0.0) >= _COMPUTE_BOUND or waste < _LEAST_BOUND
-    later = {"compute": not is_bound, "unknown": groups.get("unknown", 0.0) <= _HALF}
+    is_bound = compute >= _COMPUTE_BOUND or waste < _LEAST_BOUND
+    later = {"compute": not is_bound, "unknown": unknown < max(waste, compute)}
     return sorted(groups, key=lambda g: (later.get(g, False), -groups[g]))
-
-
-def _groups(shares: dict[str, float]) -> dict[str, float]:
-    groups: dict[str, float] = defaultdict(float)
-    for name, share in shares.items():
-        groups[classes()[name].group] += share
-    return dict(groups)
 
 
 def _loop_shares(story: Story) -> dict[str, float]:
@@ -302,55 +312,61 @@ def _largest(story: Story, row: CauseRow, where: Where) -> Largest:
     )
 
 
-def _in_group(shares: dict[str, float], group: str) -> list[tuple[str, float]]:
-    """Return the classes of a group with their shares, the largest first."""
-    mine = [(name, share) for name, share in shares.items() if classes()[name].group == group]
-    return sorted(mine, key=lambda pair: -pair[1])
-
-
-def _of_step(
-    story: Story,
-    shares: dict[str, float],
-    groups: dict[str, float],
-    largest: tuple[Largest, ...],
-) -> str:
+def _of_step(step: _Step) -> str:
     """Return the sentence about a step."""
-    known = classes()
-    group, *others = _ranked(groups)
-    inside = _in_group(shares, group)
-    name, share = inside[0]
-    rival = max((groups[other] for other in others if other != "compute"), default=0.0)
-    least = max(_DOMINANT * groups[group], min(rival, groups[group]))
-    if group in known and (name == group or share < least):
-        name, share = group, groups[group]
+    known, story = classes(), step.story
+    group, *others = step.groups
+    name, share = step.chosen(group)
     text = (story.is_on_host and known[name].on_host) or known[name].sentence
-    text = text.format(share=fmt.ratio(share), unit=_unit(story))
+    text = text.format(share=fmt.ratio(share), unit=step.unit or _unit(story))
     parts = [
         f"{fmt.ratio(part)} {known[n].part or known[n].short}"
-        for n, part in inside[:3]
+        for n, part in step.inside(group)[:3]
         if part >= _LEAST_SECOND and (name == group or n != name)
     ]
-    if (parts and inside[0][0] != name) or len(parts) > 1:
+    if len(parts) > 1 or (parts and step.inside(group)[0][0] != name):
         text += f" ({', '.join(parts)})"
-    text += _place(largest, inside[0][0])
+    if group != "unknown":
+        text += _place(step, group if name == group else name)
     if group == "compute":
         text += _efficiency(story)
     if group == "communication":
         text += _ranks(story)
-    second = max(others, key=groups.__getitem__, default=group)
-    if second != group and groups[second] >= _LEAST_SECOND:
-        main, part = _in_group(shares, second)[0]
-        if second in known and part < _DOMINANT * groups[second]:
-            main = second
-        text += f"; {fmt.ratio(groups[second])} is {known[main].short}"
+    second = max(others, key=step.groups.__getitem__, default=group)
+    if second != group and step.groups[second] >= _LEAST_SECOND:
+        main, part = step.chosen(second)
+        text += f"; {fmt.ratio(part)} is {known[main].short}"
     return f"{text}."
 
 
-def _of_ranks(story: Story, ranks: Uneven, share: float) -> tuple[str, str]:
-    """Return the class and the sentence about ranks that wait for each other."""
+def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
+    """Return class, share and sentence if ranks wait for each other; None if that bounds no step.
+
+    The shares are those of the ranks that wait: what the late one does instead is why they do.
+    """
+    run = step.story.run
+    waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
+    if (waited or 0.0) < _LEAST_WAIT_RATIO:
+        return None
+    near = run.detailed
+    ranks = uneven(near, members_of(near), events_of(near))
+    if ranks is None:
+        return None
+    all_wait = ranks.kind in ("pipeline", "taking_turns")
+    times: dict[str, float] = defaultdict(float)
+    for group in step.story.by("rank"):
+        if all_wait or group.key != ranks.worst.rank:
+            for cause, time_ns in group.causes.items():
+                times[class_of(cause)] += time_ns
+    whole_ns = max(sum(times.values()), 1)
+    waiting = replace(step, shares={n: time_ns / whole_ns for n, time_ns in times.items()})
+    first = next(iter(waiting.groups))
+    if first != "communication" or waiting.inside(first)[0][0] != _STRAGGLER:
+        return None
+    share = waiting.inside(first)[0][1]
     name = _SAID.get(ranks.kind, ranks.kind)
     text = classes()[name].sentence.format(
-        share=fmt.ratio(share), unit=_unit(story), rank=ranks.worst.rank
+        share=fmt.ratio(share), unit=_unit(step.story), rank=ranks.worst.rank
     )
     if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
         text += f", which has {fmt.factor(ranks.work_ratio)} the work of the others"
@@ -358,7 +374,7 @@ def _of_ranks(story: Story, ranks: Uneven, share: float) -> tuple[str, str]:
         text += f", which spends more time on {fmt.inside(full_label(ranks.worst.cause))}"
     elif ranks.kind == "late_entry":
         text += ", which is no slower, but enters late"
-    return _STRAGGLER if name == "late_rank" else name, f"{text}."
+    return _STRAGGLER if name == "late_rank" else name, share, f"{text}."
 
 
 def _unit(story: Story) -> str:
@@ -370,11 +386,13 @@ def _unit(story: Story) -> str:
     return "traced step" if is_longer else "step"
 
 
-def _place(largest: tuple[Largest, ...], name: str) -> str:
-    """Return the place of the largest cause of a class: ``, most of it in train.py(12): load``."""
-    where = next((one.where for one in largest if class_of(one.cause) == name), None)
-    if where is None:
-        return ""
+def _place(step: _Step, name: str) -> str:
+    """Return the place that holds most of a class, or of a group: ``, most of it in …``."""
+    run = step.story.run
+    causes = [
+        r.id for r in run.leaves() if name in (class_of(r.id), classes()[class_of(r.id)].group)
+    ]
+    where = place_of(run, step.links, causes)
     layer = where.layer and f"layer {where.layer}"
     phase = where.phase in _PHASES and where.phase
     place = where.line or layer or where.op or phase
@@ -386,7 +404,7 @@ def _efficiency(story: Story) -> str:
     run, text = story.run, ""
     ideal, observed = story.ideal_per_window_ns, story.step.headline_ns
     if ideal is not None and observed and story.is_ideal_whole:
-        text += f"; model math at peak is {fmt.ratio(ideal / observed)}"
+        text += f"; at peak, model math would take {fmt.ratio(ideal / observed)} of it"
     if run.communication.num_rows:
         rows = story.table("exposed_communication").to_pylist()
         elapsed = sum(row["elapsed_ns"] for row in rows)
@@ -417,25 +435,22 @@ def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
         return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}. {of_step}"
     if name == "long_steps":
         return f"{text}. An ordinary step takes {ordinary}. {of_step}"
-    each = fmt.duration(step.loop_ns / step.steps_count)
+    each_ns = step.loop_ns / step.steps_count
+    if each_ns <= _LONGER * (step.headline_ns or 0):
+        return f"{text}. {of_step}"
+    each = fmt.duration(each_ns)
     return f"{text}, which needs {each} per step; a step alone takes {ordinary}. {of_step}"
 
 
-def _of_startup(
-    story: Story,
-    shares: dict[str, float],
-    share: float,
-    started: Initialization,
-    largest: tuple[Largest, ...],
-) -> str:
+def _of_startup(step: _Step, share: float, started: Initialization) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
-    text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(story))
+    text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(step.story))
     text += f": one {started.name} call of {fmt.duration(started.longest_ns)}"
-    others = {n: s / (1 - share) for n, s in shares.items() if n != _STARTUP and share < 1}
-    if sum(others.values()) <= 0:
+    if share > 1 - _LEAST_SECOND:
         return f"{text}."
-    rest = _of_step(story, others, _groups(others), largest)
-    return f"{text}. Without it: {_inside(rest)}"
+    others = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}
+    rest = _of_step(replace(step, shares=others, unit="rest"))
+    return f"{text}. {rest}"
 
 
 def _first_steps(kind: StepKind) -> str:
@@ -457,12 +472,7 @@ def _damaged(run: Attributed, sentence: str) -> str:
     if not damages:
         return sentence
     what = " and ".join(damages)
-    return f"The trace {what}; of what was read: {_inside(sentence)}"
-
-
-def _inside(sentence: str) -> str:
-    """Return a sentence as it stands after a colon."""
-    return sentence if sentence[:3].isupper() else f"{sentence[:1].lower()}{sentence[1:]}"
+    return f"The trace {what}; what follows is of what was read. {sentence}"
 
 
 def _nothing(story: Story) -> str:
