@@ -179,7 +179,7 @@ def test_a_trace_that_is_cut_says_so_first(tmp_path: Path) -> None:
     whole = trace.encode()
     (tmp_path / "trace.json").write_bytes(whole[: whole.rindex(b'"dur"')])
     sentence = chopper.attribute(tmp_path / "trace.json").verdict.sentence
-    assert sentence.startswith("The trace is cut short and lost kernel records of whole steps; what ")
+    assert sentence.startswith("The trace is cut short and lost kernel records of whole steps; ")
 
 
 def test_a_run_without_a_trace_cannot_be_told(tmp_path: Path) -> None:
