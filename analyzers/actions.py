@@ -203,7 +203,7 @@ def _own_ns(run: Attributed, seen: Sighting) -> float:
     if not fixed:
         return math.inf
     time_ns: int = sum(row.time_ns for row in run.leaves() if row.id.startswith(fixed))
-    return time_ns / max(run.windows.num_rows, 1)
+    return time_ns / max(int(run.windows.num_rows), 1)
 
 
 def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from chopper.wording import percent
 
 _LEAST_RATIO = 0.05
 _FACTOR = 50
+_FEWEST = 3
+_DRIVER = re.compile(r"cuda|cu[A-Z]|hip|hsa_|ze[A-Z]")
 DETECTOR = detector("initialization", least=percent(_LEAST_RATIO, ".0f"), factor=_FACTOR)
 
 
@@ -48,13 +51,14 @@ def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initializa
         host = link.host
         mine = run.windows.filter(ints(run.windows, "rank") == rank)
         start, end = ints(mine, "start_ns"), ints(mine, "end_ns")
-        calls = host.of("runtime", "driver") & ~host.named(is_synchronizing_call)
+        calls = host.of("runtime", "driver") & host.named(_sets_up)
         candidates = np.flatnonzero(calls & (host.dur_ns > _LEAST_RATIO * (end - start).sum()))
         candidates = candidates[
             union(start, end).within(host.start_ns[candidates], host.ends(candidates)) > 0
         ]
         codes, names = host.names
-        usual = (np.median(host.dur_ns[calls & (codes == codes[row])]) for row in candidates)
+        alike = (calls & (codes == codes[row]) for row in candidates)
+        usual = (np.median(host.dur_ns[a if a.sum() >= _FEWEST else calls]) for a in alike)
         rows = candidates[host.dur_ns[candidates] > _FACTOR * np.array([*usual])]
         if not len(rows):
             continue
@@ -72,6 +76,11 @@ def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initializa
             time_ns = int(during[cause == code].sum())
             idle_ns[causes[code]] = idle_ns.get(causes[code], 0) + time_ns
     return Initialization(rows_of, idle_ns, name, longest_ns, host_ns) if rows_of else None
+
+
+def _sets_up(name: str) -> bool:
+    """Return whether a span is a call of the driver that does not wait for the device."""
+    return _DRIVER.match(name) is not None and not is_synchronizing_call(name)
 
 
 def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:

@@ -72,17 +72,13 @@ def find_steps(
         source: of the trace, for messages.
         pid: process whose marks count, if it has any.
     """
+    for spans in (_spans(host, pid), _spans(host, None)):
+        if steps := _profiler_steps(spans):
+            rows = np.array([*steps.values()], dtype=np.int64)
+            return step_table([*steps], spans.start[rows], spans.end[rows], "profiler_step"), []
     spans = _spans(host, pid)
-    numbers = {
-        i: int(m[1]) for i, n in enumerate(spans.names) if n and (m := PROFILER_STEP.match(n))
-    }
-    # A step recorded twice (as an operator and as an annotation) counts once.
-    by_number: dict[int, int] = {}
-    for row in np.flatnonzero(np.isin(spans.code, [*numbers])).tolist():
-        by_number.setdefault(numbers[int(spans.code[row])], row)
-    if by_number or not len(spans.code):
-        rows = np.array([*by_number.values()], dtype=np.int64)
-        return step_table([*by_number], spans.start[rows], spans.end[rows], "profiler_step"), []
+    if not len(spans.code):
+        return step_table([], spans.start, spans.end, "range"), []
     begin_ns = int(to_numpy(host["start_ns"])[0])
     end_ns = int((to_numpy(host["start_ns"]) + to_numpy(host["dur_ns"])).max())
     marker = _marker(spans, end_ns - begin_ns)
@@ -98,6 +94,19 @@ def find_steps(
     )
     cover_ratio = int(last_ns[-1] - first_ns[0]) / max(end_ns - begin_ns, 1)
     return steps, [_said(spans, marker, source, cover_ratio)]
+
+
+def _profiler_steps(spans: _Spans) -> dict[int, int]:
+    """Return the row of each ``ProfilerStep#N``, by its number.
+
+    A step recorded twice (as an operator and as an annotation) counts once.
+    """
+    named = ((i, PROFILER_STEP.match(n)) for i, n in enumerate(spans.names) if n)
+    numbers = {i: int(match[1]) for i, match in named if match}
+    rows: dict[int, int] = {}
+    for row in np.flatnonzero(np.isin(spans.code, [*numbers])).tolist():
+        rows.setdefault(numbers[int(spans.code[row])], row)
+    return rows
 
 
 def _said(spans: _Spans, marker: _Marker, source: str, cover_ratio: float) -> Finding:

@@ -264,6 +264,18 @@ def test_the_least_frequent_call_marks_steps(tmp_path: Path) -> None:
     assert "up to the end of a call of Optimizer.step#Adam.step" in said(found)["trace.steps_from"]
 
 
+@pytest.mark.parametrize(("us", "numbers"), [(5_900, [7]), (1_000, [None])])
+def test_one_range_is_a_step_if_it_covers_most(
+    tmp_path: Path, us: int, numbers: list[int | None]
+) -> None:
+    def once(event: Event) -> list[Event]:
+        step = event["name"].startswith("ProfilerStep")
+        new = {**event, "name": "step 7", "dur": us} if event["name"].endswith("#2") else event
+        return [] if step and new is event else [new]
+
+    assert step_numbers(chopper.attribute(write(tmp_path / "t.json", once))) == numbers
+
+
 def test_a_part_of_the_steps_is_no_step(tmp_path: Path) -> None:
     def outer(i: int, _: Event) -> Event:
         return {"name": "train_step"}

@@ -63,6 +63,42 @@ def closes(attribution: Attributed) -> None:
     assert gap_ns.sum() == sum(c.time_ns for c in attribution.causes() if c.id == "idle")
 
 
+def verdicts() -> list[dict[str, str]]:
+    with (Path(__file__).parent / "verdicts.csv").open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def judge(source: Path, expected: dict[str, str]) -> None:
+    """The class, the first cause with its share, and the first action are as an expert says."""
+    document = chopper.attribute(source).to_dict()
+    found, actions = document["verdict"], document["actions"] or []
+    first = next(iter(found["largest_causes"]), {"cause": "", "share_ratio": None})
+    assert found["class"] == expected["class"], found["sentence"]
+    assert first["cause"] == expected["first_cause"]
+    share = float(expected["share_ratio"]) if expected["share_ratio"] else None
+    assert first["share_ratio"] == (None if share is None else pytest.approx(share, abs=0.015))
+    assert next((a["detector"] for a in actions), "") == expected["first_action"]
+
+
+@pytest.mark.parametrize("expected", verdicts(), ids=lambda row: str(row["recording"]))
+def test_the_verdict_is_an_experts(
+    expected: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    name = expected["recording"]
+    if name.startswith("own/"):
+        judge(OWN / name.removeprefix("own/"), expected)
+    else:
+        judge(request.getfixturevalue("traces_dir") / name, expected)
+
+
+def test_every_recording_has_a_verdict() -> None:
+    named = {row["recording"] for row in verdicts()}
+    assert all(row["reason"] for row in verdicts())
+    attributed = {name for name in public() if (EXPECTED / f"{name}.csv").exists()}
+    assert attributed <= named
+    assert {f"own/{path.name}" for path in OWN.iterdir() if path.is_dir()} <= named
+
+
 def check(source: Path, name: str, update: bool) -> None:
     run = chopper.load(source)
     shown = chopper.attribute(run)
