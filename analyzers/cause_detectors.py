@@ -1,14 +1,13 @@
-"""Patterns that are the time of some causes, as ``cause_detectors.toml`` declares them."""
+"""Patterns that are the time of some causes, as ``detectors.toml`` declares them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from chopper.analyzers import detectors
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting, spent_in
 from chopper.analyzers.events.places import place_of
@@ -17,37 +16,18 @@ from chopper.analyzers.trace.join import Links
 from chopper.wording import percent
 
 
-class _Declared(msgspec.Struct, frozen=True):
-    causes: tuple[str, ...]
-    title: str
-    condition: str
-    without: str
-    evidence: str
-    remedy: str
-    view: str
-    least_ratio: float = 0.05
-    on: Literal["any", "device", "host"] = "any"
-
-
 @cache
-def declared() -> dict[str, _Declared]:
+def declared() -> dict[str, Detector]:
     """Return all of these patterns by name."""
-    text = Path(__file__).with_name("cause_detectors.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, _Declared])
+    return {name: one for name, one in detectors.declared().items() if one.causes}
 
 
 def detector(name: str) -> Detector:
-    """Return the declaration of one of these patterns."""
+    """Return the declaration of one of these patterns, with the share in its condition."""
     one = declared()[name]
-    return Detector(
-        title=one.title,
-        condition=f"{one.condition} Seen from {percent(one.least_ratio, '.0f')} of the "
-        "observed time on.",
-        without=one.without,
-        evidence=one.evidence,
-        remedy=one.remedy,
-        view=one.view,
-    )
+    share = percent(one.least_ratio, ".0f")
+    condition = f"{one.condition} Seen from {share} of the observed time on."
+    return msgspec.structs.replace(one, condition=condition)
 
 
 def by_cause(name: str, run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:

@@ -1,17 +1,19 @@
-"""Patterns in a run that its author can mend: one file for each, which declares itself.
+"""Patterns in a run that its author can mend, as ``detectors.toml`` declares them.
 
-The file's name is the detector's name, ``DETECTOR`` says what it looks for and what to try, and a
-function of the same name finds the places: it takes what it needs of
-:class:`chopper.analyzers.actions.Material` by name. What mending a place would give back is
-predicted by a replay, never by adding up times.
+A pattern that is more than the time of some causes has a file here, of its name: a function of the
+same name finds the places, and takes what it needs of :class:`chopper.analyzers.actions.Material`
+by name. What mending a place would give back is predicted by a replay, never by adding up times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
@@ -19,8 +21,7 @@ from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Detector:
+class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pattern that is looked for.
 
     Attributes:
@@ -32,6 +33,9 @@ class Detector:
         view: the detailed table that shows the rows.
         in_every_step: kernels alone show it, alike in each step, so that one step is enough; a
             first iteration allocates, compiles and waits as no later one does.
+        causes: those whose time it is, where no file finds it.
+        least_ratio: share of the observed time from which on it is seen, with ``causes``.
+        on: runs that it is looked for in, with ``causes``.
     """
 
     title: str
@@ -41,6 +45,22 @@ class Detector:
     remedy: str
     view: str
     in_every_step: bool = False
+    causes: tuple[str, ...] = ()
+    least_ratio: float = 0.05
+    on: Literal["any", "device", "host"] = "any"
+
+
+@cache
+def declared() -> dict[str, Detector]:
+    """Return all patterns by name."""
+    text = Path(__file__).parent.with_suffix(".toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, Detector])
+
+
+def detector(name: str, **limits: object) -> Detector:
+    """Return the declaration of a pattern, with the limits that its condition names."""
+    one = declared()[name]
+    return msgspec.structs.replace(one, condition=one.condition.format(**limits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.trace.join import Links
 
-DETECTOR = Detector(
-    title="The caching allocator calls the driver within steps",
-    condition="Steps call cudaMalloc or cudaFree (hipMalloc, hipFree): PyTorch's caching allocator "
-    "had no block large enough, or released its cache to find one.",
-    without="those calls take no time",
-    evidence="{allocations} allocations and {frees} frees took {host_ns:ns} on the host in total",
-    remedy="Keep tensor sizes constant from step to step and leave some memory free; on NVIDIA "
-    "devices, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-    view="memory_steps",
-)
+DETECTOR = detector("allocator_retries")
 _CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")
 
 

@@ -6,23 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.waiting import Waiting
 from chopper.analyzers.trace.join import Links
 
 _MOST = 3
-DETECTOR = Detector(
-    title="{op} synchronizes with the device",
-    condition="An operator that copies nothing to the device (item, nonzero, a copy to the host) "
-    "makes a call that returns only when the device has finished all earlier work. The "
-    "three operators that wait longest are replayed.",
-    without="the host does not wait at these calls",
-    evidence="{calls} calls waited {waited_ns:ns} in total",
-    remedy="Read values every N steps, or after the step; keep them on the device (tensor "
-    "operations instead of Python's), or copy with non_blocking=True into pinned memory.",
-    view="operations",
-)
+DETECTOR = detector("blocking_reads")
 
 
 def blocking_reads(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting, spent_in
+from chopper.analyzers.detectors import Sighting, detector, spent_in
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.join import Links
@@ -21,15 +21,7 @@ _LOADERS = {
     "SingleProcess": "in the training process itself (num_workers=0)",
 }
 _NO_STACKS = "; Python stacks (with_stack=True) would name the function"
-DETECTOR = Detector(
-    title="Steps wait for data",
-    condition="The device was idle while the host waited for a batch or prepared one.",
-    without="every batch is ready when it is requested",
-    evidence="on average {stall_ns:ns} of a step waiting for data, {where}",
-    remedy="Raise num_workers, set pin_memory=True and persistent_workers=True; if one function "
-    "dominates, make it cheaper or precompute its result.",
-    view="steps",
-)
+DETECTOR = detector("data_loading")
 
 
 def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:

@@ -7,25 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting, spent_in
+from chopper.analyzers.detectors import Sighting, detector, spent_in
 from chopper.analyzers.events.device import Events
 from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
-DETECTOR = Detector(
-    title="Memory-bound kernels follow each other: fuse them",
-    condition="Kernels that move data rather than compute (elementwise, norms, reductions) follow "
-    "each other on one stream in one phase, and take more than "
-    f"{percent(_LEAST_RATIO, '.0f')} of the time.",
-    without="each such sequence takes as long as its longest kernel: an upper bound of what fusion "
-    "saves",
-    evidence="{kernels} kernels in {chains} sequences take {share_ratio:ratio} of the time",
-    remedy="torch.compile fuses them; else use fused versions (norm, rotary embedding, "
-    "cross-entropy, optimizer), or keep activations in bf16.",
-    view="kernels",
-    in_every_step=True,
-)
+DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))
 
 
 def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:

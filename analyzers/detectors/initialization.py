@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.trace.join import Links
@@ -20,19 +20,7 @@ _LEAST_RATIO = 0.05
 _FACTOR = 50
 _FEWEST = 3
 _DRIVER = re.compile(r"cuda|cu[A-Z]|hip|hsa_|ze[A-Z]")
-DETECTOR = Detector(
-    title="Start-up lies within the recorded time: one {name} call of {longest_ns:ns}",
-    condition="A call of the driver's that does not wait for the device took more than "
-    f"{percent(_LEAST_RATIO, '.0f')} of the recorded time of its rank and more than {_FACTOR} "
-    "times as long as half of the calls of its name (of all calls, if there are fewer than three): "
-    "it sets up the device, loads code or reserves memory.",
-    without="these calls take no time, as in all later steps",
-    evidence="{calls} such calls took {host_ns:ns}",
-    remedy="Later steps do not have it: record them, after a warm-up "
-    "(torch.profiler.schedule(wait=…, warmup=…), `chopper record --steps`).",
-    view="launches",
-    in_every_step=True,
-)
+DETECTOR = detector("initialization", least=percent(_LEAST_RATIO, ".0f"), factor=_FACTOR)
 
 
 @dataclass(frozen=True)

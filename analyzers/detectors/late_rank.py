@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chopper import wording as fmt
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import Uneven
 from chopper.causes import CAUSES
 
-DETECTOR = Detector(
-    title="Rank {rank} {late}",
-    condition="Only collectives in the steps count that were matched on all ranks of the group and "
-    "that some rank waited at. One rank caused more of the waiting than halfway between its share "
-    "by chance and all: more than three quarters with two ranks, more than nine sixteenths with "
-    "eight. Its work is no more than the others', by FLOP, bytes or calls of each operator.",
-    without="no rank waits for another, and each takes as long as the median rank",
-    evidence="it arrived last in {late_ratio:ratio} of the collectives and caused "
-    "{share_ratio:ratio} of the waiting; without waiting, its step takes {own_ns:ns} and the "
-    "others' {others_ns:ns}; {reason}",
-    remedy="Compare the causes of that rank with another's (`--by rank`): its input data, clock "
-    "and host cores.",
-    view="stragglers",
-)
+DETECTOR = detector("late_rank")
 
 
 def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
@@ -16,16 +16,7 @@ _REMEDIES = {
     "(torch.distributed.checkpoint.async_save, a copy to the host and a thread that writes it).",
 }
 _OTHER = "Run it less often, or beside the training."
-DETECTOR = Detector(
-    title="{phase} takes {share_ratio:ratio} of the loop",
-    condition="A phase that the program names, or that its trainer is known to be in, takes more "
-    f"than {percent(_LEAST_RATIO, '.0f')} of the recorded loop.",
-    without="the phase takes no time: an upper bound",
-    evidence="{total_ns:ns} of {loop_ns:ns} that were recorded",
-    remedy="{remedy}",
-    view="steps",
-    in_every_step=True,
-)
+DETECTOR = detector("loop_phases", least=percent(_LEAST_RATIO, ".0f"))
 
 
 def loop_phases(run: Attributed) -> Iterator[Sighting]:

@@ -7,24 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 
 _FEWEST = 3
 _MISALIGNED = re.compile(r"align[12](?!\d)")
-DETECTOR = Detector(
-    title="Matrix products with misaligned dimensions",
-    condition="Tensor-core kernels whose name gives an operand alignment of one or two elements, "
-    f"while at least {_FEWEST} better aligned products of the same data type came closer "
-    "to their ideal time.",
-    without="they come as close to their ideal time as the median aligned product",
-    evidence="{kernels} kernels reached {now_ratio:ratio} of the peak, aligned ones "
-    "{other_ratio:ratio}",
-    remedy="Pad the dimensions (vocabulary, sequence, hidden size) to multiples of 8 elements, "
-    "preferably 64.",
-    view="operations",
-    in_every_step=True,
-)
+DETECTOR = detector("misaligned_products", fewest=_FEWEST)
 
 
 def misaligned_products(events: Events) -> Iterator[Sighting]:

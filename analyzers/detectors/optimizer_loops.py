@@ -7,21 +7,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.trace.join import Links
 
 _FEWEST = 50
-DETECTOR = Detector(
-    title="{optimizer} updates parameters one by one",
-    condition=f"Optimizer steps have more than {_FEWEST} kernels on average that operators on "
-    "single tensors launch, and these are more than half of all their kernels.",
-    without="host time in the optimizer step is removed and its kernels, at their recorded "
-    "durations, run back to back: a lower bound of what batched launches save",
-    evidence="{kernels} kernels in {steps} optimizer steps, {tensors} of them for single tensors",
-    remedy="Pass fused=True to the optimizer, or foreach=True if it has no fused implementation.",
-    view="launches",
-)
+DETECTOR = detector("optimizer_loops", fewest=_FEWEST)
 _PREFIX = "Optimizer.step#"
 
 

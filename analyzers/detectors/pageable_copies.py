@@ -6,23 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.waiting import Waiting
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.join import Links
 
-DETECTOR = Detector(
-    title="Blocking copies to the device",
-    condition="A copy to the device came from pageable memory, or its call returned only when the "
-    "copy was done.",
-    without="the host does not wait at these copies",
-    evidence="{copies} copies, {pageable} of them from pageable memory; the host waited "
-    "{waited_ns:ns}",
-    remedy="Set pin_memory=True on the DataLoader (or tensor.pin_memory()), and copy with "
-    "non_blocking=True.",
-    view="kernels",
-)
+DETECTOR = detector("pageable_copies")
 
 
 def pageable_copies(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting, spent_in
+from chopper.analyzers.detectors import Sighting, detector, spent_in
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.allocator_replay import determinism_advice
 from chopper.causes import CAUSES
@@ -16,16 +16,7 @@ REMEDIES = {
     "compute.clock.thermal": "Check the cooling of the device: its fans, its position in the "
     "rack, the room temperature.",
 }
-DETECTOR = Detector(
-    title="{cause} reduces the clock",
-    condition="Clock samples below the reference clock report a power limit or heat as the "
-    "throttle reason, while kernels ran whose duration depends on the clock.",
-    without="kernels run at the reference clock",
-    evidence="{kernels} kernels ran below the reference clock for this reason and lost "
-    "{time_ns:ns}",
-    remedy="{how}",
-    view="clock_by_phase",
-)
+DETECTOR = detector("reduced_clock")
 
 
 def reduced_clock(run: Attributed) -> Iterator[Sighting]:

@@ -7,20 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 
-DETECTOR = Detector(
-    title="Matrix products run in {now}",
-    condition="Matrix products and convolutions ran in fp32 (or TF32) on a device with a higher "
-    "peak in TF32 or, if it has no TF32, in bf16 or fp16.",
-    without="a product speeds up by the ratio of the peaks, but takes at least as long as its "
-    "bytes at the memory bandwidth, where these are known",
-    evidence="{kernels} kernels took {time_ns:ns}; the peak in {other} is {factor:factor} as high",
-    remedy="{how}",
-    view="operations",
-    in_every_step=True,
-)
+DETECTOR = detector("reduced_precision")
 _HALF = "Run the model under torch.autocast(device_type, dtype=torch.{}){}."
 _NEXT = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
 REMEDIES = {

@@ -7,25 +7,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCTIONS = ("allreduce", "reducescatter")
-DETECTOR = Detector(
-    title="Gradients are reduced {passes} times per step",
-    condition="Each step runs several forward passes of DistributedDataParallel, and as many equal "
-    "sequences of reductions: every micro-step of gradient accumulation reduces its gradients.",
-    without="only the last micro-step reduces gradients",
-    evidence="{passes} forward passes and {reductions} reductions per step, of which {needed} are "
-    "needed",
-    remedy="Run all but the last micro-step under `with model.no_sync():` "
-    "(Accelerate: accelerator.accumulate; FSDP2: set_requires_gradient_sync(False)).",
-    view="collectives",
-    in_every_step=True,
-)
+DETECTOR = detector("repeated_reductions")
 
 
 def repeated_reductions(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.trace.columns import ints, strings
 
@@ -17,21 +17,7 @@ _FEWEST = 8
 _FACTOR = 10
 _BUCKET_BYTES = 25_000_000
 _SMALL_BYTES = 250_000
-DETECTOR = Detector(
-    title="Many small collectives",
-    condition=f"A step has at least {_FEWEST} collectives of one kind and group whose total size "
-    "fits into half as many buckets of 25 MB (DistributedDataParallel's default), and "
-    "latency is more than half of their time. Latency is the time of the fastest call "
-    "beyond its bytes at the bandwidth of the rank's largest collectives, if those are "
-    "ten times as large; otherwise, for calls of at most 250 kB, at a tenth of the link's "
-    "peak.",
-    without="all but one call per bucket lose their latency",
-    evidence="{count} {collective} calls per step of {bytes:bytes} on average, each with a latency "
-    "of {latency_ns:ns}",
-    remedy="With DDP raise bucket_cap_mb, with FSDP wrap larger units; otherwise flatten tensors "
-    "before the call.",
-    view="collectives",
-)
+DETECTOR = detector("small_collectives", fewest=_FEWEST)
 
 
 def small_collectives(run: Attributed) -> Iterator[Sighting]:

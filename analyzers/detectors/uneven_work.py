@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import Uneven
@@ -35,19 +35,7 @@ _OF = {
 }
 """Kind of unevenness: its name, and what mends it."""
 
-DETECTOR = Detector(
-    title="{what}: rank {rank} has {work_factor:factor} the work of the others",
-    condition="Ranks waited for each other in the steps, the rank that they waited for most has at "
-    "least 1.1 times the work of the others, by FLOP, bytes or calls of each operator at equal "
-    "speed, and that explains half of its delay or more. Experts: all-to-all of unequal sizes. A "
-    "ring: each rank sends to the next before it works on what it received. A pipeline, of any "
-    "work: most waiting is at sends and receives, and some rank sends only after it has.",
-    without="all ranks compute for as long (the same total), and stages do not wait for each other",
-    evidence="ranks wait for each other {wait_ratio:ratio} of their time; without waiting, a step "
-    "of rank {rank} takes {own_ns:ns} and the others' {others_ns:ns}",
-    remedy="{remedy}.",
-    view="outlier_ranks",
-)
+DETECTOR = detector("uneven_work")
 
 
 def uneven_work(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:

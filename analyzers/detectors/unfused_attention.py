@@ -8,24 +8,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.trace.join import Links
 
-DETECTOR = Detector(
-    title="Unfused attention",
-    condition="A softmax over the last dimension runs on one stream between two batched matrix "
-    "products. The first product writes as many elements as the softmax reads, and only "
-    "kernels on as many elements run in between.",
-    without="the kernels between the products are removed: a fused kernel keeps the scores on "
-    'chip (Dao et al. 2022, "FlashAttention"); the products take as long as recorded',
-    evidence="{calls} calls materialize scores of up to {dims}, using {kernels} kernels between "
-    "their products",
-    remedy="Call torch.nn.functional.scaled_dot_product_attention, or another fused attention "
-    "kernel, instead of matmul, softmax and matmul.",
-    view="operations",
-    in_every_step=True,
-)
+DETECTOR = detector("unfused_attention")
 _PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_masked_softmax"})
 _BETWEEN = 8

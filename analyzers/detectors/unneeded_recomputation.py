@@ -7,25 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.memory import memory
 from chopper.hardware.rank_device import device_of
 
 _LEAST_FREE_RATIO = 0.1
-DETECTOR = Detector(
-    title="Recomputed activations would fit into memory",
-    condition="The backward pass repeats forward work (activation checkpointing), although the "
-    "allocator's peak plus all bytes that the recomputed operators read and wrote in one "
-    "step leaves a tenth of the device's memory free on every rank.",
-    without="nothing is recomputed",
-    evidence="the peak is {peak:bytes} of {capacity:bytes}; recomputed activations take at most "
-    "{activations:bytes}",
-    remedy="Disable activation checkpointing, or apply it to fewer layers.",
-    view="memory",
-    in_every_step=True,
-)
+DETECTOR = detector("unneeded_recomputation")
 
 
 def unneeded_recomputation(run: Attributed, events: Events) -> Iterator[Sighting]:
