@@ -1,8 +1,8 @@
 """The clock of a device checked against the host's, by the calls that launched its events.
 
 No event begins before its call, and none ends after a later call that waited for the device has
-returned. Where events do, the clocks were not aligned: the events are shifted so that the quickest
-launch takes as long as on other machines.
+returned. Where events do, the clocks were not aligned, and the events are shifted. A steady latency
+alone says nothing: the launches of some systems take that long.
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ def calls_of_device(
     return with_column(host, "correlation_id", to_arrow(called, foreign | (called == NO_VALUE)))
 
 
-def aligned(host: pa.Table, device: pa.Table, source: str) -> tuple[pa.Table, list[Finding]]:
+def aligned(
+    host: pa.Table, device: pa.Table, source: str, *, only_device: bool
+) -> tuple[pa.Table, list[Finding]]:
     """Shift the events of one device to the host's clock if they contradict it.
 
     HOST_SPAN, DEVICE_EVENT -> DEVICE_EVENT, and what was found. If the clock drifts, the events are
-    shifted as far as all of them need, and the finding withholds the causes of idle time.
+    shifted as far as all of them need, and the finding withholds the causes of idle time. Calls
+    that wait for a device do not say for which: they count if the process uses ``only_device``.
     """
     pairs = _launches(host, device)
     if len(pairs.call_ns) < 2:
@@ -75,8 +78,8 @@ def aligned(host: pa.Table, device: pa.Table, source: str) -> tuple[pa.Table, li
     latency = pairs.start_ns - pairs.call_ns
     waited = latency[pairs.waited]
     early_ns = -_least(latency)
-    late_ns, why = _late(host, pairs, waited)
-    shift_ns, steady = -late_ns, True
+    shift_ns, steady = -_late_ns(host, pairs) if only_device else 0, True
+    why = "events end after calls that waited for them have returned"
     if early_ns > _SLACK_NS:
         early = waited < -_SLACK_NS
         shift_ns = early_ns + _QUICKEST_NS
@@ -139,11 +142,10 @@ def _least(values: np.ndarray) -> int:
     return int(np.partition(values, skipped)[skipped])
 
 
-def _late(host: pa.Table, pairs: _Launches, waited: np.ndarray) -> tuple[int, str]:
-    """Return by how much the device's clock is late, in ns, and what says so; 0 if nothing does.
+def _late_ns(host: pa.Table, pairs: _Launches) -> int:
+    """Return by how much the device's clock is late, in ns; 0 if nothing says so.
 
-    A call that waits for the device returns after all that was launched before it. And a device
-    that was idle does not always begin late by nearly the same time.
+    A call that waits for the device returns after all that was launched before it.
     """
     name = host["name"].combine_chunks()
     texts = enumerate(name.dictionary.to_pylist())
@@ -155,11 +157,5 @@ def _late(host: pa.Table, pairs: _Launches, waited: np.ndarray) -> tuple[int, st
     returned_ns = start_ns + to_numpy(host["dur_ns"])[rows]
     done_ns = np.maximum.accumulate(pairs.end_ns[order])[before - 1]
     early_ns = (returned_ns - done_ns)[before > 0]
-    if len(early_ns) and (late_ns := -_least(early_ns)) > _GAP_NS:
-        return late_ns, "events end after calls that waited for them have returned"
-    if len(waited) >= _LEAST_LAUNCHES:
-        least = _least(waited)
-        if least > _HEALTHY_NS > np.quantile(waited, 0.9) - least:
-            said = f"an idle device never began work within {duration(least)} of a launch"
-            return least - _QUICKEST_NS, said
-    return 0, ""
+    late_ns = -_least(early_ns) if len(early_ns) else 0
+    return late_ns if late_ns > _GAP_NS else 0

@@ -191,7 +191,7 @@ def timelines_of(
 
     The first is the main one. A device counts when it ran at least 1 % of the kernel time of the
     busiest one; a stray copy or a context opened on another device is no timeline. ``rows`` is the
-    mask of the process' events; None for all.
+    mask of the process' events, returned as it is if they are of one device; None for all.
     """
     ids, dur = device["device_id"], device["dur_ns"]
     codes, kinds = device["kind"]

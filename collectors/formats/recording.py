@@ -356,7 +356,9 @@ def _of_process(
     for device_id, rows in timelines:
         device_table, _ = sorted_table("device_event", device, rows, 0)
         own_host = calls_of_device(host_table, device, on_device, rows)
-        device_table, shifted = aligned(own_host, device_table, recording.source)
+        device_table, shifted = aligned(
+            own_host, device_table, recording.source, only_device=rows is on_device
+        )
         findings += shifted
         traces.append(
             ParsedTrace(

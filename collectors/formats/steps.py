@@ -26,6 +26,8 @@ _NOT_STEP = re.compile(
     r"optimizer|scheduler|zero_grad|forward|backward|micro|sample|load|fetch|next|transfer|copy",
     re.I,
 )
+_BESIDE = re.compile(r"(?<![a-z])(?:val(?!u)|eval|test|infer|predict|accum)", re.I)
+"""Ranges beside or within the steps of a training: steps only where nothing else marks any."""
 _DETAIL = re.compile(r"[\[({](?!\s*\d+\s*[\])}])[^\])}]*[\])}]?")
 """What a name says in brackets, unless that is its number: ``step[DECODE bs=8]``."""
 _CALLS = (
@@ -36,7 +38,9 @@ _CALLS = (
 """Calls that every step makes: a step ends with its optimizer, and begins with the others."""
 _MOST_STEPS = 1_000_000
 _LEAST_COVER = 0.5
-"""What covers less of another marker's time, or of the trace's if it occurs once, marks a part."""
+"""What covers less of other calls' time, or of the trace's if it occurs once, marks a part."""
+_SAME_COVER = 0.9
+"""Ranges cover as much as others from this ratio of their time on."""
 
 
 class _Spans(NamedTuple):
@@ -56,6 +60,7 @@ class _Marker(NamedTuple):
     rows: np.ndarray
     numbers: list[int]
     time_ns: int
+    beside: bool = False
 
 
 def find_steps(
@@ -116,7 +121,7 @@ def _said(spans: _Spans, marker: _Marker, source: str, cover_ratio: float) -> Fi
     how, why = f"one for each range {name}", ""
     if marker.source not in ("range", "annotation"):
         each = "up to the end" if marker.source == "optimizer" else "from the start"
-        how, why = f"each {each} of a call of {name}", " and no range that is named like a step"
+        how, why = f"each {each} of a call of {name}", " and no range named like a training step"
     message = (
         f"{source}: {plural(count, 'step')}, {how} ({ratio(cover_ratio)} of the recording): it has "
         f"no ProfilerStep{why}"
@@ -142,13 +147,21 @@ def _spans(host: pa.Table, pid: int | None) -> _Spans:
 
 
 def _marker(spans: _Spans, whole_ns: int) -> _Marker | None:
-    """Return what marks the steps: ranges, numbered ones first, else the least frequent call."""
-    ranges = [*_ranges(spans)]
-    several = [m for m in ranges if len(m.rows) > 1]
+    """Return what marks the steps: the ranges that cover most, else the least frequent call."""
+    least_ns = _LEAST_COVER * whole_ns
+    ranges = [m for m in _ranges(spans) if len(m.rows) > 1 or m.time_ns >= least_ns]
     calls = [m for m in _calls(spans) if len(m.rows) > 1]
-    covering = [m for m in several if m.time_ns >= _LEAST_COVER * max(r.time_ns for r in several)]
-    if covering:
+    trained = [m for m in ranges if not m.beside]
+    if trained or any(m.source != "loader" for m in calls):
+        ranges = trained
+    several = [m for m in ranges if len(m.rows) > 1]
+    if several:
+        least_ns = _SAME_COVER * max(m.time_ns for m in several)
+        covering = (m for m in several if m.time_ns >= least_ns)
         return max(covering, key=lambda m: (bool(m.numbers), m.time_ns))
+    if ranges:
+        # A loader that is called several times within one step loads micro-batches.
+        calls = [m for m in calls if m.source != "loader"]
     if calls:
         least_ns = _LEAST_COVER * max(m.time_ns for m in calls)
         # Of equally many, that which comes last before the next step.
@@ -156,8 +169,7 @@ def _marker(spans: _Spans, whole_ns: int) -> _Marker | None:
             (m for m in calls if m.time_ns >= least_ns),
             key=lambda m: (len(m.rows), m.source != "optimizer", -spans.start[m.rows[0]]),
         )
-    once = (m for m in ranges if m.time_ns >= _LEAST_COVER * whole_ns)
-    return max(once, key=lambda m: m.time_ns, default=None)
+    return max(ranges, key=lambda m: m.time_ns, default=None)
 
 
 def _ranges(spans: _Spans) -> Iterator[_Marker]:
@@ -175,13 +187,14 @@ def _ranges(spans: _Spans) -> Iterator[_Marker]:
     lasting = spans.is_range & (spans.end > spans.start) & np.isin(spans.code, [*kinds])
     for row in np.flatnonzero(lasting)[:_MOST_STEPS].tolist():
         groups.setdefault(kinds[int(spans.code[row])][0], []).append(row)
-    for members in groups.values():
+    for kind, members in groups.items():
         rows = _apart(members, spans)
         found = (kinds[int(code)][1] for code in spans.code[rows])
         numbers = [number for number in found if number is not None]
         numbers = numbers if len({*numbers}) == len(rows) else []
         time_ns = int((spans.end - spans.start)[rows].sum())
-        yield _Marker("range" if numbers else "annotation", rows, numbers, time_ns)
+        beside = bool(_BESIDE.search(kind))
+        yield _Marker("range" if numbers else "annotation", rows, numbers, time_ns, beside)
 
 
 def _calls(spans: _Spans) -> Iterator[_Marker]:

@@ -157,7 +157,9 @@ def _timelines(
         )
         dropped += dropped_device
         own_host = calls_of_device(host_table, device, part.device_rows, rows)
-        device_table, shifted = aligned(own_host, device_table, path.name)
+        device_table, shifted = aligned(
+            own_host, device_table, path.name, only_device=rows is part.device_rows
+        )
         findings += shifted
         traces.append(
             ParsedTrace(
