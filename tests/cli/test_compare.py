@@ -110,6 +110,7 @@ def test_json_is_the_documented_form(pair) -> None:
         "operations",
         "notes",
         "actions",
+        "predictions",
         "gate",
     ]
     leaves = {c["id"] for c in document["causes"]} - {c["parent"] for c in document["causes"]}

@@ -779,7 +779,7 @@ def test_steps_that_never_came_are_said_and_those_that_did_are_shown(tmp_path: P
     shown = command.run("analyze", tmp_path / "run")
     assert shown.code == 0
     assert "A step takes" in shown.out
-    assert "No step was traced" in shown.out
+    assert "no step was traced" in shown.out
     assert "rank 0 has no kernel trace: the program ended after 12 steps" in shown.out
 
 

@@ -188,7 +188,7 @@ def test_actions_of_real_traces(traces_dir: Path, trace: str, name: str) -> None
     run = chopper.attribute(traces_dir / trace)
     ranked = found(run)
     assert name in [a.detector for a in ranked]
-    assert [a.saved_ns for a in ranked] == sorted((a.saved_ns for a in ranked), reverse=True)
+    assert [a.rank_ns for a in ranked] == sorted((a.rank_ns for a in ranked), reverse=True)
     assert all(0.01 < a.saved_ratio < 1 for a in ranked)
 
 

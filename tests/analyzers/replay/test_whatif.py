@@ -296,7 +296,7 @@ def test_the_command_says_observed_predicted_and_what_is_next(slow_data: Path) -
 
 def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data: Path) -> None:
     shown = invoke(str(slow_data)).stdout
-    assert "Recoverable: predicted saving if only this cause were removed" in shown
+    assert "Savings overlap" in shown
     assert "idle.preparation.data" in shown
 
 
