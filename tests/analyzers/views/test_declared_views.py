@@ -79,7 +79,8 @@ def test_a_file_in_the_folder_is_a_view(tmp_path: Path) -> None:
     (tmp_path / "event_counts.py").write_text(ADDED)
     trace = tmp_path / "trace.json"
     trace.write_bytes(small_trace().encode())
-    assert "How many device events each rank ran." in _with_folder(tmp_path, "analyze", "--view", "list")
+    listed = _with_folder(tmp_path, "analyze", "--view", "list")
+    assert "How many device events each rank ran." in listed
     shown = _with_folder(tmp_path, "analyze", str(trace), "--view", "event_counts", "--csv")
     assert shown.splitlines()[0] == "rank,event_count"
     assert int(shown.splitlines()[1].split(",")[1]) > 0
