@@ -81,7 +81,7 @@ demo: $(VENV)/run.stamp  ## record a training, take the action that its report s
 	@echo "The action is taken: examples/demo.py --fixed tokenizes once and leaves the loss on the device."
 	@$(call record,$(DEMO_RUN)-fixed,--fixed)
 	@echo
-	@$(BIN)/chopper compare $(DEMO_RUN) $(DEMO_RUN)-fixed | sed '/^Where the runs differ/,$$d'
+	@$(BIN)/chopper compare $(DEMO_RUN) $(DEMO_RUN)-fixed | sed '/^What to try first/,$$d'
 	@$(BIN)/chopper compare $(DEMO_RUN) $(DEMO_RUN)-fixed -o $(DEMO_COMPARISON) --force >/dev/null
 	@printf '%s\n' "next: source $(BIN)/activate        # then chopper is on the path:" \
 	  "      chopper analyze $(DEMO_RUN)        # every cause; --by layer, op, rank …" \

@@ -8,6 +8,7 @@ hundredth of it.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import os
@@ -29,6 +30,7 @@ _MAKES_DATA = re.compile(
     r"(batch|data|sample|example|item|record|shard)|collate|tokenize|augment|preprocess"
 )
 """A function that makes a batch, by its name."""
+_FOR_ITER = dis.opmap["FOR_ITER"]
 _ITERATES = {"__next__", "__iter__", "__getitem__", "__getitems__"}
 
 
@@ -99,20 +101,36 @@ class StackSampler:
                 library = name
             if self._loop.get(id(frame)) is not code:
                 outer = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+                gives_data = _is_data(code) or self._feeds_loop(frame)
                 is_data = not code.co_filename.endswith(_MODULE_CALL) and (
-                    is_data or (_is_data(code) and outer not in ("__enter__", "__exit__"))
+                    is_data or (gives_data and outer not in ("__enter__", "__exit__"))
                 )
             frame = frame.f_back
         # What a library's loader does is not what the loop around it does.
         return None if of_loop and is_data else function, line, library, is_data
 
+    def _feeds_loop(self, frame: FrameType) -> bool:
+        """Return whether a generator is what the training loop iterates over.
+
+        One that ``max`` or ``sum`` consumes there is not, and neither is one within a callback.
+        """
+        code, outer = frame.f_code, frame.f_back
+        if not code.co_flags & inspect.CO_GENERATOR or outer is None or _is_own(code):
+            return False
+        if self._loop.get(id(outer)) is not outer.f_code:
+            return False
+        return code.co_name != "<genexpr>" or outer.f_code.co_code[outer.f_lasti] == _FOR_ITER
+
 
 @functools.lru_cache(maxsize=4096)
 def _is_data(code: CodeType) -> bool:
-    """Return whether the code iterates, or makes a batch by its name."""
+    """Return whether the code iterates or makes a batch, by its name."""
     name = code.co_name
-    iterates = bool(code.co_flags & inspect.CO_GENERATOR) or name in _ITERATES
-    return not code.co_filename.startswith(_OWN) and (iterates or bool(_MAKES_DATA.match(name)))
+    return not _is_own(code) and (name in _ITERATES or bool(_MAKES_DATA.match(name)))
+
+
+def _is_own(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OWN)
 
 
 @functools.lru_cache(maxsize=4096)

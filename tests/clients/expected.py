@@ -48,10 +48,12 @@ class Client:
     """Whether a trace of the default steps would be larger than a trace may be."""
     waits_for_data: float | None = None
     """Least share of the time that the loader takes, where that is the point."""
+    data_elsewhere: bool = False
+    """Whether batches come from elsewhere than a DataLoader, where the probe does not look."""
     verdict: frozenset[str] = frozenset()
     """The first sentence is of one of these classes; of any where empty."""
     place: tuple[str, ...] = ()
-    """Words of which the verdict names at least one: a phase, a layer, a function, a file."""
+    """Words of which the verdict or an action names at least one: a phase, a function, a remedy."""
     planted: tuple[float, float] | None = None
     """Least and greatest share of the loop that the program itself measures, run alone, for the
     cause that it was written to have; None where it measures none."""
@@ -62,20 +64,22 @@ _DATA = frozenset({"idle.preparation.data"})
 _PYTHON = frozenset({"idle.preparation.python"})
 _COMMUNICATION = frozenset({"communication", "idle.preparation.collective_wait"})
 
-# Classes of the verdict, as `chopper analyze RUN --json` names them.
-COMPUTE = frozenset({"compute", "good"})
+# Classes of the verdict, by the names of ``reports/verdicts.toml``.
+COMPUTE = frozenset({"compute"})
 MEMORY = frozenset({"memory"})
-MEMORY_GROWTH = frozenset({"memory_growth"})
-LAUNCHES = frozenset({"launches"})
-SMALL_OPERATORS = frozenset({"launches", "host_python"})
 HOST_PYTHON = frozenset({"host_python"})
+SMALL_OPERATORS = frozenset({"launches", "host_python"})
 DATA = frozenset({"data"})
 COMMUNICATION = frozenset({"communication"})
-PIPELINE = frozenset({"pipeline"})
+LATE_RANK = frozenset({"late_rank", "straggler"})
+EXPERTS = frozenset({"experts", "uneven_work"})
+RING = frozenset({"ring", "uneven_work"})
+PIPELINE = frozenset({"pipeline", "turns"})
 CONTENTION = frozenset({"contention"})
 EVALUATION = frozenset({"evaluation"})
 CHECKPOINT = frozenset({"checkpoint"})
 STARTUP = frozenset({"startup"})
+COMPILATION = frozenset({"compilation", "startup"})
 COLLECTION = frozenset({"garbage_collection"})
 OPTIMIZER = frozenset({"optimizer"})
 SYNCHRONIZATION = frozenset({"synchronization"})
@@ -214,7 +218,7 @@ CLIENTS = (
         watch_forward=False,
         spans_apart=False,
         causes=frozenset({"idle.preparation.compile"}),
-        verdict=STARTUP,
+        verdict=COMPILATION,
     ),
     Client(
         program="manual_sgd.py",
@@ -301,6 +305,7 @@ CLIENTS = (
         program="datasets_streaming.py",
         library="datasets",
         steps=(60,),
+        data_elsewhere=True,
         causes=_PYTHON | _DATA,
         verdict=DATA,
         planted=(0.75, 1.0),
@@ -368,7 +373,7 @@ CLIENTS = (
         program="forward_hooks.py",
         library=None,
         steps=(60,),
-        verdict=HOST_PYTHON | LAUNCHES | COMPUTE | MEMORY,
+        verdict=SMALL_OPERATORS,
         place=("forward", "hook"),
         planted=(0.35, 0.8),
     ),
@@ -399,14 +404,14 @@ CLIENTS = (
         library=None,
         steps=(20,),
         causes=frozenset({"compute.vector"}),
-        verdict=MEMORY | COMPUTE,
+        verdict=MEMORY,
     ),
     Client(
         program="memory_growth.py",
         library=None,
         steps=(120,),
         causes=_COMPUTING,
-        verdict=COMPUTE | MEMORY_GROWTH,
+        verdict=COMPUTE,
     ),
     Client(
         program="core_contention.py",
@@ -431,7 +436,7 @@ CLIENTS = (
         steps=(30, 30),
         causes=_COMPUTING | _COMMUNICATION,
         verdict=COMMUNICATION,
-        place=("backward", "no_sync"),
+        place=("no_sync",),
     ),
     Client(
         program="ddp_communication.py",
@@ -440,5 +445,33 @@ CLIENTS = (
         steps=(30, 30),
         causes=_COMPUTING | _COMMUNICATION,
         verdict=COMMUNICATION,
+    ),
+    Client(
+        program="slow_rank.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        verdict=LATE_RANK,
+    ),
+    Client(
+        program="uneven_experts.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        verdict=EXPERTS,
+    ),
+    Client(
+        program="causal_ring.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        verdict=RING,
+    ),
+    Client(
+        program="two_stage_pipeline.py",
+        library=None,
+        launcher=_TORCHRUN,
+        steps=(30, 30),
+        verdict=PIPELINE,
     ),
 )

@@ -12,8 +12,11 @@ from tests.clients.runner import judge
 pytestmark = pytest.mark.slow
 
 ALWAYS = ("lightning_trainer.py",)
-WITH_THE_LONG_ONES = ("gan.py", "accelerate_loop.py", "ignite_engine.py", "joblib_sweep.py")
-NOT_OF_A_BUSY_MACHINE = ("steps", "phases", "losses", "exit")
+WITH_THE_LONG_ONES = (
+    *("gan.py", "accelerate_loop.py", "ignite_engine.py", "joblib_sweep.py"),
+    "loader_slow_workers.py",
+)
+NOT_OF_A_BUSY_MACHINE = ("steps", "phases", "losses", "exit", "verdict")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,21 @@ def test_callbacks_modules_and_context_managers_are_not(place):
     assert places[0][0].endswith(": on_train_batch_end")
 
 
+def test_a_generator_is_data_where_the_loop_iterates_over_it(place):
+    def on_step_end():
+        return next(next(batches(place.look)) for _ in range(1))
+
+    place.step_ended()
+    for iterated in (place.look() for _ in range(1)):
+        assert iterated[3]
+    for iterated in enumerate(batches(place.look)):
+        assert iterated[1][3]
+        break
+    (consumed,) = sorted(place.look() for _ in range(1))
+    assert not consumed[3]
+    assert not on_step_end()[3]
+
+
 def test_a_loop_that_is_a_generator_itself_is_no_data(place):
     def train():
         while True:

@@ -14,7 +14,7 @@ project = nn.Linear(256, 768)
 optimizer = torch.optim.SGD(project.parameters(), lr=0.01)
 
 for step in range(30):
-    query, key, value = project(torch.randn(4, 512, 256)).chunk(3, dim=-1)
+    query, key, value = project(torch.randn(2, 512, 256)).chunk(3, dim=-1)
     block = torch.stack([key, value]).detach()
     output = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     for turn in range(1, world_size):

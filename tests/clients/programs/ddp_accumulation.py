@@ -17,7 +17,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 torch.manual_seed(1 + rank)
 for step in range(30):
     for _ in range(8):
-        inputs, labels = torch.randn(16, 768), torch.randint(0, 10, (16,))
+        inputs, labels = torch.randn(4, 768), torch.randint(0, 10, (4,))
         loss = nn.functional.cross_entropy(model(inputs), labels) / 8
         # Only the last of these needs the other rank: model.no_sync() is forgotten.
         loss.backward()
