@@ -18,7 +18,7 @@ from chopper.causes import Level
 
 _MOST = 0.5
 """A place is named if it holds more than this share of the time."""
-_SCRIPT = "<module>"
+_SCRIPT = ("<module>", ": main")
 _LISTED = 0.02
 """Functions with a smaller share of the time are left out."""
 
@@ -154,7 +154,7 @@ def innermost_function(functions: Functions, share: float = _MOST) -> str | None
     """Return the innermost function that holds more than a share of the time; None if none does.
 
     Functions that hold it nest, so the innermost one has the least time; of equal ones, the most of
-    its own. A script's own code is no function.
+    its own. A script's own code and its ``main`` hold everything, and say nothing.
     """
     held = [
         name
