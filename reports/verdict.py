@@ -27,6 +27,7 @@ from chopper.analyzers.views.stragglers import uneven
 from chopper.attribution import FIRST, CauseRow, StepKind
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
+from chopper.reports.labels import sentence as as_sentence
 from chopper.reports.story import Evidence, Story, evidence
 
 _COMPUTE_BOUND, _LEAST_BOUND = 2 / 3, 0.2
@@ -153,7 +154,7 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         name = "unknown"
         if story.held:
             name = "memory_held" if story.held.asked_bytes is None else "out_of_memory"
-        sentence = _nothing(story)
+        sentence = _nothing(story) + ("" if story.held else _memory(run))
         return Verdict(name=name, sentence=sentence, share_ratio=None, unit="step", largest=())
     links = links_of(run) if isinstance(replay, str) else replay.links
     started = initialization_of(run, links)
@@ -167,7 +168,7 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
         sentence = _of_loop(story, most, share, sentence)
     return Verdict(
         name=name,
-        sentence=_damaged(run, sentence),
+        sentence=_damaged(run, sentence) + _memory(run),
         share_ratio=share,
         unit=unit,
         largest=tuple(
@@ -473,6 +474,12 @@ def _damaged(run: Attributed, sentence: str) -> str:
         return sentence
     what = " and ".join(damages)
     return f"The trace {what}; what follows is of what was read. {sentence}"
+
+
+def _memory(run: Attributed) -> str:
+    """Return what memory does that ends or will end the run; empty where it does nothing."""
+    found = (f for f in run.findings if f.code in ("memory.out_of_memory", "memory.growth"))
+    return "".join(f" {as_sentence(f.message.partition(';')[0])}" for f in found)
 
 
 def _nothing(story: Story) -> str:

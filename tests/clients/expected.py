@@ -412,6 +412,7 @@ CLIENTS = (
         steps=(120,),
         causes=_COMPUTING,
         verdict=COMPUTE,
+        place=("grows by",),
     ),
     Client(
         program="core_contention.py",

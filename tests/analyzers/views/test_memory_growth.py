@@ -98,7 +98,8 @@ def test_a_program_that_keeps_tensors_is_named(kind: str, tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["-o", "run", "--no-trace", "--", sys.executable, "train.py", kind]
     assert command.process("record", *options, cwd=tmp_path).code == 0
-    found = chopper.attribute(chopper.load(tmp_path / "run")).findings
-    grown = [f.message for f in found if f.code == "memory.growth"]
+    run = chopper.attribute(chopper.load(tmp_path / "run"))
+    grown = [f.message for f in run.findings if f.code == "memory.growth"]
+    assert ("grows by" in run.verdict.sentence) == (kind == "keeps")
     assert len(grown) == (kind == "keeps")
     assert all("resident memory of the process grows by" in text for text in grown)
