@@ -131,17 +131,31 @@ def test_waiting_in_the_view_is_the_waiting_of_the_causes() -> None:
 
 
 def test_whoever_began_later_has_no_cause_here() -> None:
-    # Alone in the trace: rank 1's window begins 300 later, and it did nothing longer than rank 0.
+    # Without steps, rank 1's first event, of host or device, is 300 later: so its window begins
+    # 300 later, and it did nothing longer than rank 0.
     def rank(begin: int) -> dict[str, pa.Table]:
         device = kernels(
             kernel(begin, begin + 100, GEMM), kernel(begin + 100, 1000, ALL_REDUCE, 20)
         )
-        return tables(
-            spans(span(0, 1, "aten::empty")), device, TABLES["step"].empty(), [recorded(1)]
-        )
+        host = spans(span(begin, begin + 1, "aten::empty"))
+        return tables(host, device, TABLES["step"].empty(), [recorded(1)])
 
     rows = view(attributed([rank(0), rank(300)]), "stragglers").to_pylist()
     assert [(r["straggler_rank"], r["cause"], r["waiting_ns"]) for r in rows] == [(1, None, 300)]
+
+
+def test_whoever_began_with_the_others_waited_for_a_launch() -> None:
+    # Both hosts are traced from 0; what rank 1's device waited for until 300 was not recorded.
+    def rank(begin: int) -> dict[str, pa.Table]:
+        device = kernels(
+            kernel(begin, begin + 100, GEMM), kernel(begin + 100, 1000, ALL_REDUCE, 20)
+        )
+        host = spans(span(0, 1, "aten::empty"))
+        return tables(host, device, TABLES["step"].empty(), [recorded(1)])
+
+    rows = view(attributed([rank(0), rank(300)]), "stragglers").to_pylist()
+    told = [(r["straggler_rank"], r["cause"], r["waiting_ns"]) for r in rows]
+    assert told == [(1, "idle.unlaunched", 300)]
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -182,12 +196,12 @@ def test_an_all_gather_of_equal_sides_has_no_size() -> None:
 
 
 def test_exposed_and_hidden_time_by_group() -> None:
-    # The all-reduce runs [100, 400]; computing hides [150, 250] of it.
+    # The all-reduce runs [100, 400], from the first event on; computing hides [150, 250] of it.
+    # Exposed is 200 of the 300 of each rank.
     def rank(_: int) -> dict[str, pa.Table]:
         device = kernels(kernel(150, 250, GEMM), kernel(100, 400, ALL_REDUCE, 20))
-        return tables(
-            spans(span(0, 1, "aten::empty")), device, TABLES["step"].empty(), [recorded(0)]
-        )
+        host = spans(span(100, 101, "aten::empty"))
+        return tables(host, device, TABLES["step"].empty(), [recorded(0)])
 
     (row,) = view(attributed([rank(0), rank(1)]), "exposed_communication").to_pylist()
     assert (row["collective"], row["ranks"], row["group"]) == ("allreduce", "0-1", "0")

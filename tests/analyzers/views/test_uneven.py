@@ -27,14 +27,15 @@ Event = tuple[int, int, dict[str, Any] | None]
 
 
 def alone(*events: Event) -> dict[str, pa.Table]:
-    """One rank of one window, without steps."""
+    """One rank of one window, without steps: from its first event to its last."""
     sent = [(i, more) for i, (_, _, more) in enumerate(events) if more is not None]
     device = [
         kernel(start, end, GEMM) if more is None else kernel(start, end, more.pop("kernel"), 20)
         for start, end, more in events
     ]
     entries = [recorded(row, **more) for row, more in sent]
-    host = spans(span(0, 1, "aten::empty"))
+    begin = min(start for start, _, _ in events)
+    host = spans(span(begin, begin + 1, "aten::empty"))
     return tables(host, kernels(*device), TABLES["step"].empty(), entries)
 
 

@@ -167,7 +167,8 @@ def test_launch_overhead_is_split_where_the_call_began() -> None:
     split, unsplit = rows_of(attributed(host, device, name=None), "launches")[::-1]
     assert (split["phase"], split["kernel_count"]) == ("forward", 5)
     assert (split["preparation_ns"], split["call_ns"], split["unsplit_ns"]) == (20, 40, 0)
-    assert split["share_ratio"] == pytest.approx(60 / 400)
+    # Of the time from the first call, at 50, to 500.
+    assert split["share_ratio"] == pytest.approx(60 / 450)
     # Without a launch nothing tells its phase either.
     assert (unsplit["phase"], unsplit["kernel_count"], unsplit["unsplit_ns"]) == ("other", 1, 80)
 
@@ -239,8 +240,9 @@ def queued() -> Attributed:
 
 def test_a_launch_is_queued_from_its_call_to_its_end() -> None:
     (row,) = rows_of(queued(), "queue_depth")
-    # In the window 30 to 60: three entries for 10 ns, two for 10, one for 10.
-    assert row["time_ns"] == 30
+    # From the first call, at 0, to 60: one entry for 10 ns, two for 10, three for 20, two for 10,
+    # one for 10: 120 ÷ 60.
+    assert row["time_ns"] == 60
     assert row["mean_depth"] == pytest.approx(2)
     assert (row["median_depth"], row["p95_depth"], row["max_depth"]) == (2, 3, 3)
     assert (row["empty_ratio"], row["full_ratio"]) == (0, 0)
@@ -275,9 +277,10 @@ def test_a_full_queue_is_told() -> None:
     )
     device = kernels(*(kernel(2000 + i, 2001 + i, correlation_id=i + 1) for i in range(count)))
     (row,) = rows_of(attributed(host, device), "queue_depth")
-    # 1100 queued when the first starts: 1024 or more until the 77th has ended.
+    # From the first call, at 0, to 3100. 1100 are queued when the first starts, at 2000: 1024 or
+    # more from the 1024th call, at 1023, until the 77th has ended, at 2077.
     assert row["max_depth"] == 1100
-    assert row["full_ratio"] == pytest.approx(77 / 1100)
+    assert row["full_ratio"] == pytest.approx((2077 - 1023) / 3100)
 
 
 _MS = 10**6
@@ -374,7 +377,7 @@ def measured(rate: float, dtype: str) -> dict[str, Any]:
 
 
 def mixed(**more: Any) -> Attributed:
-    """A product in bf16, its recomputation, and one in fp32, over 1000 ns."""
+    """A product in bf16, its recomputation, and one in fp32: 1500 ns from the first operator on."""
     large = "[[1024,1024],[1024,16]]"
     bf16 = '["c10::BFloat16","c10::BFloat16"]'
     host = spans(
@@ -402,8 +405,8 @@ def test_each_flop_is_held_against_the_peak_of_its_own_type() -> None:
     assert fp32 is not None
     rows = rows_of(mixed(), "utilization")
     whole, *by_type = [r for r in rows if r["ceiling"] == "theoretical"]
-    assert whole["mfu_ratio"] == pytest.approx((FLOP / bf16 + FLOP / fp32) / 1000e-9)
-    assert whole["hfu_ratio"] == pytest.approx((2 * FLOP / bf16 + FLOP / fp32) / 1000e-9)
+    assert whole["mfu_ratio"] == pytest.approx((FLOP / bf16 + FLOP / fp32) / 1500e-9)
+    assert whole["hfu_ratio"] == pytest.approx((2 * FLOP / bf16 + FLOP / fp32) / 1500e-9)
     assert (whole["model_flop"], whole["hardware_flop"]) == (2 * FLOP, 3 * FLOP)
     assert whole["peak_flop_per_s"] == pytest.approx(3 / (2 / bf16 + 1 / fp32))
     assert {r["dtype"]: r["hardware_flop"] for r in by_type} == {"bf16": 2 * FLOP, "fp32": FLOP}
@@ -434,7 +437,7 @@ def test_what_was_measured_on_the_device_stands_beside_the_datasheet() -> None:
     run = mixed(kept=measured(500e12, "bf16"))
     whole = next(r for r in rows_of(run, "utilization") if r["ceiling"] == "achievable")
     # fp32 was not measured: a third of the FLOP count nothing, and that is said.
-    assert whole["mfu_ratio"] == pytest.approx(FLOP / 500e12 / 1000e-9)
+    assert whole["mfu_ratio"] == pytest.approx(FLOP / 500e12 / 1500e-9)
     assert whole["reason"] == "a lower bound: the peak of fp32, 33.3 % of the FLOP, is unknown"
     document = reports.document(run)
     (both,) = document["ceilings"]
@@ -453,7 +456,8 @@ def test_tokens_are_known_from_one_embedding_table(second: str, tokens: int | No
     )
     device = kernels(kernel(500, 600, correlation_id=1), kernel(600, 1500, correlation_id=2))
     row = rows_of(attributed(host, device), "utilization")[0]
-    assert row["tokens_per_s"] == (None if tokens is None else pytest.approx(tokens / 1000e-9))
+    # From the first operator, at 0, to 1500.
+    assert row["tokens_per_s"] == (None if tokens is None else pytest.approx(tokens / 1500e-9))
 
 
 def test_steps_sum_and_the_odd_one_stands_out() -> None:
