@@ -81,6 +81,7 @@ MADE_OF_DATA = {
     "collectors/formats/exported.py": "the key that the run of a timeline stands under",
     "collectors/formats/kineto/_strict.py": "other patterns of the file",
     "collectors/formats/steps.py": "word parts, listed in the file",
+    "reports/to_markdown.py": "the ids of causes, escaped",
     "chopper/storage/remote.py": "names of folders of copies: sixteen digits of a hash",
     "chopper/storage/destination.py": (
         "the names of the run's own directory and of this host, escaped"
