@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting, spent_in
-from chopper.analyzers.events.device import Events
+from chopper.analyzers.detectors import Detector, Sighting, pieces_in
+from chopper.analyzers.events.device import Events, arguments
+from chopper.analyzers.trace.columns import ints, matching
 from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
+_ALONE = re.compile(r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)")
+_SHAPE = re.compile(r"\[[\d, ]+\]")
 DETECTOR = Detector(
     title="Memory-bound kernels follow each other: fuse them",
     condition="Kernels that move data rather than compute (elementwise, norms, reductions) follow "
-    "each other on one stream in one phase, and take more than "
-    f"{percent(_LEAST_RATIO, '.0f')} of the time.",
+    "each other on one stream in one phase, on first tensors of one shape where shapes were "
+    f"recorded, and take more than {percent(_LEAST_RATIO, '.0f')} of the time. Kernels for many "
+    "tensors, fills and copies end a sequence.",
     without="each such sequence takes as long as its longest kernel: an upper bound of what fusion "
     "saves",
-    evidence="{kernels} kernels in {chains} sequences take {share_ratio:ratio} of the time",
+    evidence="{kernels} kernels in {chains} sequences take {share_ratio:ratio} of the time; "
+    "the saving is an upper bound",
     remedy="torch.compile fuses them; else use fused versions (norm, rotary embedding, "
     "cross-entropy, optimizer), or keep activations in bf16.",
     view="kernels",
@@ -30,15 +36,19 @@ DETECTOR = Detector(
 
 def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
     """PIECE, DEVICE_EVENT -> at most one sighting."""
-    _, rows = spent_in(run, _CAUSES)
+    pieces = pieces_in(run, _CAUSES)
+    rank_of, row_of = ints(pieces, "rank"), ints(pieces, "event_row")
     run_ns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     kernels = chains = time_ns = 0
-    for rank, of_cause in rows.items():
+    for rank in np.unique(rank_of).tolist():
         mine = np.flatnonzero(events.rank == rank)
         keys = (events.device_id[mine], events.stream_id[mine])
         mine = mine[np.lexsort((events.start_ns[mine], *keys))]
-        moves = np.isin(events.row[mine], of_cause)
+        moves = np.isin(events.row[mine], row_of[rank_of == rank])
+        moves &= ~matching(*events.op, lambda op: bool(_ALONE.match(op)))[mine]
+        shape = _shapes(run, events, mine)
         same = moves[1:] & moves[:-1]
+        same &= (shape[1:] == shape[:-1]) | (shape[1:] < 0) | (shape[:-1] < 0)
         for key in (events.device_id, events.stream_id, events.phase[0], events.step):
             same &= key[mine][1:] == key[mine][:-1]
         begins = np.append(True, ~same)
@@ -57,7 +67,8 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
             run_ns[rank] = (events.row[mine[gone]], np.zeros(int(gone.sum()), dtype=np.int64))
         kernels += int(inside.sum())
         chains += int((size > 1).sum())
-        time_ns += int(dur[inside].sum())
+        chained = (rank_of == rank) & np.isin(row_of, events.row[mine[inside]])
+        time_ns += int(ints(pieces, "time_ns")[chained].sum())
     if run_ns and time_ns >= _LEAST_RATIO * run.observed_ns:
         yield Sighting(
             detector="fusible_kernels",
@@ -69,3 +80,11 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
                 "share_ratio": time_ns / run.observed_ns,
             },
         )
+
+
+def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> np.ndarray:
+    """Return a number for the shape of the first tensor of each event's operator, -1 for none."""
+    codes, values = arguments(run, events, rows, "input_dims")
+    shapes = [found[0] if (found := _SHAPE.search(value)) else "" for value in values]
+    number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, shapes)))}
+    return np.array([*(number.get(shape, -1) for shape in shapes), -1])[codes]

@@ -13,11 +13,14 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
 
 _FORWARD = "DistributedDataParallel.forward"
+_UPDATE = "Optimizer.step#"
 _REDUCTIONS = ("allreduce", "reducescatter")
 DETECTOR = Detector(
     title="Gradients are reduced {passes} times per step",
     condition="Each step runs several forward passes of DistributedDataParallel, and as many equal "
-    "sequences of reductions: every micro-step of gradient accumulation reduces its gradients.",
+    "sequences of reductions, and the optimizer does not run between them: every micro-step of "
+    "gradient accumulation reduces its gradients. Steps are marked; of one step alone, the "
+    "optimizer was seen.",
     without="only the last micro-step reduces gradients",
     evidence="{passes} forward passes and {reductions} reductions per step, of which {needed} are "
     "needed",
@@ -32,6 +35,8 @@ def repeated_reductions(
     run: Attributed, events: Events, links: Mapping[int, Links]
 ) -> Iterator[Sighting]:
     """HOST_SPAN, COMMUNICATION -> at most one sighting."""
+    if run.windows["number"].null_count:
+        return
     gone: dict[int, np.ndarray] = {}
     passes = reductions = needed = 0
     for rank, link in links.items():
@@ -49,11 +54,18 @@ def repeated_reductions(
         inside = np.isin(row, events.row[events.rank == rank])
         row, size, begin_ns = row[inside], size[inside], begin_ns[inside]
         step, of_pass = link.step[row], np.searchsorted(start_ns, begin_ns, side="right")
+        updates_ns = _updates_ns(link)
         found = [np.zeros(0, np.int64)]
-        for one in np.unique(step).tolist():
+        steps = np.unique(step).tolist()
+        if len(steps) == 1 and not len(updates_ns):
+            return
+        for one in steps:
             mine = np.flatnonzero(step == one)
             each = np.split(size[mine], np.flatnonzero(np.diff(of_pass[mine])) + 1)
             if len(each) < 2 or any(not np.array_equal(each[0], part) for part in each[1:]):
+                return
+            first, last = start_ns[np.maximum(of_pass[mine[[0, -1]]] - 1, 0)]
+            if ((updates_ns >= first) & (updates_ns < last)).any():
                 return
             found.append(row[mine[: -len(each[0])]])
             passes, needed, reductions = len(each), len(each[0]), len(mine)
@@ -66,3 +78,10 @@ def repeated_reductions(
             phase="backward",
             evidence={"passes": passes, "reductions": reductions, "needed": needed},
         )
+
+
+def _updates_ns(links: Links) -> np.ndarray:
+    """Return when the optimizer ran: starts of its spans, and launches of its device events."""
+    spans = links.host.start_ns[links.host.named(lambda name: name.startswith(_UPDATE))]
+    rows = links.phase == links.phases.index("optimizer")
+    return np.concatenate([spans, links.launch_ns[rows]])
