@@ -84,7 +84,10 @@ def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initializa
         alike = [calls & (codes == codes[row]) for row in candidates]
         usual = (np.median(host.dur_ns[a if a.sum() >= _FEWEST else calls]) for a in alike)
         is_long = host.dur_ns[candidates] > _FACTOR * np.array([*usual])
-        once = [not _recurs(link, row, same) for row, same in zip(candidates, alike, strict=True)]
+        once = [
+            not _recurs(link, row, same)
+            for row, same in zip(candidates.tolist(), alike, strict=True)
+        ]
         rows = candidates[is_long & np.array(once, dtype=bool)]
         if not len(rows):
             continue
