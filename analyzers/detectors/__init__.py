@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.whatif_options import Changes
@@ -97,10 +98,15 @@ class Sighting:
     of: Literal["step", "loop"] = "step"
 
 
+def pieces_in(run: Attributed, causes: tuple[str, ...]) -> pa.Table:
+    """Return the pieces of some leaf causes. PIECE -> PIECE."""
+    code, names = strings(run.pieces, "cause")
+    return run.pieces.filter(np.isin(code, [names.index(c) for c in causes if c in names]))
+
+
 def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, np.ndarray]]:
     """Return the time in some leaf causes, and by rank the device events that it belongs to."""
-    code, names = strings(run.pieces, "cause")
-    pieces = run.pieces.filter(np.isin(code, [names.index(c) for c in causes if c in names]))
+    pieces = pieces_in(run, causes)
     rank, row = ints(pieces, "rank"), ints(pieces, "event_row")
     rows = {int(r): np.unique(row[(rank == r) & (row >= 0)]) for r in np.unique(rank)}
     return int(ints(pieces, "time_ns").sum()), rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,15 +19,19 @@ DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))
 
 def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
     """PIECE, DEVICE_EVENT -> at most one sighting."""
-    _, rows = spent_in(run, _CAUSES)
+    pieces = pieces_in(run, _CAUSES)
+    rank_of, row_of = ints(pieces, "rank"), ints(pieces, "event_row")
     run_ns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     kernels = chains = time_ns = 0
-    for rank, of_cause in rows.items():
+    for rank in np.unique(rank_of).tolist():
         mine = np.flatnonzero(events.rank == rank)
         keys = (events.device_id[mine], events.stream_id[mine])
         mine = mine[np.lexsort((events.start_ns[mine], *keys))]
-        moves = np.isin(events.row[mine], of_cause)
+        moves = np.isin(events.row[mine], row_of[rank_of == rank])
+        moves &= ~matching(*events.op, lambda op: bool(_ALONE.match(op)))[mine]
+        shape = _shapes(run, events, mine)
         same = moves[1:] & moves[:-1]
+        same &= (shape[1:] == shape[:-1]) | (shape[1:] < 0) | (shape[:-1] < 0)
         for key in (events.device_id, events.stream_id, events.phase[0], events.step):
             same &= key[mine][1:] == key[mine][:-1]
         begins = np.append(True, ~same)
@@ -45,7 +50,8 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
             run_ns[rank] = (events.row[mine[gone]], np.zeros(int(gone.sum()), dtype=np.int64))
         kernels += int(inside.sum())
         chains += int((size > 1).sum())
-        time_ns += int(dur[inside].sum())
+        chained = (rank_of == rank) & np.isin(row_of, events.row[mine[inside]])
+        time_ns += int(ints(pieces, "time_ns")[chained].sum())
     if run_ns and time_ns >= _LEAST_RATIO * run.observed_ns:
         yield Sighting(
             detector="fusible_kernels",
@@ -57,3 +63,11 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
                 "share_ratio": time_ns / run.observed_ns,
             },
         )
+
+
+def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> np.ndarray:
+    """Return a number for the shape of the first tensor of each event's operator, -1 for none."""
+    codes, values = arguments(run, events, rows, "input_dims")
+    shapes = [found[0] if (found := _SHAPE.search(value)) else "" for value in values]
+    number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, shapes)))}
+    return np.array([*(number.get(shape, -1) for shape in shapes), -1])[codes]

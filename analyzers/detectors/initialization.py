@@ -14,11 +14,13 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.intervals import union
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.names import is_synchronizing_call
-from chopper.wording import percent
+from chopper.wording import duration, percent
 
 _LEAST_RATIO = 0.05
 _FACTOR = 50
 _FEWEST = 3
+_ALIKE_RATIO = 0.25
+_ENOUGH_STEPS = 5
 _DRIVER = re.compile(r"cuda|cu[A-Z]|hip|hsa_|ze[A-Z]")
 DETECTOR = detector("initialization", least=percent(_LEAST_RATIO, ".0f"), factor=_FACTOR)
 
@@ -40,6 +42,14 @@ class Initialization:
     longest_ns: int
     host_ns: int
 
+    @property
+    def said(self) -> str:
+        """The calls in words: ``one cudaFree call of 6.01 s``."""
+        count, longest = sum(map(len, self.rows.values())), duration(self.longest_ns)
+        if count == 1:
+            return f"one {self.name} call of {longest}"
+        return f"{count} calls, the longest {self.name} of {longest}"
+
 
 def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initialization | None:
     """Find the calls that initialize; None if there are none. HOST_SPAN, GAP -> Initialization."""
@@ -57,9 +67,14 @@ def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initializa
             union(start, end).within(host.start_ns[candidates], host.ends(candidates)) > 0
         ]
         codes, names = host.names
-        alike = (calls & (codes == codes[row]) for row in candidates)
+        alike = [calls & (codes == codes[row]) for row in candidates]
         usual = (np.median(host.dur_ns[a if a.sum() >= _FEWEST else calls]) for a in alike)
-        rows = candidates[host.dur_ns[candidates] > _FACTOR * np.array([*usual])]
+        is_long = host.dur_ns[candidates] > _FACTOR * np.array([*usual])
+        once = [
+            not _recurs(link, row, same)
+            for row, same in zip(candidates.tolist(), alike, strict=True)
+        ]
+        rows = candidates[is_long & np.array(once, dtype=bool)]
         if not len(rows):
             continue
         rows_of[rank] = rows
@@ -83,6 +98,14 @@ def _sets_up(name: str) -> bool:
     return _DRIVER.match(name) is not None and not is_synchronizing_call(name)
 
 
+def _recurs(links: Links, row: int, alike: np.ndarray) -> bool:
+    """Return whether calls as long as one of them lie in several steps, not only the first two."""
+    host, start_ns = links.host, links.steps.start_ns
+    long = host.start_ns[alike & (host.dur_ns >= _ALIKE_RATIO * host.dur_ns[row])]
+    step = np.maximum(np.searchsorted(start_ns, long, side="right") - 1, 0)
+    return bool(step.max() > step.min() and (len(start_ns) < _ENOUGH_STEPS or step.max() > 1))
+
+
 def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """HOST_SPAN, GAP -> at most one sighting."""
     found = initialization_of(run, links)
@@ -94,6 +117,7 @@ def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sigh
         calls=found.rows,
         saved_ns=sum(found.idle_ns.values()) // len(run.joined),
         evidence={
+            "what": found.said,
             "name": found.name,
             "longest_ns": found.longest_ns,
             "calls": sum(map(len, found.rows.values())),

@@ -13,6 +13,7 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
 
 _FORWARD = "DistributedDataParallel.forward"
+_UPDATE = "Optimizer.step#"
 _REDUCTIONS = ("allreduce", "reducescatter")
 DETECTOR = detector("repeated_reductions")
 
@@ -21,6 +22,8 @@ def repeated_reductions(
     run: Attributed, events: Events, links: Mapping[int, Links]
 ) -> Iterator[Sighting]:
     """HOST_SPAN, COMMUNICATION -> at most one sighting."""
+    if run.windows["number"].null_count:
+        return
     gone: dict[int, np.ndarray] = {}
     passes = reductions = needed = 0
     if run.windows["number"].null_count:
@@ -42,14 +45,21 @@ def repeated_reductions(
         inside = np.isin(row, events.row[events.rank == rank])
         row, size, begin_ns = row[inside], size[inside], begin_ns[inside]
         step, of_pass = link.step[row], np.searchsorted(start_ns, begin_ns, side="right")
+        updates_ns = _updates_ns(link)
         found = [np.zeros(0, np.int64)]
-        for one in np.unique(step).tolist():
+        steps = np.unique(step).tolist()
+        if len(steps) == 1 and not len(updates_ns):
+            return
+        for one in steps:
             mine = np.flatnonzero(step == one)
             each = np.split(size[mine], np.flatnonzero(np.diff(of_pass[mine])) + 1)
             first_ns, last_ns = begin_ns[mine[0]], begin_ns[mine[-1]]
             if ((stepped_ns > first_ns) & (stepped_ns < last_ns)).any():
                 return  # Each pass has an optimizer of its own: several models, or iterations.
             if len(each) < 2 or any(not np.array_equal(each[0], part) for part in each[1:]):
+                return
+            first, last = start_ns[np.maximum(of_pass[mine[[0, -1]]] - 1, 0)]
+            if ((updates_ns >= first) & (updates_ns < last)).any():
                 return
             found.append(row[mine[: -len(each[0])]])
             passes, needed, reductions = len(each), len(each[0]), len(mine)
@@ -62,3 +72,10 @@ def repeated_reductions(
             phase="backward",
             evidence={"passes": passes, "reductions": reductions, "needed": needed},
         )
+
+
+def _updates_ns(links: Links) -> np.ndarray:
+    """Return when the optimizer ran: starts of its spans, and launches of its device events."""
+    spans = links.host.start_ns[links.host.named(lambda name: name.startswith(_UPDATE))]
+    rows = links.phase == links.phases.index("optimizer")
+    return np.concatenate([spans, links.launch_ns[rows]])

@@ -11,29 +11,30 @@ from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.views.stragglers import Uneven
 
+_MORE = "rank {rank} has {factor} the work of the others"
 _OF = {
     "uneven_work": (
-        "Uneven work",
+        f"Uneven work: {_MORE}",
         "Give each rank a batch of equal cost (tokens counted instead of samples, lengths in "
         "buckets), or divide parameters and layers by their time",
     ),
     "experts": (
-        "Uneven experts",
+        f"Uneven experts: {_MORE}",
         "Balance the experts: an auxiliary loss or a bias of the router, a limit on the tokens of "
         "an expert, or popular experts on several ranks",
     ),
     "ring": (
-        "Uneven ring",
+        f"Uneven ring: {_MORE}",
         "Give each rank an early and a late part of the sequence (zigzag or striped ring "
         "attention), so that a causal mask leaves all the same work",
     ),
     "pipeline": (
-        "Pipeline bubbles",
+        "Pipeline bubbles: stages wait for each other",
         "More micro-batches per step, or an interleaved or zero-bubble schedule, shorten filling "
         "and draining; stages of equal time the rest",
     ),
 }
-"""Kind of unevenness: its name, and what mends it."""
+"""Kind of unevenness: its title, and what mends it."""
 
 DETECTOR = detector("uneven_work")
 
@@ -51,7 +52,7 @@ def uneven_work(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
         run_ns=run_ns,
         changes=Changes(fix=("communication.wait",)) if uneven.kind == "pipeline" else None,
         evidence={
-            "what": what,
+            "what": what.format(rank=rank, factor=fmt.factor(uneven.work_ratio)),
             "rank": rank,
             "work_factor": uneven.work_ratio,
             "wait_ratio": uneven.wait_ratio,

@@ -131,7 +131,10 @@ def test_work_that_is_uneven_is_predicted_as_shared_evenly() -> None:
     )
     [action] = found(run)
     assert action.detector == "uneven_work"
-    assert (action.evidence["rank"], action.evidence["what"]) == (1, "Uneven work")
+    assert (action.evidence["rank"], action.evidence["what"]) == (
+        1,
+        "Uneven work: rank 1 has 3.0× the work of the others",
+    )
     # Products and sums together: 45 and 15 ms.
     assert action.evidence["work_factor"] == pytest.approx(3)
     assert action.saved_ns == pytest.approx(15 * MS, rel=0.02)
@@ -152,7 +155,10 @@ def test_stages_that_wait_for_each_other_are_a_pipeline() -> None:
         on_host(*sent(0, 20, "recv", "recv_", 0), last, *sent(60, 61, "send", "send", 0), until=80),
     )
     [action] = found(run)
-    assert (action.detector, action.evidence["what"]) == ("uneven_work", "Pipeline bubbles")
+    assert (action.detector, action.evidence["what"]) == (
+        "uneven_work",
+        "Pipeline bubbles: stages wait for each other",
+    )
     assert action.saved_ns == pytest.approx(40 * MS, rel=0.1)
 
 
