@@ -446,7 +446,7 @@ def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
 def _of_startup(step: _Step, share: float, started: Initialization) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
     text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(step.story))
-    text += f": one {started.name} call of {fmt.duration(started.longest_ns)}"
+    text += f": {started.said}"
     if share > 1 - _LEAST_SECOND:
         return f"{text}."
     others = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Sighting, detector, spent_in
-from chopper.analyzers.events.device import Events
+from chopper.analyzers.detectors import Sighting, detector, pieces_in
+from chopper.analyzers.events.device import Events, arguments
+from chopper.analyzers.trace.columns import ints, matching
 from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
+_ALONE = re.compile(r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)")
+_SHAPE = re.compile(r"\[[\d, ]+\]")
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
 DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))
 

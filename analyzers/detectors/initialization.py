@@ -22,7 +22,13 @@ _FEWEST = 3
 _ALIKE_RATIO = 0.25
 _ENOUGH_STEPS = 5
 _DRIVER = re.compile(r"cuda|cu[A-Z]|hip|hsa_|ze[A-Z]")
-DETECTOR = detector("initialization", least=percent(_LEAST_RATIO, ".0f"), factor=_FACTOR)
+DETECTOR = detector(
+    "initialization",
+    least=percent(_LEAST_RATIO, ".0f"),
+    factor=_FACTOR,
+    alike=percent(_ALIKE_RATIO, ".0f"),
+    enough=_ENOUGH_STEPS,
+)
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,13 @@ def repeated_reductions(
 ) -> Iterator[Sighting]:
     """HOST_SPAN, COMMUNICATION -> at most one sighting."""
     if run.windows["number"].null_count:
-        return
+        return  # A window without steps holds any number of whole iterations.
     gone: dict[int, np.ndarray] = {}
     passes = reductions = needed = 0
-    if run.windows["number"].null_count:
-        return  # A window without steps holds any number of whole iterations.
     for rank, link in links.items():
         forward = link.host.named(_FORWARD.__eq__)
         forward &= link.host.nesting.topmost(forward) == np.arange(len(link.host))
         start_ns = link.host.start_ns[forward]
-        stepped = link.host.named(lambda name: name.startswith("Optimizer.step#"))
-        stepped_ns = link.host.start_ns[stepped]
         table = run.communication.filter(ints(run.communication, "rank") == rank)
         codes, names = strings(table, "collective")
         reduces = np.isin(codes, [i for i, name in enumerate(names) if name in _REDUCTIONS])
@@ -53,14 +49,11 @@ def repeated_reductions(
         for one in steps:
             mine = np.flatnonzero(step == one)
             each = np.split(size[mine], np.flatnonzero(np.diff(of_pass[mine])) + 1)
-            first_ns, last_ns = begin_ns[mine[0]], begin_ns[mine[-1]]
-            if ((stepped_ns > first_ns) & (stepped_ns < last_ns)).any():
-                return  # Each pass has an optimizer of its own: several models, or iterations.
             if len(each) < 2 or any(not np.array_equal(each[0], part) for part in each[1:]):
                 return
             first, last = start_ns[np.maximum(of_pass[mine[[0, -1]]] - 1, 0)]
             if ((updates_ns >= first) & (updates_ns < last)).any():
-                return
+                return  # Each pass has an optimizer of its own: several models, or iterations.
             found.append(row[mine[: -len(each[0])]])
             passes, needed, reductions = len(each), len(each[0]), len(mine)
         gone[rank] = np.sort(np.concatenate(found))

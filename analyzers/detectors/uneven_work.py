@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from chopper import wording as fmt
 from chopper.analyzers.detectors import Sighting, detector
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.replay.whatif_options import Changes

@@ -20,7 +20,7 @@ _NUMBERED = re.compile(
     rf"(?:^|[\s/:_.-])(?:train(?:ing)?[\s_-]?)?{_WORD}[\s_:#=(-]{{0,8}}(\d{{1,12}})(?!\d)", re.I
 )
 _PLAIN = re.compile(
-    rf"(?:.*[^a-z])?(?:train(?:ing)?[\s_-]?)?{_WORD}\s*|.*\bexecute_(?:model|context|\d).*", re.I
+    rf"(?:^|[^a-z])(?:train(?:ing)?[\s_-]?)?{_WORD}\s*+$|\bexecute_(?:model|context|\d)", re.I
 )
 _NOT_STEP = re.compile(
     r"optimizer|scheduler|zero_grad|forward|backward|micro|sample|load|fetch|next|transfer|copy",
@@ -33,7 +33,7 @@ _DETAIL = re.compile(r"[\[({](?!\s*\d+\s*[\])}])[^\])}]*[\])}]?")
 _CALLS = (
     ("optimizer", re.compile(r"Optimizer\.step#")),
     ("zero_grad", re.compile(r"Optimizer\.zero_grad#")),
-    ("loader", re.compile(r"DataLoader.*__next__")),
+    ("loader", re.compile(r"DataLoader\)#[\w.]*?__next__")),
 )
 """Calls that every step makes: a step ends with its optimizer, and begins with the others."""
 _MOST_STEPS = 1_000_000
@@ -180,7 +180,7 @@ def _ranges(spans: _Spans) -> Iterator[_Marker]:
         short = _DETAIL.sub("", name)
         # The last of several is the innermost: epoch_step 2/step 7.
         match = next(reversed([*_NUMBERED.finditer(short)]), None)
-        if len(name) <= 200 and not _NOT_STEP.search(name) and (match or _PLAIN.fullmatch(short)):
+        if len(name) <= 200 and not _NOT_STEP.search(name) and (match or _PLAIN.search(short)):
             kind = re.sub(r"\d+", "#", short).strip().lower()
             kinds[code] = kind, int(match[1]) if match else None
     groups: dict[str, list[int]] = {}

@@ -22,7 +22,7 @@ from tests.clients.runner import CALL_NS, NAMED_TOLERANCE
 from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PROBE = PROGRAMS.parent / "probe"
+PROBE = PROGRAMS.parent / "probe" / "site-packages"
 PYTHON = (sys.executable,)
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -29,21 +30,25 @@ _BETWEEN = " \t\r\n,"
 _LAST_EVENT = re.compile(r'\}(?=\s*\]\s*(?:\}|,\s*"|$))')
 _LIST_END = re.compile(r"\](?!\s*,\s*\{)")
 
-_NAME = re.compile(
-    r'("name"\s*:\s*")(.*?)(?="\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:|[}\s]*$))',
-    re.DOTALL,
+_NAME = (
+    re.compile(r'"name"\s*+:\s*+"'),
+    re.compile(
+        r'"\s*+(?:,\s*+"(?:ph|cat|pid|tid|ts|dur|id|args|s|bp)"\s*+:|\}[}\s]*+$|$)',
+    ),
 )
-_TEXT = re.compile(
-    r'("(?!ph"|cat")[^"\\]+"\s*:\s*")(.*?)(?="\s*(?:,\s*"[^"\\]+"\s*:|\}[}\s]*(?:,|$)))', re.DOTALL
+_TEXT = (
+    re.compile(r'"(?!ph"|cat")[^"\\]++"\s*+:\s*+"'),
+    re.compile(r'"\s*+(?:,\s*+"[^"\\]++"\s*+:|\}[}\s]*+(?:,|$))'),
 )
+"""Where the text of the name, and of other members, opens and closes."""
 _TOKEN = re.compile(
-    r'"(?:[^"\\]|\\.)*"|(?<![\w.])[-+]?(?:nan(?:\(\w*\))?|inf(?:inity)?|\d\.#\w+)(?!\w)'
-    r"|,(?=\s*[,}\]])",
-    re.DOTALL | re.IGNORECASE,
+    r'"|(?<![\w.])[-+]?(?:nan(?:\(\w*+\))?|inf(?:inity)?|\d\.#\w+)(?!\w)|,(?=\s*+[,}\]])',
+    re.IGNORECASE,
 )
-"""A string, C's text of a number that JSON has not, or a comma before nothing."""
+"""Where a string opens, C's text of a number that JSON has not, or a comma before nothing."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _ESCAPED = re.compile(r'(?:[^\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*', re.DOTALL)
-_BARE_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)"')
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -90,21 +95,46 @@ def fix_event(event: str) -> tuple[str, str]:
     if _length_of(event):
         raise ValueError("the event is JSON")
 
-    def known(token: re.Match[str]) -> str:
-        return token[0] if token[0][0] in '",' else "null"
+    def known(token: str) -> str:
+        return token if token[0] in '",' else "null"
 
-    def whole(token: re.Match[str]) -> str:
-        if token[0][0] == '"':
-            return f'"{_escaped(token[0][1:-1])}"'
-        return "" if token[0] == "," else "null"
+    def whole(token: str) -> str:
+        if token[0] == '"':
+            closed = len(token) > 1 and token[-1] == '"'
+            return f'"{_escaped(token[1:-1])}"' if closed else token
+        return "" if token == "," else "null"
 
-    if _length_of(text := _TOKEN.sub(known, event)) == len(text):
+    if _length_of(text := _with_tokens(event, known)) == len(text):
         return text, "trace.nan"
     for quoted in (_NAME, _TEXT):
-        text = quoted.sub(lambda string: string[1] + _escaped(string[2]), event)
-        if _length_of(text := _TOKEN.sub(whole, text)) == len(text):
+        text = _requoted(event, *quoted)
+        if _length_of(text := _with_tokens(text, whole)) == len(text):
             return text, "event.repaired"
     return "{}", "event.not_json"
+
+
+def _with_tokens(event: str, changed: Callable[[str], str]) -> str:
+    """Replace strings, numbers that JSON has not, and commas before nothing."""
+    parts: list[str] = []
+    position = 0
+    while (found := _TOKEN.search(event, position)) is not None:
+        token = found if found[0] != '"' else _STRING.match(event, found.start()) or found
+        parts += [event[position : token.start()], changed(token[0])]
+        position = token.end()
+    return "".join(parts) + event[position:]
+
+
+def _requoted(event: str, opening: re.Pattern[str], closing: re.Pattern[str]) -> str:
+    """Escape what stands bare in the strings that open and close in these ways."""
+    parts: list[str] = []
+    position = 0
+    while (begin := opening.search(event, position)) is not None:
+        if (end := closing.search(event, begin.end())) is None:
+            break
+        string = event[begin.end() : end.start()]
+        parts += [event[position : begin.end()], _escaped(string)]
+        position = end.start()
+    return "".join(parts) + event[position:]
 
 
 def _length_of(text: str) -> int:
@@ -120,7 +150,7 @@ def _escaped(string: str) -> str:
     """Escape what stands bare in a string; one invalid escape means that none is meant as such."""
     if not _ESCAPED.fullmatch(string):
         string = string.replace("\\", "\\\\")
-    string = _BARE_QUOTE.sub(r'\1\\"', string)
+    string = _ESCAPE_OR_QUOTE.sub(lambda one: one[0] if one[0] != '"' else '\\"', string)
     return _CONTROL.sub(lambda char: f"\\u{ord(char[0]):04x}", string)
 
 
