@@ -237,9 +237,10 @@ def _bound_of_step(step: _Step, started: Initialization | None) -> tuple[str, fl
     if optimizer is not None and optimizer.time_ns > _HALF * run.observed_ns:
         share = optimizer.time_ns / run.observed_ns
         cause, time_ns = max(optimizer.causes.items(), key=lambda item: item[1])
-        text = classes()[_OPTIMIZER].sentence.format(share=fmt.ratio(share), unit=_unit(story))
-        part = f"{fmt.ratio(time_ns / run.observed_ns)} {fmt.inside(full_label(cause))}"
-        return _OPTIMIZER, share, f"{text} ({part})."
+        known = classes()[_OPTIMIZER]
+        text = known.sentence.format(share=fmt.ratio(share), unit=_unit(story))
+        most = known.part if class_of(cause) == _OPTIMIZER else fmt.inside(full_label(cause))
+        return _OPTIMIZER, share, f"{text} ({fmt.ratio(time_ns / run.observed_ns)} {most})."
     return name, share, _of_step(step)
 
 

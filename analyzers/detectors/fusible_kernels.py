@@ -32,33 +32,26 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
         mine = mine[np.lexsort((events.start_ns[mine], *keys))]
         moves = np.isin(events.row[mine], row_of[rank_of == rank])
         moves &= ~matching(*events.op, lambda op: bool(_ALONE.match(op)))[mine]
-        shape = _shapes(run, events, mine)
-        same = moves[1:] & moves[:-1]
-        same &= (shape[1:] == shape[:-1]) | (shape[1:] < 0) | (shape[:-1] < 0)
+        shape, tensors = _shapes(run, events, mine)
+        linked = moves[1:] & moves[:-1]
+        linked &= (shape[1:] == shape[:-1]) | (shape[1:] < 0) | (shape[:-1] < 0)
         for key in (events.device_id, events.stream_id, events.phase[0], events.step):
-            same &= key[mine][1:] == key[mine][:-1]
-        begins = np.append(True, ~same)
-        chain = np.cumsum(begins) - 1
-        size = np.bincount(chain)
-        inside = size[chain] > 1
-        dur = events.dur_ns[mine]
-        longest = np.maximum.reduceat(dur, np.flatnonzero(begins)) if len(dur) else dur
-        stays = dur == longest[chain]
-        # Of equally long kernels the first one stays.
-        first = np.unique(chain[stays], return_index=True)[1]
-        kept = np.zeros(len(mine), dtype=bool)
-        kept[np.flatnonzero(stays)[first]] = True
-        gone = inside & ~kept
-        if gone.any():
-            run_ns[rank] = (events.row[mine[gone]], np.zeros(int(gone.sum()), dtype=np.int64))
+            linked &= key[mine][1:] == key[mine][:-1]
+        # What one kernel writes and the next one reads stays in registers.
+        kept = tensors - np.append(False, linked) - np.append(linked, False)
+        inside = kept < tensors
+        if inside.any():
+            left_ns = events.dur_ns[mine] * kept // tensors
+            order = np.flatnonzero(inside)[np.argsort(events.row[mine[inside]])]
+            run_ns[rank] = (events.row[mine[order]], left_ns[order])
         kernels += int(inside.sum())
-        chains += int((size > 1).sum())
+        chains += int((inside & ~np.append(False, linked)).sum())
         chained = (rank_of == rank) & np.isin(row_of, events.row[mine[inside]])
         time_ns += int(ints(pieces, "time_ns")[chained].sum())
     if run_ns and time_ns >= _LEAST_RATIO * run.observed_ns:
         yield Sighting(
             detector="fusible_kernels",
-            events={rank: np.sort(gone) for rank, (gone, _) in run_ns.items()},
+            events={rank: rows for rank, (rows, _) in run_ns.items()},
             run_ns=run_ns,
             evidence={
                 "kernels": kernels,
@@ -68,9 +61,20 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
         )
 
 
-def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> np.ndarray:
-    """Return a number for the shape of the first tensor of each event's operator, -1 for none."""
+def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each event's operator reads and writes.
+
+    Returns:
+        A number for the shape of its first tensor, -1 for none; how many tensors of that shape it
+        reads and writes, two if shapes were not recorded.
+    """
     codes, values = arguments(run, events, rows, "input_dims")
-    shapes = [found[0] if (found := _SHAPE.search(value)) else "" for value in values]
+    found = [_SHAPE.findall(value) for value in values]
+    shapes = [tensors[0] if tensors else "" for tensors in found]
     number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, shapes)))}
-    return np.array([*(number.get(shape, -1) for shape in shapes), -1])[codes]
+    counts = [
+        tensors.count(shape) + 1 if tensors else 2
+        for tensors, shape in zip(found, shapes, strict=True)
+    ]
+    of_value = np.array([*(number.get(shape, -1) for shape in shapes), -1])
+    return of_value[codes], np.array([*counts, 2])[codes]

@@ -209,6 +209,25 @@ def test_kernels_are_fused_where_their_shapes_agree(
 
 
 @pytest.mark.parametrize(
+    ("shapes", "left"),
+    [
+        ([TALL[0]], (1 / 2, 0, 1 / 2)),  # reads one and writes one: what remains is one kernel
+        (WIDE, (2 / 3, 1 / 3, 2 / 3)),  # each reads a tensor of its own, too
+        ([WIDE[0], [1024]], (1 / 2, 0, 1 / 2)),
+        (None, (1 / 2, 0, 1 / 2)),
+    ],
+    ids=["unary", "binary", "broadcast", "unknown"],
+)
+def test_fusion_saves_what_kernels_hand_to_each_other(
+    tmp_path: Path, shapes: list[Any] | None, left: tuple[float, ...]
+) -> None:
+    trace = elementwise(*[("aten::add", shapes)] * 3)
+    [seen] = seen_in(tmp_path, "fusible_kernels", trace)
+    [(_, left_ns)] = seen.run_ns.values()
+    assert (left_ns[:3] / (MS - US)).tolist() == pytest.approx(left, abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("kind", "ratio", "title"),
     [
         ("uneven_work", 3.0, "Uneven work: rank 1 has 3.0× the work of the others"),
