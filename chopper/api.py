@@ -186,8 +186,6 @@ def whatif(
     *,
     fix: str | Sequence[str] = (),
     clock: str | None = None,
-    power_cap: str | None = None,
-    power_table: str | Path | None = None,
     link: str | None = None,
     latency: str | None = None,
     faster: str | Sequence[str] = (),
@@ -204,9 +202,6 @@ def whatif(
         fix: causes to remove: ids, their last parts (``data``), or plain names
             (``straggler``, ``launch_gaps``).
         clock: device clock, ``1980MHz``, or ``reference`` for the clock of its quoted peak.
-        power_cap: of each device, ``300W``: its clock falls until it draws no more.
-        power_table: CSV of time and energy at several clocks of this kind of device, as Zeus
-            writes it; by default the run's own readings show how power depends on the clock.
         link: bandwidth between ranks, ``50GB/s`` or ``x2``.
         latency: of that link, ``5us`` or ``x0.5``.
         faster: ``gemm=2x``: kernels of a family, or those that a regular expression matches.
@@ -223,7 +218,6 @@ def whatif(
     changes = changes_of(
         fix=[fix] if isinstance(fix, str) else fix,
         clock=clock,
-        power_cap=power_cap,
         link=link,
         latency=latency,
         faster=[faster] if isinstance(faster, str) else faster,
@@ -231,8 +225,7 @@ def whatif(
         graphs=graphs,
         overlap=overlap,
     )
-    power = None if power_table is None else pipeline.read_power(power_table)
-    return pipeline.whatif(_attributed(run), changes, power=power)
+    return pipeline.whatif(_attributed(run), changes)
 
 
 def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> pa.Table:

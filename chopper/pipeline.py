@@ -62,7 +62,6 @@ from chopper.tables import TABLES
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.step_energy import Power
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
@@ -624,12 +623,7 @@ def aggregate(
     return replace(run, findings=findings)
 
 
-def whatif(
-    run: Attributed,
-    changes: Changes,
-    replay: Replay | None = None,
-    power: Power | None = None,
-) -> WhatIf:
+def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:
     """Predict what a run would take with something changed.
 
     The replayed schedule is joined, matched and attributed like a recording.
@@ -638,48 +632,21 @@ def whatif(
         run: the attributed run.
         changes: what is changed.
         replay: of the run, where it was made already.
-        power: dependence of power on the clock, from a table; by default the run's own readings.
 
     Raises:
         UsageError: a change that this run has no data for, or that names nothing in it.
         InputError: the run cannot be replayed.
     """
-    from chopper.analyzers.estimates import step_energy
-    from chopper.analyzers.replay.answers import summary
     from chopper.analyzers.replay.replay import Replay
     from chopper.analyzers.views.allocator_replay import determinism_advice
 
     replay = replay or Replay(run)
+    found = _answer(run.recording, replay.predict(changes))
     if not changes.of_clock:
-        if power is not None:
-            raise UsageError("--power-table: no --clock and no --power-cap to use it for")
-        prediction = replay.predict(changes)
-        return _answer(run.recording, prediction)
-    # Energy and power are known of the traced steps alone.
-    untraced, replay = replay, replay.at_traced_pace()
-    clocks = step_energy.Clocks.of(run.detailed, power)
-    changes, clock_ci95 = step_energy.resolved(changes, clocks)
-    prediction = replay.predict(changes)
-    found = _answer(run.recording, prediction)
-    found = step_energy.with_errors(found, replay, changes, clock_ci95)
-    if untraced.pace < 1:
-        before, after, *_ = summary(untraced.predict(changes).steps.values())
-        found = replace(found, untraced_ratio=after / before if before else None)
-    if (advice := determinism_advice(run)) is not None:
-        found = replace(found, notes=[*found.notes, advice])
-    return replace(found, energy=step_energy.energy_of(found, replay, changes, clocks))
-
-
-def read_power(table: str | Path) -> Power:
-    """Read how a device's power depends on its clock from a CSV of time and energy at clocks.
-
-    Raises:
-        InputError: it cannot be read, or is no such table.
-    """
-    from chopper.analyzers.estimates.step_energy import power_of_tables
-    from chopper.collectors.formats.clock_tables import read_clock_tables
-
-    return power_of_tables(read_clock_tables(Path(table)), str(table))
+        return found
+    found = found.widened(replay.clock_range_ns(changes))
+    advice = determinism_advice(run)
+    return found if advice is None else replace(found, notes=[*found.notes, advice])
 
 
 def _answer(recording: Run, prediction: Prediction) -> WhatIf:

@@ -544,20 +544,6 @@ def line(
     return intercept, slope, ci95, 1 - residual / total if total else 1.0
 
 
-def kept_back(x: np.ndarray, y: np.ndarray, degree: int, parts: int = 4) -> np.ndarray:
-    """(points,) prediction less y, each by a polynomial fitted without that point's quarter of x.
-
-    Quarters are contiguous in x, so that the first and the last show extrapolation; x in order.
-    """
-    errors = np.empty(len(x))
-    middle = x.mean()
-    for part in np.array_split(np.arange(len(x)), parts):
-        fitted = np.delete(np.arange(len(x)), part)
-        curve = np.polynomial.polynomial.polyfit(x[fitted] - middle, y[fitted], degree)
-        errors[part] = np.polynomial.polynomial.polyval(x[part] - middle, curve) - y[part]
-    return errors
-
-
 def power_law(
     x: Sequence[float], y: Sequence[float]
 ) -> tuple[float, tuple[float, float] | None, float]:

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.replay.answers import StepEnergy, WhatIf
+from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.changes import not_fixable
 from chopper.analyzers.replay.replay import Replay
 from chopper.attribution import Recoverable
 from chopper.causes import CAUSES
 from chopper.reports import actions
-from chopper.reports.figures import lines
 from chopper.reports.labels import cause_cell, color, full_label
-from chopper.reports.page import Cell, Column, Figure, Item, Items, Page, Paragraph, Section, Table
+from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Section, Table
 
 _PATH_ROWS = 8
 _RECOVERABLE_ROWS = 20
@@ -59,7 +58,6 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
                     _recoverable(prediction, replay.recoverable()),
                 )
             ),
-            *_energy(prediction),
             *_critical_path(prediction),
         ),
     )
@@ -118,9 +116,6 @@ def _details(prediction: WhatIf) -> list[str]:
                 f"{fmt.duration(step.traced_mean_ns)}. The host's work is taken to last "
                 f"{fmt.ratio(prediction.pace)} of its traced time, or less"
             )
-        elif prediction.untraced_ratio is not None:
-            predicted = fmt.duration(prediction.untraced_step_ns)
-            line += f"; replayed without tracing, predicted {predicted}"
         elif prediction.changes and step.is_slowed_by_tracing:
             line += f"; scaled to it, predicted {fmt.duration(prediction.untraced_step_ns)}"
         lines.append(f"{line}.")
@@ -189,76 +184,6 @@ def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Secti
     ]
     unknown = (Items(items=reasons, title="Not predicted"),) if reasons else ()
     return Section(title="Recoverable time, per rank and step", blocks=(table, *unknown))
-
-
-def _energy(prediction: WhatIf) -> list[Section]:
-    """Show energy and cost of a step where the clock changes, and both over the clock."""
-    found = prediction.energy
-    if found is None:
-        return []
-    rows = [
-        (name, fmt.cell(column, before), fmt.cell(column, after), interval)
-        for name, column, before, after, interval in (
-            ("Energy per step", "j", found.observed_j, found.predicted_j, _joules(found)),
-            ("Mean power, all devices", "w", found.observed_power_w, found.predicted_power_w, ""),
-            ("Mean clock of kernels", "hz", found.observed_clock_hz, found.predicted_clock_hz, ""),
-        )
-    ]
-    if found.observed_cost is not None and found.predicted_cost is not None:
-        costs = [f"{c:.3g} {found.currency}" for c in (found.observed_cost, found.predicted_cost)]
-        rows.append(("Devices' hours per step", costs[0], costs[1], ""))
-    blocks: list[Table | Paragraph | Figure] = [
-        Table(
-            columns=("", "Observed", "Predicted", Column("95 % interval", wide=True)),
-            rows=rows,
-            note="; ".join(filter(None, (_power_note(found), found.price_source))),
-        )
-    ]
-    if found.reason is not None:
-        blocks.append(Paragraph(f"Energy is not predicted: {found.reason}."))
-    if found.frontier:
-        blocks += _frontier(prediction, found)
-    return [Section(title="Energy and cost of a step, all devices", blocks=tuple(blocks))]
-
-
-def _joules(found: StepEnergy) -> str:
-    if found.predicted_ci95_j is None:
-        return ""
-    low, high = found.predicted_ci95_j
-    return f"{fmt.joules(low)} – {fmt.joules(high)}"
-
-
-def _power_note(found: StepEnergy) -> str:
-    if found.power_exponent_ratio is None or found.power_exponent_ci95 is None:
-        return ""
-    low, high = found.power_exponent_ci95
-    return (
-        f"power ∝ clock^{found.power_exponent_ratio:.2f} ({low:.2f} – {high:.2f}) from "
-        f"{found.power_source}"
-    )
-
-
-def _frontier(prediction: WhatIf, found: StepEnergy) -> list[Table | Figure]:
-    unit = _unit(prediction)
-    times = [step_ns / 1e6 for _, step_ns, _ in found.frontier]
-    curves = {"predicted, by clock": (times, [energy_j for *_, energy_j in found.frontier])}
-    for name, step_ns, energy_j in (
-        ("observed", prediction.observed_step_ns, found.observed_j),
-        ("this change", prediction.predicted_step_ns, found.predicted_j),
-    ):
-        if energy_j is not None:
-            curves[name] = ([step_ns / 1e6], [energy_j])
-    figure = lines(curves, x=f"ms per {unit}", y=f"J per {unit}, all devices")
-    figure["layout"]["yaxis"]["rangemode"] = "normal"
-    table = Table(
-        columns=("Clock", "Step", "Energy"),
-        rows=[
-            (fmt.hertz(hz), fmt.duration(step_ns), fmt.joules(energy_j))
-            for hz, step_ns, energy_j in found.frontier
-        ],
-        title="Time and energy by clock",
-    )
-    return [Figure(name="frontier", title="Time and energy by clock", figure=figure), table]
 
 
 def _critical_path(prediction: WhatIf) -> list[Section]:

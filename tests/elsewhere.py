@@ -42,7 +42,7 @@ EXTENSIONS = (
     "chopper.collectors._fast",
     "chopper.collectors.formats.kineto._scan",
 )
-EXTRAS = ("amdsmi", "fsspec", "pandas", "prometheus_client", "pynvml", "ray", "scipy", "torch")
+EXTRAS = ("amdsmi", "fsspec", "pandas", "prometheus_client", "pynvml", "ray", "torch")
 LINUX_OS = "sched_getaffinity sched_setaffinity posix_fadvise O_DIRECT O_TMPFILE pidfd_open"
 UNIX_OS = """
     fork forkpty register_at_fork getuid geteuid getgid getegid killpg getpgid setsid getloadavg

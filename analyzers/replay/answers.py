@@ -2,60 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chopper.notebook import as_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.attribution import CauseRow
 
-SCHEMA = "chopper.whatif/1"
+SCHEMA = "chopper.whatif/2"
 _CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepEnergy:
-    """Energy and cost of a step over all devices, observed and predicted; unknown is None.
-
-    Attributes:
-        reason: why the prediction is withheld; None where it is not.
-        observed_j, predicted_j: energy of a step.
-        predicted_ci95_j: from the variation of steps, the errors of sensitivities and of the power.
-        observed_power_w, predicted_power_w: mean over time, of all devices together.
-        observed_clock_hz, predicted_clock_hz: mean over the kernels' time.
-        power_source: what shows how power depends on the clock.
-        power_clock_hz: lowest and highest clock at which that was measured.
-        power_exponent_ratio, power_exponent_ci95: b in P ∝ clock^b between the two clocks.
-        observed_cost, predicted_cost: of the devices' hours, in ``currency``.
-        price_source: of the price per device and hour.
-        frontier: (clock in Hz, predicted step in ns, predicted energy in J) over that range.
-    """
-
-    reason: str | None = None
-    observed_j: float | None = None
-    predicted_j: float | None = None
-    predicted_ci95_j: tuple[float, float] | None = None
-    observed_power_w: float | None = None
-    predicted_power_w: float | None = None
-    observed_clock_hz: float | None = None
-    predicted_clock_hz: float | None = None
-    power_source: str | None = None
-    power_clock_hz: tuple[float, float] | None = None
-    power_exponent_ratio: float | None = None
-    power_exponent_ci95: tuple[float, float] | None = None
-    observed_cost: float | None = None
-    predicted_cost: float | None = None
-    currency: str | None = None
-    price_source: str | None = None
-    frontier: tuple[tuple[float, float, float], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, as in the JSON form of a prediction."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -77,11 +37,8 @@ class WhatIf:
         unchanged: attribution of the replay without changes, where the host's pace is not 1; else
             that is the run's.
         pace: share of its traced time that the host's work is taken to last without tracing.
-        untraced_ratio: predicted over observed step at the host's pace, where that is known and the
-            answer is of traced steps; else None.
         reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
-        energy: energy and cost of a step, where the clock changes; else None.
     """
 
     source: str
@@ -97,10 +54,8 @@ class WhatIf:
     observed: Attributed
     unchanged: Attributed
     pace: float = 1.0
-    untraced_ratio: float | None = None
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
-    energy: StepEnergy | None = None
 
     @property
     def saved_ratio(self) -> float:
@@ -113,10 +68,7 @@ class WhatIf:
         untraced = self.observed.step_time().untraced
         if untraced is None or not self.observed_step_ns:
             return self.predicted_step_ns
-        ratio = self.untraced_ratio
-        if ratio is None:
-            ratio = self.predicted_step_ns / self.observed_step_ns
-        return untraced.value_ns * ratio
+        return untraced.value_ns * self.predicted_step_ns / self.observed_step_ns
 
     @property
     def next_bottleneck(self) -> CauseRow | None:
@@ -125,11 +77,29 @@ class WhatIf:
 
         return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)
 
+    def widened(self, step_ns: Sequence[float]) -> WhatIf:
+        """Return this answer with intervals widened by an independent error.
+
+        Args:
+            step_ns: the predicted step, in ns, at either end of that error's 95 % interval.
+        """
+        if self.predicted_ci95_ns is None or self.saved_ci95_ns is None:
+            return self
+        predicted, saved = self.predicted_step_ns, self.observed_step_ns - self.predicted_step_ns
+        low, high = _joined(predicted, self.predicted_ci95_ns, step_ns)
+        return replace(
+            self,
+            predicted_ci95_ns=(max(low, 0.0), high),
+            saved_ci95_ns=_joined(
+                saved, self.saved_ci95_ns, [self.observed_step_ns - time for time in step_ns]
+            ),
+        )
+
     def _repr_html_(self) -> str:
         return as_cell(self, "chopper.reports.whatif:notebook_page")
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form, schema ``chopper.whatif/1``."""
+        """The documented JSON form, schema ``chopper.whatif/2``."""
         following = self.next_bottleneck
         total = sum(time for _, _, time in self.path)
         return {
@@ -148,7 +118,6 @@ class WhatIf:
                 {"number": n, "observed_ns": a, "predicted_ns": b}
                 for n, (a, b) in self.steps.items()
             ],
-            "energy": None if self.energy is None else self.energy.to_dict(),
             "unmodified_error_ratio": self.error_ratio,
             "reference_rank": self.reference_rank,
             "notes": self.notes,
@@ -169,6 +138,17 @@ class WhatIf:
                 for cause, name, time in self.path
             ],
         }
+
+
+def _joined(
+    value: float, interval: tuple[float, float], others: Sequence[float]
+) -> tuple[float, float]:
+    """Return an interval that also covers other values, by the root of the sum of squares."""
+    low, high = interval
+    return (
+        value - math.hypot(low - value, min(*others, value) - value),
+        value + math.hypot(high - value, max(*others, value) - value),
+    )
 
 
 def _rounded(interval: tuple[float, float] | None) -> list[int] | None:

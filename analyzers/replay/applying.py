@@ -53,7 +53,7 @@ class Applied:
         if changes.fix:
             self.fix(changes.fix)
         if changes.clock_hz is not None or changes.reference_clock:
-            self.clock(changes.clock_hz, changes.power_cap_w)
+            self.clock(changes.clock_hz)
         if changes.of_link:
             self.link(changes)
         for what, times in changes.faster:
@@ -79,25 +79,18 @@ class Applied:
             if cause not in self.spent:
                 self.notes.append(f"{cause}: takes no time in this run")
 
-    def clock(self, clock_hz: float | None, power_cap_w: float | None) -> None:
-        """The device's clock; None for that of each peak. A power cap only lowers clocks."""
+    def clock(self, clock_hz: float | None) -> None:
+        """The device's clock; None for that of each peak."""
         changed_ns, concerned_ns = change.set_clock(
-            self.scenario,
-            self.facts,
-            clock_hz,
-            at_most=power_cap_w is not None,
-            deviations=self.deviations,
+            self.scenario, self.facts, clock_hz, self.deviations
         )
         if not changed_ns:
             raise UsageError(
-                f"{'--clock' if power_cap_w is None else '--power-cap'}: the device's clock was "
-                "not sampled in this run, or nothing shows how its kernels depend on it"
+                "--clock: the device's clock was not sampled in this run, or nothing shows how "
+                "its kernels depend on it"
             )
         wanted = "the reference" if clock_hz is None else fmt.hertz(clock_hz)
-        if power_cap_w is None:
-            self.said.append(f"device clock at {wanted}")
-        else:
-            self.said.append(f"power cap of {power_cap_w:g} W: device clock at most {wanted}")
+        self.said.append(f"device clock at {wanted}")
         if changed_ns < _SAID_CLOCK_RATIO * concerned_ns:
             self.notes.append(
                 f"the clock is known for {fmt.ratio(changed_ns / concerned_ns)} of the kernels' "

@@ -235,15 +235,12 @@ def set_clock(
     scenario: Scenario,
     facts: list[RankFacts],
     clock_hz: float | None,
-    *,
-    at_most: bool = False,
     deviations: float = 0.0,
 ) -> tuple[int, int]:
     """The device's clock is another: t ∝ clock^(−s), s each kernel's sensitivity.
 
     Args:
         clock_hz: the clock; None for the reference clock of each kernel's peak.
-        at_most: kernels below that clock keep theirs.
         deviations: how many standard errors above its estimate every sensitivity is taken.
 
     Returns:
@@ -259,8 +256,6 @@ def set_clock(
         if factors is None:
             continue
         wanted = factors.reference_hz if clock_hz is None else np.full(len(computing), clock_hz)
-        if at_most:
-            wanted = np.minimum(wanted, factors.clocks.clock_hz)
         off = deviations * factors.sensitivity_error if deviations else 0.0
         sensitivity = np.clip(factors.sensitivity + off, 0.0, 1.0)
         with np.errstate(invalid="ignore", divide="ignore"):

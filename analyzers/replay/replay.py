@@ -108,12 +108,6 @@ class Replay:
             without_device(scenario)
         return sum(self.totals(scenario.solve())) / sum(int(c.sum()) for c in self.counted)
 
-    def at_traced_pace(self) -> Replay:
-        """Return the same replay with the host as slow as it was while it was traced."""
-        other = copy(self)
-        other.__dict__ |= {"pace": 1.0, "untraced": self.unmodified}
-        return other
-
     @cached_property
     def untraced(self) -> Outcome:
         """The run without changes at the host's pace without tracing."""
@@ -282,6 +276,18 @@ class Replay:
             applied.said,
             applied.notes,
         )
+
+    def clock_range_ns(self, changes: Changes) -> tuple[float, float]:
+        """Mean step with every sensitivity to the clock 1.96 standard errors too low, and too high.
+
+        Raises:
+            UsageError: see :meth:`predict`.
+        """
+        low, high = (
+            summary(self.predict(changes, deviations).steps.values())[1]
+            for deviations in (-1.96, 1.96)
+        )
+        return low, high
 
     def critical_path(self, outcome: Outcome | None = None) -> CriticalPath:
         """The critical path of the counted windows: of the run as it was, or of an outcome."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from chopper.analyzers.replay.graph import Graph
 
 try:
     from chopper.analyzers.replay._longest import longest as _longest
@@ -17,25 +20,7 @@ ABSENT = int(np.iinfo(np.int64).min)
 """Weight of an edge that is not there."""
 
 
-class Ordered(Protocol):
-    """Moments and edges in order; the edges that enter moment v are first[v] … first[v + 1]."""
-
-    @property
-    def time_ns(self) -> np.ndarray:
-        """(moments,) int64: when a moment comes that no edge enters."""
-
-    @property
-    def first(self) -> np.ndarray:
-        """(moments + 1,) int64."""
-
-    @property
-    def source(self) -> np.ndarray:
-        """(edges,) int32: the earlier moment of each edge."""
-
-
-def solve(
-    graph: Ordered, weight_ns: np.ndarray, lag_ns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def solve(graph: Graph, weight_ns: np.ndarray, lag_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each moment in ns, and the edge that decided it (-1 for none).
 
     Args:
@@ -81,7 +66,7 @@ def in_python(
     decided[:] = by
 
 
-def critical_path(graph: Ordered, decided: np.ndarray, end: int) -> np.ndarray:
+def critical_path(graph: Graph, decided: np.ndarray, end: int) -> np.ndarray:
     """The moments that decide when ``end`` comes, in time order, ``end`` the last."""
     # Only what leads to the end is walked: one step per moment of the path.
     follow = np.append(graph.source, -1)[decided].tolist()

@@ -74,8 +74,6 @@ class Changes:
     Attributes:
         fix: ids of causes that take no time.
         clock_hz: of the devices; ``reference_clock`` for that of each peak.
-        power_cap_w: of each device; ``clock_hz`` is then the most that it allows, None before that
-            is known.
         bandwidth_bytes_per_s, bandwidth_ratio: of the link between ranks; one of both.
         latency_ns, latency_ratio: of that link; one of both.
         faster: (family or regular expression of kernels, how many times faster).
@@ -87,7 +85,6 @@ class Changes:
     fix: tuple[str, ...] = ()
     clock_hz: float | None = None
     reference_clock: bool = False
-    power_cap_w: float | None = None
     bandwidth_bytes_per_s: float | None = None
     bandwidth_ratio: float | None = None
     latency_ns: float | None = None
@@ -106,7 +103,7 @@ class Changes:
     @property
     def of_clock(self) -> bool:
         """Tell whether the clock changes."""
-        return self.clock_hz is not None or self.reference_clock or self.power_cap_w is not None
+        return self.clock_hz is not None or self.reference_clock
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -119,8 +116,7 @@ class Changes:
             raise UsageError(f"--link with --fix {gone[0]}: nothing would be transferred; drop one")
         clocks = [c for c in self.fix if c == "compute" or c.startswith("compute.clock")]
         if clocks and self.of_clock:
-            option = "--clock" if self.power_cap_w is None else "--power-cap"
-            raise UsageError(f"{option} with --fix {clocks[0]}: both change the clock; drop one")
+            raise UsageError(f"--clock with --fix {clocks[0]}: both change the clock; drop one")
         names = [what for what, _ in self.faster]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -136,7 +132,6 @@ def changes_of(
     *,
     fix: Sequence[str] = (),
     clock: str | None = None,
-    power_cap: str | None = None,
     link: str | None = None,
     latency: str | None = None,
     faster: Sequence[str] = (),
@@ -153,8 +148,6 @@ def changes_of(
 
     named = [part for text in fix for part in text.split(",")]
     causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
-    if clock is not None and power_cap is not None:
-        raise UsageError("--clock with --power-cap: both change the clock; drop one")
     reference = clock is not None and clock.strip().lower() in ("reference", "ref")
     bandwidth, bandwidth_ratio = _either(link, "--link", quantities.rate_bytes_per_s)
     latency_s, latency_ratio = _either(latency, "--latency", quantities.seconds)
@@ -162,7 +155,6 @@ def changes_of(
         fix=causes,
         clock_hz=None if clock is None or reference else quantities.frequency_hz(clock, "--clock"),
         reference_clock=reference,
-        power_cap_w=None if power_cap is None else quantities.power_w(power_cap, "--power-cap"),
         bandwidth_bytes_per_s=bandwidth,
         bandwidth_ratio=bandwidth_ratio,
         latency_ns=None if latency_s is None else latency_s * 1e9,

@@ -41,7 +41,7 @@ _RARE = frozenset(
     re.findall(
         r"\w+",
         "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
-        "time_zone fail_on_point allow_different all_steps power_table timeout_s memory_bytes "
+        "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
         "threads experiments seconds set_clocks seed magnitudes points prices electricity "
         "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
         "trials_count node_latency_s network_latency_s uplinks_count wall_utilization_ratio "
@@ -49,8 +49,7 @@ _RARE = frozenset(
         "reference_batch_tokens_count batch_exponent kernel_latency_s layer_latency_s "
         "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
         "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
-        "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes waiting_power_w "
-        "kept_back",
+        "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes",
     )
 )
 

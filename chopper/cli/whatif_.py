@@ -34,16 +34,6 @@ def _fixes() -> list[str]:
     "recomputation.",
 )
 @click.option("--clock", metavar="HZ", help="Device clock: 1980MHz, or `reference`.")
-@click.option(
-    "--power-cap", metavar="POWER", help="Power cap of each device: 300W. Its clock falls under it."
-)
-@click.option(
-    "--power-table",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Time and energy of this kind of device at several clocks (CSV, as Zeus writes it), for "
-    "the power at another clock. [default: the run's own readings]",
-)
 @click.option("--link", metavar="RATE", help="Bandwidth between ranks: 50GB/s, or x2.")
 @click.option("--latency", metavar="TIME", help="Latency of that link: 5us, or x0.5.")
 @click.option(
@@ -58,13 +48,11 @@ def _fixes() -> list[str]:
     "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
 )
 @shared.as_json
-@shared.report_output("Additional file to write (.html with figures)")
+@shared.report_output("Additional file to write")
 def command(
     sources: tuple[str, ...],
     fix: tuple[str, ...],
     clock: str | None,
-    power_cap: str | None,
-    power_table: Path | None,
     link: str | None,
     latency: str | None,
     faster: tuple[str, ...],
@@ -88,7 +76,7 @@ def command(
       chopper whatif runs/mine --fix straggler --fix gc --json
       chopper whatif trace.json.gz --faster gemm=2x --graphs
       chopper whatif runs/mine --link x2 --latency 5us
-      chopper whatif runs/mine --clock 1.2GHz -o energy.html
+      chopper whatif runs/mine --clock 1.2GHz -o slower.html
     """
     from chopper import pipeline
     from chopper.analyzers.replay.replay import Replay
@@ -97,7 +85,6 @@ def command(
     changes = changes_of(
         fix=fix,
         clock=clock,
-        power_cap=power_cap,
         link=link,
         latency=latency,
         faster=faster,
@@ -107,11 +94,10 @@ def command(
     )
     if output is not None:
         shared.check_report(output, force=force)
-    power = None if power_table is None else pipeline.read_power(power_table)
     attribution = shared.attributed(sources)
     with progress("replaying"):
         replay = Replay(attribution)
-        found = pipeline.whatif(attribution, changes, replay, power)
+        found = pipeline.whatif(attribution, changes, replay)
     from chopper.reports import whatif
 
     shared.present(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from itertools import product
 from pathlib import Path
 
 from chopper.recording.finish import finalize
@@ -33,7 +32,6 @@ ZEUS = """start_time,window_name,elapsed_time,gpu0_energy
 1700000000.0,0_step,6.5,2234.1
 1700000006.5,1_step,6.4,2241.0
 """
-CLOCK_TABLES = ("gpt3-175b-a100.csv.gz", "bloom-a100.csv.gz", "gpt3-175b-a40.csv.gz")
 RUNS = {
     "model-cuda": ("mine", "before", "after", "demo", "fsdp1"),
     "fsdp2": ("fsdp2",),
@@ -108,22 +106,9 @@ def prepare(folder: Path, made: Path) -> None:
     for name in ("trace.rpd", "matmul.rpd.gz"):
         recordings.write_rpd(folder / name, recordings.small())
     (folder / "zeus.csv").write_text(ZEUS)
-    for name in CLOCK_TABLES:
-        (folder / name).write_bytes(gzip.compress(_clock_table().encode()))
     (folder / "clock.sql").write_text("SELECT max(sm_clock_hz) FROM device_clock")
     (folder / "train.py").write_text(TRAIN)
     (folder / "model.py").write_text(MODEL)
-
-
-def _clock_table() -> str:
-    """Time and energy of two stages at clocks from 1400 to 700 MHz; the second takes longer."""
-    rows = ["stage,instruction,frequency,time,energy"]
-    for stage, instruction in product(range(2), ("forward", "backward")):
-        for mhz in range(1400, 650, -50):
-            time_s = (0.05 + 0.02 * stage) * (1400 / mhz) ** 0.8
-            energy_j = 400 * (mhz / 1400) ** 2 * time_s
-            rows.append(f"{stage},{instruction},{mhz},{time_s},{energy_j}")
-    return "\n".join(rows) + "\n"
 
 
 def _copy(origin: Path, target: Path) -> None:

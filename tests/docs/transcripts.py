@@ -35,9 +35,6 @@ PUBLIC = {
     ),
     "h100-qwen1.5-0.5b-inference.json.gz": ("tracelens/h100-qwen1.5-0.5b-inference.json.gz",),
     "mi300x-qwen1.5-0.5b-inference.json.gz": ("tracelens/mi300x-qwen1.5-0.5b-inference.json.gz",),
-    "gpt3-175b-a100.csv.gz": ("zeus/stage-frequency-time-energy-gpt3-175b+a100_sxm_bf16.csv.gz",),
-    "bloom-a100.csv.gz": ("zeus/stage-frequency-time-energy-bloom+a100_sxm_bf16.csv.gz",),
-    "gpt3-175b-a40.csv.gz": ("zeus/stage-frequency-time-energy-gpt3-175b+a40_bf16.csv.gz",),
 }
 """Name in the documentation → files of tests/golden/catalogue.csv; of several, a folder is made."""
 

@@ -19,7 +19,7 @@ from chopper.analyzers.replay.whatif_options import causes_named, changes_of
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.plan import Clock, Dose, Plan
 from chopper.validation.model.writer import write
 from tests.analyzers import make
 from tests.analyzers.replay.make import call, run, tables
@@ -99,6 +99,32 @@ def test_a_clock_at_half_its_frequency_is_slower(attribution: chopper.Attributio
     peak = chopper.whatif(attribution, clock="reference")
     assert peak.saved_ratio == pytest.approx(0.0, abs=0.01)
     assert chopper.whatif(attribution, clock="990MHz").saved_ratio < -0.1
+
+
+def test_a_step_at_another_clock_lies_in_its_interval(tmp_path: Path) -> None:
+    """The truth is the same job simulated at that clock."""
+
+    def job(name: str, *clocks: Clock, steps: int = 4) -> chopper.Attribution:
+        plan = Plan(slow=Dose(2.0), clocks=clocks, steps=steps)
+        write(simulate(plan), tmp_path / name)
+        return chopper.attribute(tmp_path / name)
+
+    application_clock, level_ns = 2, 150_000_000  # NVML's reason; some three steps
+    truth = job("truth", Clock(0.8, application_clock)).step_time_ns()
+    levels = [
+        Clock(ratio, application_clock, (i + 1) * level_ns, (i + 2) * level_ns)
+        for i, ratio in enumerate((0.9, 0.85, 0.7))
+    ]
+    half_ratio = []
+    for recorded in (job("steady"), job("levels", *levels, steps=12)):
+        found = chopper.whatif(recorded, clock="1464MHz")
+        assert found.predicted_step_ns == pytest.approx(sum(truth) / len(truth), rel=0.002)
+        assert found.predicted_ci95_ns is not None
+        low, high = found.predicted_ci95_ns
+        assert low < sum(truth) / len(truth) < high
+        half_ratio.append((high - low) / 2 / found.predicted_step_ns)
+    # One clock in the run: the sensitivity is the roofline's, so the interval is wide.
+    assert half_ratio[0] > 0.02 > half_ratio[1]
 
 
 def test_an_operator_that_is_not_called_takes_its_kernels_along(
@@ -302,7 +328,7 @@ def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data:
 
 def test_json_has_the_documented_form(slow_data: Path) -> None:
     found = json.loads(invoke(str(slow_data), "--fix", "data", "--json").stdout)
-    assert found["schema"] == "chopper.whatif/1"
+    assert found["schema"] == "chopper.whatif/2"
     assert found["predicted_step_ns"] < found["observed_step_ns"]
     assert len(found["predicted_ci95_ns"]) == 2
     assert sum(p["share_ratio"] for p in found["critical_path"]) == pytest.approx(1.0)
