@@ -64,12 +64,29 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
     return out.encode("utf-8", "replace").decode("utf-8")
 
 
-def render(attribution: Attributed, format: str) -> str:
-    """Return the report of a run as one string; formats are those of :func:`formatted`."""
+def render(attribution: Attributed, format: str, said: list[str] | None = None) -> str:
+    """Return the report of a run as one string; formats are those of :func:`formatted`.
+
+    Args:
+        attribution: of the run.
+        format: of the report.
+        said: gets the verdict and, but for JSON, what to try first, a line each.
+    """
     from chopper.reports import run
 
-    shown = cast("Format", format)
-    return formatted(lambda: run.page(attribution, shown), lambda: document(attribution), format)
+    told = [] if said is None else said
+
+    def page() -> Page:
+        made = run.page(attribution, cast("Format", format))
+        told.extend([made.headline, *made.first])
+        return made
+
+    def as_document() -> dict[str, Any]:
+        made = document(attribution)
+        told.append(made["verdict"]["sentence"])
+        return made
+
+    return formatted(page, as_document, format)
 
 
 def document(attribution: Attributed) -> dict[str, Any]:

@@ -63,6 +63,11 @@ class Told:
     condition: str
     without: str
 
+    @property
+    def line(self) -> str:
+        """What to do and what it saves."""
+        return f"{self.title}: {self.saved} recoverable ({self.detail})"
+
 
 def tell(
     run: Attributed, tried: Actions, unit: str, *, base: Actions | None = None
@@ -161,11 +166,10 @@ def section(told: Sequence[Told], notes: Sequence[str] = ()) -> Section:
         notes: what was dropped, and what could not be looked for.
     """
     items = [
-        f"{t.title}: {t.saved} recoverable ({t.detail}){t.place and f', {t.place}'}. {t.evidence} "
-        f"{t.remedy} Rows: `{t.command}`"
+        f"{t.line}{t.place and f', {t.place}'}. {t.evidence} {t.remedy} Rows: `{t.command}`"
         for t in told[:SHOWN]
     ]
-    items += [f"{t.title}: {t.saved} recoverable ({t.detail})" for t in told[SHOWN:]]
+    items += [t.line for t in told[SHOWN:]]
     return Section(
         title="What to try first",
         intro=RANKED if told else "",

@@ -249,6 +249,8 @@ class Page:
     sections: Sequence[Section] = ()
     source: str = ""
     """Where the data lies."""
+    first: Sequence[str] = ()
+    """What to try first, a line each: a terminal says it of a page that goes to a file."""
     program: Program | None = None
 
     def blocks(self, format: Format) -> Iterator[Block]:

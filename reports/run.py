@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
+from chopper.analyzers.actions import Actions
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.collectives import WAIT
@@ -16,6 +17,7 @@ from chopper.analyzers.views.stragglers import own_times
 from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
 from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
+from chopper.reports.actions import Told
 from chopper.reports.labels import (
     advice,
     cause_cell,
@@ -101,10 +103,13 @@ def page(run: Attributed, format: Format) -> Page:
         "the observed time exactly.",
         blocks=_causes(story, recoverable(run, replay), format),
     )
-    first, saves = _first(story, replay)
+    tried, told, notes = _tried(story, replay)
+    first = [actions.section(told, notes)] if tried else []
     if format == "txt":
+        saves = tried and any(action.saved_ratio >= _MUCH_RATIO for action in tried.ranked)
         top = [] if saves else [_top_list(found)]
-        return _page(story, found, [*first, *top, causes, *_spread(story), *_findings(story)])
+        sections = [*first, *top, causes, *_spread(story), *_findings(story)]
+        return _page(story, found, sections, told=told)
     levels = [
         _level(story, level, _ROWS)
         for level, _ in breakdown.LEVELS
@@ -112,7 +117,7 @@ def page(run: Attributed, format: Format) -> Page:
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
     sections = [*first, _top_list(found), causes, *levels, *_findings(story), coverage]
-    return _page(story, found, sections)
+    return _page(story, found, sections, told=told)
 
 
 def notebook_page(run: Attributed) -> Page:
@@ -120,13 +125,12 @@ def notebook_page(run: Attributed) -> Page:
     return page(run, "md")
 
 
-def _first(story: Story, replay: Replay | str) -> tuple[list[Section], bool]:
-    """Return what to try first, and whether any of it saves much."""
+def _tried(story: Story, replay: Replay | str) -> tuple[Actions | None, list[Told], list[str]]:
+    """Return what to try first, in words, and what else is said of it."""
     if isinstance(replay, str):
-        return [], False
+        return None, [], []
     tried = ranked(story.run, replay)
-    saves = any(action.saved_ratio >= _MUCH_RATIO for action in tried.ranked)
-    return [actions.section(*actions.tell(story.run, tried, story.traced_unit))], saves
+    return tried, *actions.tell(story.run, tried, story.traced_unit)
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -148,6 +152,7 @@ def _page(
     found: Verdict,
     sections: list[Section],
     more: tuple[Block, ...] = (),
+    told: Sequence[Told] = (),
     **of: Any,
 ) -> Page:
     return Page(
@@ -156,6 +161,7 @@ def _page(
         facts=facts(story),
         summary=(*_head(story), *more),
         sections=[s for s in sections if s.blocks or s.id],
+        first=[t.line for t in told[: actions.SHOWN]],
         **of,
     )
 
@@ -443,8 +449,11 @@ def _browser_page(run: Attributed) -> Page:
         **lanes.packs,
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
-    more = (*_cards(story, found, replay), *_composition(story), *_limits(story))
-    return _page(story, found, sections, more, source=run.recording.source, program=program)
+    tried, told, notes = _tried(story, replay)
+    cards = _cards(story, found, tried, told, notes)
+    more = (*cards, *_composition(story), *_limits(story))
+    source = run.recording.source
+    return _page(story, found, sections, more, told, source=source, program=program)
 
 
 def _times(story: Story, replay: Replay | str) -> list[Section]:
@@ -506,17 +515,15 @@ def _composition(story: Story) -> list[Block]:
     return [Widget("composition.html.j2", context)] if leaves else []
 
 
-def _cards(story: Story, found: Verdict, replay: Replay | str) -> list[Block]:
+def _cards(
+    story: Story, found: Verdict, tried: Actions | None, told: Sequence[Told], notes: Sequence[str]
+) -> list[Block]:
     """Return what to try first; the largest causes where no action is certain."""
-    blocks: list[Block] = []
-    if not isinstance(replay, str):
-        tried = ranked(story.run, replay)
-        told, notes = actions.tell(story.run, tried, story.traced_unit)
-        if told:
-            unit = actions.saving_unit(tried.pace, story.traced_unit)
-            note = " ".join([actions.RANKED, *notes])
-            return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
-        blocks = [Paragraph(note) for note in notes]
+    if tried and told:
+        unit = actions.saving_unit(tried.pace, story.traced_unit)
+        note = " ".join([actions.RANKED, *notes])
+        return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
+    blocks: list[Block] = [Paragraph(note) for note in notes]
     if not found.largest:
         return blocks
     title = "The largest causes" if len(found.largest) > 1 else "The largest cause"

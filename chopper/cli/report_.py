@@ -11,6 +11,7 @@ from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
 from chopper.cli.output import progress
+from chopper.errors import printable
 from chopper.storage.layout import is_experiment
 
 
@@ -36,9 +37,12 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
         names = (f"report-{n}.html" if n > 1 else "report.html" for n in itertools.count(1))
         output = next(path for path in map(Path, names) if force or not path.exists())
     kind = shared.check_report(output, sources, force=force)
-    shown = _rendered(sources, kind)
+    said: list[str] = []
+    shown = _rendered(sources, kind, said)
     with progress("writing the report"):
         size_bytes = shared.write_report(output, shown)
+    for number, line in enumerate(said):
+        click.echo(printable(f"- {line}" if number else line), err=True)
     click.echo(output)
     named = shared.quoted(*sources, *typed())
     following = f"next: chopper analyze {named} --by kernel"
@@ -50,8 +54,8 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
         click.launch(output.resolve().as_uri())
 
 
-def _rendered(sources: tuple[str, ...], kind: str) -> str:
-    """Return the report of a run, or of an experiment."""
+def _rendered(sources: tuple[str, ...], kind: str, said: list[str]) -> str:
+    """Return the report of a run, or of an experiment, and add what a terminal says of it."""
     if len(sources) == 1 and is_experiment(Path(sources[0])):
         from chopper.experiments import loading
         from chopper.reports import experiment as page
@@ -59,9 +63,10 @@ def _rendered(sources: tuple[str, ...], kind: str) -> str:
         shared.check_of_experiments("sources", "output", "force", "open_it")
         with progress("attributing"):
             found = loading.load(Path(sources[0]))
+        said.append(page.page(found).headline)
         return page.render(found, kind)
     from chopper import reports
 
     attribution = shared.attributed(sources)
     with progress("rendering"):
-        return reports.render(attribution, kind)
+        return reports.render(attribution, kind, said)

@@ -83,7 +83,10 @@ class StackSampler:
                     return
                 # The thread goes on once a system call lets it: its frames are read before.
                 now_ns, place = time.time_ns(), self._place(frame)
-                counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
+                try:
+                    counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
+                except ProcessLookupError:  # the thread has ended
+                    return
                 delay_ns = int(counts.split()[1]) if counts else None
                 self._rows.append((now_ns, self._tid, *place, delay_ns))
 
