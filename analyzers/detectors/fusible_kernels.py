@@ -66,15 +66,15 @@ def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarr
 
     Returns:
         A number for the shape of its first tensor, -1 for none; how many tensors of that shape it
-        reads and writes, two if shapes were not recorded.
+        reads and writes, three if shapes were not recorded.
     """
     codes, values = arguments(run, events, rows, "input_dims")
     found = [_SHAPE.findall(value) for value in values]
     shapes = [tensors[0] if tensors else "" for tensors in found]
     number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, shapes)))}
     counts = [
-        tensors.count(shape) + 1 if tensors else 2
+        tensors.count(shape) + 1 if tensors else 3
         for tensors, shape in zip(found, shapes, strict=True)
     ]
     of_value = np.array([*(number.get(shape, -1) for shape in shapes), -1])
-    return of_value[codes], np.array([*counts, 2])[codes]
+    return of_value[codes], np.array([*counts, 3])[codes]

@@ -83,6 +83,7 @@ class StackSampler:
                     return
                 # The thread goes on once a system call lets it: its frames are read before.
                 now_ns, place = time.time_ns(), self._place(frame)
+                del frame  # its locals, tensors among them, live no longer than without samples
                 try:
                     counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
                 except ProcessLookupError:  # the thread has ended

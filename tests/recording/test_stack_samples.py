@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +154,56 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
     attribution = chopper.attribute(run).whole
     data = {group.key: group.causes for group in attribution.by("phase")}["data"]
     assert data["idle.preparation.data"] > 0
+
+
+class _Turns:
+    """An event to wait for that ends the sampler's first wait, and its second once it may."""
+
+    def __init__(self):
+        self.waits = 0
+        self.sampled, self.may_end = threading.Event(), threading.Event()
+
+    def is_set(self):
+        return False
+
+    def wait(self, _):
+        self.waits += 1
+        if self.waits == 1:
+            return False
+        self.sampled.set()
+        return self.may_end.wait()
+
+
+def test_what_a_function_held_is_gone_once_it_returns():
+    sampler, turns = StackSampler(), _Turns()
+    sampler._ident, sampler._tid = threading.get_ident(), threading.get_native_id()
+    thread = threading.Thread(target=sampler._run, args=(turns,))
+
+    def step():
+        activations = torch.ones(4)
+        thread.start()
+        assert turns.sampled.wait(10)
+        return weakref.ref(activations)
+
+    try:
+        assert step()() is None
+    finally:
+        turns.may_end.set()
+        thread.join()
+    assert len(sampler.take_rows()) == 1
+
+
+def test_a_thread_that_ends_while_it_is_sampled_ends_the_sampling():
+    sampler, may_end = StackSampler(), threading.Event()
+    other = threading.Thread(target=may_end.wait)
+    other.start()
+
+    def ends(_):
+        may_end.set()
+        gone = Path(f"/proc/self/task/{other.native_id}")
+        until(lambda: not gone.exists(), "the end of the thread")
+        return False
+
+    sampler._ident, sampler._tid = threading.get_ident(), other.native_id
+    sampler._run(SimpleNamespace(wait=ends, is_set=lambda: False))
+    assert not sampler.take_rows()

@@ -214,7 +214,7 @@ def test_kernels_are_fused_where_their_shapes_agree(
         ([TALL[0]], (1 / 2, 0, 1 / 2)),  # reads one and writes one: what remains is one kernel
         (WIDE, (2 / 3, 1 / 3, 2 / 3)),  # each reads a tensor of its own, too
         ([WIDE[0], [1024]], (1 / 2, 0, 1 / 2)),
-        (None, (1 / 2, 0, 1 / 2)),
+        (None, (2 / 3, 1 / 3, 2 / 3)),
     ],
     ids=["unary", "binary", "broadcast", "unknown"],
 )
