@@ -21,6 +21,7 @@ RANKED = (
     "Ranked by recoverable time: what a replay of the run without the pattern predicts. Savings "
     "overlap, so they do not add up."
 )
+_DURING = {"between": "between phases", "data": "while data is loaded", "other": ""}
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
 
 
@@ -191,7 +192,7 @@ def _links(action: Action, view: str) -> tuple[tuple[str, str], ...]:
 def place(where: Where) -> str:
     """Return a place in words: ``in forward, in layer h.0, by aten::mm``."""
     parts = [
-        where.phase and f"in {where.phase}",
+        where.phase and _DURING.get(where.phase, f"in {where.phase}"),
         where.layer and f"in layer {where.layer}",
         where.op and f"by {where.op}",
         where.line and f"at {where.line}",

@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from types import CodeType, FrameType
 
-_PERIOD_S = 0.004
+_PERIOD_S = (0.0005, 0.004)
+"""Shortest and longest time between samples, which are a sixteenth of the step before."""
+_PER_STEP = 16
 _MOST = 100_000
 _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], _OWN)
@@ -46,20 +48,39 @@ class StackSampler:
         self._ident = self._tid = 0
         self._loop: dict[int, CodeType] = {}
         self._rows: list[_Row] = []
+        self._began_s: float | None = None
+        self._period_s, _ = _PERIOD_S
+        self._switch_s: float | None = None
 
     def begin(self) -> None:
         """Sample this thread from here on."""
         self._over = threading.Event()
         self._ident, self._tid, self._rows = threading.get_ident(), threading.get_native_id(), []
+        self._began_s, (self._period_s, _) = None, _PERIOD_S
         self.step_ended()
+        # A thread that asks for the interpreter gets it after 5 ms else: later than short Python
+        # functions end.
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_s, _PERIOD_S[0] / 2))
         threading.Thread(target=self._run, args=(self._over,), name="chopper", daemon=True).start()
 
     def end(self) -> None:
         """Sample no longer. Idempotent."""
         self._over.set()
+        if self._switch_s is not None:
+            sys.setswitchinterval(self._switch_s)
+            self._switch_s = None
 
     def step_ended(self) -> None:
-        """Note the frames of this thread: those that stay are the training loop's."""
+        """Note the frames of this thread: those that stay are the training loop's.
+
+        What the step took says how often to sample the next one.
+        """
+        now_s = time.monotonic()
+        if self._began_s is not None:
+            shortest_s, longest_s = _PERIOD_S
+            self._period_s = min(max((now_s - self._began_s) / _PER_STEP, shortest_s), longest_s)
+        self._began_s = now_s
         frame: FrameType | None = sys._getframe()
         self._loop = {}
         while frame is not None:
@@ -77,7 +98,7 @@ class StackSampler:
         except OSError:
             file = None
         with contextlib.nullcontext() if file is None else file:
-            while not over.wait(_PERIOD_S) and len(self._rows) < _MOST:
+            while not over.wait(self._period_s) and len(self._rows) < _MOST:
                 frame = sys._current_frames().get(self._ident)
                 if frame is None or over.is_set():
                     return
