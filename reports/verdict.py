@@ -20,7 +20,7 @@ from chopper.analyzers.causes.step_time import LONG
 from chopper.analyzers.detectors.initialization import Initialization, initialization_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
-from chopper.analyzers.events.places import Where, links_of, place_of
+from chopper.analyzers.events.places import Where, line_in_steps, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.stragglers import uneven
@@ -38,6 +38,9 @@ _DOMINANT = 0.6
 _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER, _LONGER = 0.5, 1.1
 _PHASES = ("forward", "recompute", "backward", "optimizer")
+_LONG_STEPS = "long_steps"
+_ALIKE = 2.0
+"""A traced long step stands for all if their means differ by less than this factor."""
 _LISTED = 3
 _STARTUP, _OPTIMIZER, _STRAGGLER = "startup", "optimizer", "straggler"
 _LEAST_WAIT_RATIO = 0.05
@@ -165,7 +168,10 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     most = _ranked({**{g: rest * part for g, part in step.groups.items()}, **loop})[0]
     if most in loop and (most != _STARTUP or loop[most] >= rest * step.groups.get(_STARTUP, 0.0)):
         name, share, unit = most, loop[most], "loop"
-        sentence = _of_loop(story, most, share, sentence)
+        if most == _LONG_STEPS:
+            name, sentence = _of_long_steps(story, links, share, sentence)
+        else:
+            sentence = _of_loop(story, most, share, sentence)
     return Verdict(
         name=name,
         sentence=_damaged(run, sentence) + _memory(run),
@@ -276,12 +282,16 @@ def _loop_shares(story: Story) -> dict[str, float]:
         extra_ns = kind.time_ns - len(kind.steps) * (step.headline_ns or 0)
         _, *phases = kind.name.split(" + ")
         if len(phases) == 1 and phases[0] in of_phase:
-            extras[of_phase[phases[0]]] += extra_ns
+            name = of_phase[phases[0]]
+            # A phase may have work beside it: a checkpoint's state is copied before it is saved.
+            if times[name] >= _HALF * extra_ns:
+                extras[name] += extra_ns
+            else:
+                extras[_LONG_STEPS] += extra_ns - times[name]
         elif kind.name.startswith(FIRST) and _starts_up(story, kind):
             times[_STARTUP] += extra_ns
-        elif kind.name.startswith(LONG) and not kind.traced_steps:
-            times["long_steps"] += extra_ns
-    # A phase may have work beside it: a checkpoint's state is copied before it is saved.
+        elif kind.name.startswith(LONG):
+            extras[_LONG_STEPS] += extra_ns
     times |= extras
     return {name: time_ns / step.loop_ns for name, time_ns in times.items() if time_ns > 0}
 
@@ -375,7 +385,7 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     elif ranks.kind == "late_rank" and ranks.worst.cause is not None:
         text += f", which spends more time on {fmt.inside(full_label(ranks.worst.cause))}"
     elif ranks.kind == "late_entry":
-        text += ", which is no slower, but enters late"
+        text += ", which enters late though its own step takes no longer"
     return _STRAGGLER if name == "late_rank" else name, share, f"{text}."
 
 
@@ -435,13 +445,36 @@ def _of_loop(story: Story, name: str, share: float, of_step: str) -> str:
     if name == _STARTUP:
         first = next(kind for kind in step.kinds if kind.name.startswith(FIRST))
         return f"{text}: {_first_steps(first)}. An ordinary step takes {ordinary}. {of_step}"
-    if name == "long_steps":
-        return f"{text}. An ordinary step takes {ordinary}. {of_step}"
     each_ns = step.loop_ns / step.steps_count
     if each_ns <= _LONGER * (step.headline_ns or 0):
         return f"{text}. {of_step}"
     each = fmt.duration(each_ns)
     return f"{text}, which needs {each} per step; a step alone takes {ordinary}. {of_step}"
+
+
+def _of_long_steps(
+    story: Story, links: Mapping[int, Links], share: float, of_step: str
+) -> tuple[str, str]:
+    """Return the class of what makes single steps long, and the sentence about them."""
+    step = story.step
+    ordinary = f"An ordinary step takes {fmt.duration(step.headline_ns)}. {of_step}"
+    kinds = [k for k in step.kinds if k.name.startswith(LONG) or " + " in k.name]
+    kind = max(kinds, key=lambda k: k.time_ns - len(k.steps) * (step.headline_ns or 0))
+    each_ns = kind.untraced.value_ns if kind.untraced else kind.time_ns / len(kind.steps)
+    if not each_ns / _ALIKE < (kind.traced_mean_ns or 0) < each_ns * _ALIKE:
+        text = classes()["long_untraced"].sentence
+        text = text.format(share=fmt.ratio(share), unit="recorded loop")
+        return _LONG_STEPS, f"{text}. {ordinary}"
+    cause, time_ns = max(kind.causes_ns.items(), key=lambda item: item[1])
+    text = classes()[_LONG_STEPS].sentence.format(share=fmt.ratio(share), unit="recorded loop")
+    line = line_in_steps(story.run, links, kind.traced_steps, cause)
+    text += (
+        f": {fmt.count(len(kind.steps))} of {fmt.count(step.steps_count)}, "
+        f"{fmt.duration(round(each_ns))} each, "
+        f"{fmt.ratio(time_ns / sum(kind.causes_ns.values()))} of it {fmt.inside(full_label(cause))}"
+    )
+    most = f", most of it in {line}" if line else ""
+    return class_of(cause), f"{text}{most}. {ordinary}"
 
 
 def _of_startup(step: _Step, share: float, started: Initialization) -> str:

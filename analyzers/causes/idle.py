@@ -345,6 +345,8 @@ def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
     # The innermost region decides what everything inside it is spent on.
     region = host.nesting.inherited(host.classified(_region_cause))
     own = host.classified(partial(_own_cause, on_host=on_host))
+    if host.named(names.is_numbered_node).any():
+        own[host.of("cpu_op") & host.named(names.is_python_function)] = _PYTHON
     decides = host.where(
         lambda category, name: (
             category == "overhead"

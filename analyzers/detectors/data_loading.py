@@ -20,6 +20,11 @@ _LOADERS = {
     "MultiProcessing": "in its worker processes, which a trace does not show",
     "SingleProcess": "in the training process itself (num_workers=0)",
 }
+_RAISE = "Raise num_workers, set pin_memory=True and persistent_workers=True"
+_AHEAD = (
+    "Prepare batches ahead of the step: in a DataLoader with num_workers, or in a thread or "
+    "process that keeps several ready"
+)
 _NO_STACKS = "; Python stacks (with_stack=True) would name the function"
 DETECTOR = detector("data_loading")
 
@@ -64,6 +69,7 @@ def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighti
             "stall_ns": stall_ns // max(run.windows.num_rows, 1),
             "function": function or None,
             "where": where,
+            "ahead": _RAISE if loaders else _AHEAD,
         },
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,23 @@ def place_of(run: Attributed, links: Mapping[int, Links], causes: Collection[str
         op=_largest(run, "op", causes),
         line=innermost_function(functions),
     )
+
+
+def line_in_steps(
+    run: Attributed, links: Mapping[int, Links], numbers: Collection[int], cause: str
+) -> str | None:
+    """Return the function that holds most of a leaf cause in some traced steps. GAP -> function."""
+    near = run.detailed.whole
+    rows = np.flatnonzero(np.isin(ints(near.windows, "number"), [*numbers]))
+    windows = near.windows.take(rows)
+
+    def inside(table: pa.Table) -> pa.Table:
+        keys = [ints(t, "rank") << 32 | ints(t, "step_index") for t in (table, windows)]
+        return table.filter(np.isin(*keys))
+
+    gaps, pieces = inside(near.gaps), inside(near.pieces)
+    some = replace(near, windows=windows, gaps=gaps, pieces=pieces, all_kinds=None, detail=None)
+    return innermost_function(functions_in(some, links, (cause,)))
 
 
 def _largest(run: Attributed, level: Level, causes: Collection[str]) -> str | None:

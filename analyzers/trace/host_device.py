@@ -4,7 +4,7 @@ Host operators become device events (kind `host_op`), spans of a CPU communicati
 `host_collective`. An operator counts when it, with what it calls, is one piece of work: a matrix
 product, convolution or attention with all its helpers, or an operator that contains no other
 working one (views and allocations do not work). A `linear` that calls `addmm` is dispatch around
-the `addmm`.
+the `addmm`; a `sort` that calls `copy_` and then sorts by itself is one piece again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from chopper.analyzers.work import MATH_FAMILIES, family
 from chopper.tables import TABLES
 
 HOST_KINDS = ("host_op", "host_collective")
+_LEAST_OWN_NS = 50_000
+_WRAPPERS = 10
+"""An operator works itself from this multiple of what operators take around those they call."""
 
 
 def host_as_device(host: HostSpans) -> tuple[pa.Table, np.ndarray]:
@@ -74,6 +77,8 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
     # A matrix product, convolution or attention is one piece whatever it calls to get ready.
     math = operators & host.named(lambda n: family(n) in MATH_FAMILIES)
     math &= ~nesting.containing(math)
+    own = _working_themselves(host, operators) & ~nesting.containing(math) & ~nesting.within(math)
+    math |= own & (nesting.topmost(own) == np.arange(len(host)))
     others = operators & ~nesting.within(math) & ~nesting.containing(math)
     # Filling and copying inside another operator is part of its work, unless it does nothing else.
     helpers = host.named(names.is_helper_operator)
@@ -82,3 +87,25 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
     childless = ~row_set(nesting.parent, len(host))
     others &= ~(composites & (childless | nesting.containing(others & helpers)))
     return math | (others & (nesting.topmost(others) == np.arange(len(host))))
+
+
+def _working_themselves(host: HostSpans, operators: np.ndarray) -> np.ndarray:
+    """Mask of the operators that take most of their time outside of what they call.
+
+    An operator is told by its name: single calls of others may have lost the core meanwhile.
+    """
+    nesting = host.nesting
+    dur_ns = nesting.end_ns - nesting.start_ns
+    inner = nesting.parent >= 0
+    called_ns = np.bincount(nesting.parent[inner], dur_ns[inner], len(host))
+    own_ns = dur_ns - called_ns
+    callers = (
+        operators & row_set(nesting.parent, len(host)) & ~nesting.containing(host.of("python"))
+    )
+    if not callers.any():
+        return callers
+    least_ns = max(_LEAST_OWN_NS, _WRAPPERS * float(np.median(own_ns[callers])))
+    working = callers & (own_ns > np.maximum(least_ns, dur_ns / 2))
+    codes, values = host.names
+    all_calls, so_many = (np.bincount(codes[m], minlength=len(values)) for m in (callers, working))
+    return working & (2 * so_many >= all_calls)[codes]

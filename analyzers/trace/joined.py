@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import Communication, describe
 from chopper.analyzers.trace.columns import ints, pick, strings
 from chopper.analyzers.trace.host_device import host_as_device
@@ -112,11 +113,18 @@ class JoinedRank:
 
 
 def _recorded_ns(host: HostSpans, events: DeviceEvents) -> tuple[int, int] | None:
-    """Return the start of the first event of host or device, and the end of the last."""
+    """Return the start of the first event of host or device, and the end of the last.
+
+    What ends the trace is none of the program's.
+    """
     timed = [table for table in (host, events) if len(table)]
     if not timed:
         return None
-    return min(int(t.start_ns[0]) for t in timed), max(int(t.end_ns.max()) for t in timed)
+    ends = [int(t.end_ns.max()) for t in timed]
+    ending = host.start_ns[host.named(names.is_end_of_trace)] if len(host) else ()
+    if len(ending):
+        ends[0] = min(ends[0], int(ending[-1]))
+    return min(int(t.start_ns[0]) for t in timed), max(ends)
 
 
 def join_rank(inputs: RankInput) -> JoinedRank:

@@ -147,6 +147,15 @@ is_backward = NameSearch(
 """A node of the autograd engine; PyTorch 1.8 wrote most of them without a number. A program's own
 region may be called ForwardBackward."""
 
+is_python_function = NameSearch(r"^(?!Compiled)[A-Z]\w*[A-Za-z_]$")
+"""Forward or backward of the program's own ``autograd.Function``: Python around operators. Nodes
+in C++ are numbered, but for those of PyTorch 1.8."""
+
+is_numbered_node = NameSearch(r"Backward\d+$")
+
+is_end_of_trace = NameSearch(r"^chopper::end$")
+"""Chopper ends the trace."""
+
 is_factory = NameSearch(
     r"^aten::(arange|empty|empty_strided|eye|full|ones|rand|randn|scalar_tensor|zeros)$"
 )

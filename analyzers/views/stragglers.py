@@ -264,7 +264,7 @@ def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
         kind = "ring" if circulates else "experts" if _unequal(members) else "uneven_work"
     elif found.share_ratio <= (1 + 1 / members.rank_count.min()) / 2:
         kind = "taking_turns"
-    elif found.entered_ratio > 1 / 2:
+    elif found.entered_ratio > 1 / 2 and 2 * longer_ns < caused_ns:
         kind = "late_entry"
     return Uneven(
         kind=kind,

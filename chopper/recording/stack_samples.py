@@ -28,10 +28,14 @@ _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], _OWN)
 _MODULE_CALL = "torch/nn/modules/module.py"
 _MAKES_DATA = re.compile(
-    r"(get|next|load|read|fetch|sample|draw|make|build|prepare|collate)_?\w*"
-    r"(batch|data|sample|example|item|record|shard)|collate|tokenize|augment|preprocess"
+    r"(?!\w*(log|metric|report|plot|save|write|model|state|config))"
+    r"((get|next|load|read|fetch|sample|draw|make|build|prepare|collate)_?\w*"
+    r"(batch|data|sample|example|item|record|shard)"
+    r"|collate|tokenize|augment|preprocess|(load|read|fetch|tokens|batches|next_batch)$)"
 )
 """A function that makes a batch, by its name."""
+_GIVES_FROM_OTHERS = {("queue.py", "get"), ("queues.py", "get"), ("_base.py", "result")}
+"""What waits for another thread or process to give something: file and function."""
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _ITERATES = {"__next__", "__iter__", "__getitem__", "__getitems__"}
 
@@ -126,7 +130,7 @@ class StackSampler:
                 library = name
             if self._loop.get(id(frame)) is not code:
                 outer = frame.f_back.f_code.co_name if frame.f_back is not None else ""
-                gives_data = _is_data(code) or self._feeds_loop(frame)
+                gives_data = _is_data(code) or self._feeds_loop(frame) or _waits_for_others(frame)
                 is_data = not code.co_filename.endswith(_MODULE_CALL) and (
                     is_data or (gives_data and outer not in ("__enter__", "__exit__"))
                 )
@@ -152,6 +156,14 @@ def _is_data(code: CodeType) -> bool:
     """Return whether the code iterates or makes a batch, by its name."""
     name = code.co_name
     return not _is_own(code) and (name in _ITERATES or bool(_MAKES_DATA.match(name)))
+
+
+def _waits_for_others(frame: FrameType) -> bool:
+    """Return whether the program itself waits here for what another thread or process gives."""
+    code = frame.f_code
+    if (os.path.basename(code.co_filename), code.co_name) not in _GIVES_FROM_OTHERS:  # noqa: PTH119
+        return False
+    return frame.f_back is not None and _named(frame.f_back.f_code)[1]
 
 
 def _is_own(code: CodeType) -> bool:
