@@ -26,7 +26,7 @@ from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.views.stragglers import Uneven, uneven
 from chopper.errors import ChopperError
@@ -35,6 +35,10 @@ from chopper.wording import ratio
 
 _DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
+_REPEATS = 0.9
+"""Share of the later half's operators that the first half has, too."""
+_GOES_ON = 0.25
+"""Share of a pattern's time in the later half from which on it does not end."""
 _RECURS_RATIO = 0.5
 """An untraced step that is at least this part of a traced one as long may hold the same."""
 _WARM = 3
@@ -194,7 +198,7 @@ def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action,
         rank_ns=round(min(saved, _own_ns(material.run, seen))),
         longest=_longest(material.run, seen),
     )
-    return action, _doubt(material.run, action, steps)
+    return action, _doubt(material, seen, action, steps)
 
 
 def _own_ns(run: Attributed, seen: Sighting) -> float:
@@ -233,14 +237,20 @@ def _within_error(action: Action) -> str:
     return f"saves {ratio(max(action.saved_ratio, 0.0))}, within the replay's error"
 
 
-def _doubt(run: Attributed, action: Action, steps: Mapping[int, tuple[int, float, int]]) -> str:
+def _doubt(
+    material: Material,
+    seen: Sighting,
+    action: Action,
+    steps: Mapping[int, tuple[int, float, int]],
+) -> str:
     """Return why the saving of an action is not certain; "" where it is."""
     if doubt := _within_error(action):
         return doubt
+    run = material.run
     numbers = run.windows["number"].to_pylist()
     if len(steps) < MIN_STEPS:
         is_warm = bool(numbers) and all(n is not None and n >= _WARM for n in numbers)
-        if is_warm or detector(action.detector).in_every_step:
+        if is_warm or detector(action.detector).in_every_step or _goes_on(material, seen):
             return ""
         return f"fewer than {MIN_STEPS} steps were traced, and a first iteration shows it as well"
     by_saving = sorted(steps.values(), key=lambda step: step[0] - step[1])
@@ -251,6 +261,32 @@ def _doubt(run: Attributed, action: Action, steps: Mapping[int, tuple[int, float
     if any(t >= _RECURS_RATIO * longest_ns / windows for u in untraced for t in u.lengths_ns):
         return ""
     return f"seen in one of {len(steps)} traced steps, and no untraced step is as long"
+
+
+def _goes_on(material: Material, seen: Sighting) -> bool:
+    """Return whether the second half of what was recorded repeats the first, pattern included.
+
+    A first iteration is then not what shows it.
+    """
+    run, fixed = material.run, seen.changes.fix if seen.changes is not None else ()
+    if not fixed or not run.windows.num_rows:
+        return False
+    start_ns, end_ns = ints(run.windows, "start_ns"), ints(run.windows, "end_ns")
+    middle_ns = int(start_ns.min() + (end_ns.max() - start_ns.min()) // 2)
+    for links in material.links.values():
+        host = links.host
+        operators = host.of("cpu_op")
+        later = host.start_ns >= middle_ns
+        codes, values = host.names
+        known = np.zeros(len(values), dtype=bool)
+        known[codes[operators & ~later]] = True
+        if not (operators & later).any() or known[codes[operators & later]].mean() < _REPEATS:
+            return False
+    causes, names = strings(run.gaps, "cause")
+    mine = np.isin(causes, [i for i, name in enumerate(names) if name.startswith(tuple(fixed))])
+    begin_ns, until_ns = ints(run.gaps, "start_ns")[mine], ints(run.gaps, "end_ns")[mine]
+    later_ns = np.maximum(until_ns - np.maximum(begin_ns, middle_ns), 0).sum()
+    return bool(later_ns >= _GOES_ON * (until_ns - begin_ns).sum() > 0)
 
 
 def _longest(run: Attributed, sighting: Sighting) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -15,14 +16,29 @@ from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
 _ALONE = re.compile(r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)")
-_SHAPE = re.compile(r"\[[\d, ]+\]")
+_SHAPE = re.compile(r"\[([\d,\s]+)\]")
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
 DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))
 
 
 def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
     """PIECE, DEVICE_EVENT -> at most one sighting."""
-    pieces = pieces_in(run, _CAUSES)
+    yield from fused("fusible_kernels", run, events, _CAUSES, _ALONE)
+
+
+def fused(
+    name: str, run: Attributed, events: Events, causes: tuple[str, ...], alone: re.Pattern[str]
+) -> Iterator[Sighting]:
+    """See the kernels of some causes that follow each other on tensors of one shape.
+
+    Args:
+        name: of the detector.
+        run: the attributed run.
+        events: its device events.
+        causes: leaf causes of the kernels' time.
+        alone: operators that end a sequence.
+    """
+    pieces = pieces_in(run, causes)
     rank_of, row_of = ints(pieces, "rank"), ints(pieces, "event_row")
     run_ns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     kernels = chains = time_ns = 0
@@ -31,8 +47,9 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
         keys = (events.device_id[mine], events.stream_id[mine])
         mine = mine[np.lexsort((events.start_ns[mine], *keys))]
         moves = np.isin(events.row[mine], row_of[rank_of == rank])
-        moves &= ~matching(*events.op, lambda op: bool(_ALONE.match(op)))[mine]
+        moves &= ~matching(*events.op, lambda op: bool(alone.match(op)))[mine]
         shape, tensors = _shapes(run, events, mine)
+        moves &= shape > -2
         linked = moves[1:] & moves[:-1]
         linked &= (shape[1:] == shape[:-1]) | (shape[1:] < 0) | (shape[:-1] < 0)
         for key in (events.device_id, events.stream_id, events.phase[0], events.step):
@@ -50,7 +67,7 @@ def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
         time_ns += int(ints(pieces, "time_ns")[chained].sum())
     if run_ns and time_ns >= _LEAST_RATIO * run.observed_ns:
         yield Sighting(
-            detector="fusible_kernels",
+            detector=name,
             events={rank: rows for rank, (rows, _) in run_ns.items()},
             run_ns=run_ns,
             evidence={
@@ -65,16 +82,15 @@ def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarr
     """Return what each event's operator reads and writes.
 
     Returns:
-        A number for the shape of its first tensor, -1 for none; how many tensors of that shape it
-        reads and writes, three if shapes were not recorded.
+        A number for the shape of its largest tensor, -1 where none was recorded, -2 for numbers
+        alone; how many tensors of that shape it reads and writes, three if none was recorded.
     """
     codes, values = arguments(run, events, rows, "input_dims")
-    found = [_SHAPE.findall(value) for value in values]
-    shapes = [tensors[0] if tensors else "" for tensors in found]
-    number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, shapes)))}
-    counts = [
-        tensors.count(shape) + 1 if tensors else 3
-        for tensors, shape in zip(found, shapes, strict=True)
+    found = [[tuple(map(int, shape.split(","))) for shape in _SHAPE.findall(v)] for v in values]
+    largest = [max(tensors, key=math.prod, default=()) for tensors in found]
+    number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, largest)))}
+    shapes = [
+        number.get(one, -2 if value else -1) for one, value in zip(largest, values, strict=True)
     ]
-    of_value = np.array([*(number.get(shape, -1) for shape in shapes), -1])
-    return of_value[codes], np.array([*counts, 3])[codes]
+    counts = [ts.count(one) + 1 if ts else 3 for ts, one in zip(found, largest, strict=True)]
+    return np.array([*shapes, -1])[codes], np.array([*counts, 3])[codes]

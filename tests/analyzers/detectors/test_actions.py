@@ -246,7 +246,7 @@ def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
     [
         ("hta/a100-alexnet-cuda-sync.json.gz", "allocator_retries"),
         ("hta/a100-overlaid-critical-path-category.json.gz", "allocator_retries"),
-        ("tracelens/b200-eager-inference-rank0of8.json.gz", "launch_bound"),
+        ("aorta/mi350x-rocprofiler-sdk-backend-train-step.json.gz", "launch_bound"),
     ],
 )
 def test_one_step_may_be_a_first_iteration_and_is_claimed_for_nothing_of_the_host(
@@ -517,3 +517,9 @@ def test_every_detector_declares_itself() -> None:
         assert declared.condition.endswith(".")
         assert not declared.without.endswith(".")
         assert declared.remedy.endswith((".", "}"))
+
+
+def test_one_step_of_layers_that_repeat_is_no_first_iteration(traces_dir: Path) -> None:
+    run = chopper.attribute(traces_dir / "tracelens/b200-eager-inference-rank0of8.json.gz")
+    tried = actions.actions(run, Replay(run))
+    assert [a.detector for a in tried.ranked][:2] == ["python_code", "launch_bound"]
