@@ -7,7 +7,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Detector, Sighting
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
-from chopper.analyzers.events.places import Where
+from chopper.analyzers.events.places import Where, largest
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.events.waiting import Waiting, waiting_calls
 from chopper.analyzers.replay.answers import summary
@@ -260,7 +260,7 @@ def _doubt(
     untraced = [kind.untraced for kind in run.step_time().kinds if kind.untraced is not None]
     if any(t >= _RECURS_RATIO * longest_ns / windows for u in untraced for t in u.lengths_ns):
         return ""
-    return f"seen in one of {len(steps)} traced steps, and no untraced step is as long"
+    return f"shortens one of {len(steps)} traced steps alone, and no untraced step is as long"
 
 
 def _goes_on(material: Material, seen: Sighting) -> bool:
@@ -332,11 +332,15 @@ def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, in
 
 
 def where(material: Material, sighting: Sighting) -> Where:
-    """Return the place of a pattern.
+    """Return the place of a pattern: of the time in its causes, where it has some.
 
     Events that would run for a shorter time count by their time, others by their number.
     """
     events = material.events
+    if sighting.changes is not None and sighting.changes.fix and sighting.phase is None:
+        fixed = tuple(sighting.changes.fix)
+        spent = [row.id for row in material.run.leaves() if row.id.startswith(fixed)]
+        sighting = replace(sighting, phase=largest(material.run, "phase", spent))
     chosen = np.zeros(len(events), dtype=bool)
     for rank, rows in sighting.events.items():
         mine = np.flatnonzero(events.rank == rank)

@@ -21,6 +21,7 @@ RANKED = (
     "Ranked by recoverable time: what a replay of the run without the pattern predicts. Savings "
     "overlap, so they do not add up."
 )
+_MUCH_MORE = 0.2
 _DURING = {"between": "between phases", "data": "while data is loaded", "other": ""}
 _SHOWS = {"ns": fmt.duration, "ratio": fmt.ratio, "bytes": fmt.bytes_, "factor": fmt.factor}
 
@@ -94,7 +95,7 @@ def tell(
                 evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
-                detail=f"{share}{_spread(action)}{scaled}{_in_base(action, base)}",
+                detail=f"{share}{_spread(action)}{_beyond(action)}{scaled}{_in_base(action, base)}",
                 place=place(action.where),
                 command=f"chopper analyze {shlex.quote(run.source)} --view {declared.view}",
                 links=_links(action, declared.view),
@@ -121,6 +122,14 @@ def _spread(action: Action) -> str:
         return f", 95 % interval {fmt.interval((low, high))}"
     least, most = (max(ratio, 0.0) for ratio in action.step_ratios)
     return f", {fmt.ratio(least)} to {fmt.ratio(most)} of single steps" if action.ci95_ns else ""
+
+
+def _beyond(action: Action) -> str:
+    """Return how much of a saving is time of causes that wait for the ones that are removed."""
+    more_ns = action.saved_ns - action.rank_ns
+    if more_ns < _MUCH_MORE * action.rank_ns:
+        return ""
+    return f"; {fmt.duration(more_ns)} of it is other waiting that ends sooner"
 
 
 def _title(action: Action) -> str:

@@ -15,7 +15,10 @@ from chopper.analyzers.trace.columns import ints, matching
 from chopper.wording import percent
 
 _LEAST_RATIO = 0.1
-_ALONE = re.compile(r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)")
+_ALONE = re.compile(
+    r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)"
+    r"|Torch-Compiled|CompiledFunction|## Call"
+)
 _SHAPE = re.compile(r"\[([\d,\s]+)\]")
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
 DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))

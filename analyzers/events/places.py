@@ -47,9 +47,9 @@ def place_of(run: Attributed, links: Mapping[int, Links], causes: Collection[str
     """Return the place that holds most of the time in some leaf causes. PIECE, GAP -> Where."""
     functions = functions_in(run, links, causes)
     return Where(
-        phase=_largest(run, "phase", causes),
-        layer=_largest(run, "layer", causes),
-        op=_largest(run, "op", causes),
+        phase=largest(run, "phase", causes),
+        layer=largest(run, "layer", causes),
+        op=largest(run, "op", causes),
         line=innermost_function(functions),
     )
 
@@ -71,7 +71,8 @@ def line_in_steps(
     return innermost_function(functions_in(some, links, (cause,)))
 
 
-def _largest(run: Attributed, level: Level, causes: Collection[str]) -> str | None:
+def largest(run: Attributed, level: Level, causes: Collection[str]) -> str | None:
+    """Return the group of a level that holds most of the time in some leaf causes."""
     groups = run.by(level)
     times = {g.key: sum(g.causes.get(cause, 0) for cause in causes) for g in groups}
     key, time_ns = max(times.items(), key=lambda item: item[1], default=(None, 0))

@@ -20,6 +20,7 @@ from chopper.analyzers.replay.program import (
     OP_END,
     OP_START,
     STEP,
+    blocked_launches,
     program,
     without_late_stamps,
 )
@@ -190,8 +191,10 @@ class RankNodes:
         has = np.flatnonzero(links.has_launch)
         delay = events.start_ns[has] - links.launch_ns[has]
         length = links.returned_ns[has] - links.launch_ns[has]
-        # A call that returned when its copy was done took no such time to launch it.
+        # A call that returned when its copy was done, or once there was room in the queue, took no
+        # such time to launch.
         length[row_set(blocking_copies(links), len(events))[has]] = 0
+        length[row_set(blocked_launches(links), len(links.host))[links.launch_row[has]]] = 0
         weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
         # Where the submission itself varies with the call, so does what goes with it.
         beyond = np.maximum(delay - max(found.launch_ns, 0), 0)

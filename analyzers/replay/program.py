@@ -36,6 +36,11 @@ _WAKE_NS = 500_000
 """A host that goes on so soon after a collective has ended had waited for it,"""
 _WAKE_PART = 4
 """or in such a part of the time in which it had done nothing until then."""
+_QUEUED = 256
+"""A launch may have waited for room in the queue if so many were in it (CUDA's hold about 1000),"""
+_BLOCKED_NS = 50_000
+_BLOCKED_RATIO = 10
+"""and it took so long, and so many times as long as half of the launches."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,22 @@ def _synchronizing(links: Links) -> np.ndarray:
     calls = host.of("runtime", "driver")
     found = calls & host.named(names.is_synchronizing_call)
     found[links.launch_row[blocking_copies(links)]] = True
+    found[blocked_launches(links)] = True
     return np.flatnonzero(found & (host.dur_ns > 0))
+
+
+def blocked_launches(links: Links) -> np.ndarray:
+    """Return rows of the calls that launched once the device had taken others from its queue."""
+    events, host = links.events, links.host
+    rows = np.unique(links.launch_row[links.has_launch])
+    begin, end = host.start_ns[rows], host.ends(rows)
+    launched, ended = np.sort(links.launch_ns[links.has_launch]), np.sort(events.end_ns)
+    done = np.searchsorted(ended, begin, side="right")
+    queued = np.searchsorted(launched, begin) - done
+    usual_ns = float(np.median(end - begin)) if len(rows) else 0.0
+    long = end - begin > max(_BLOCKED_NS, usual_ns * _BLOCKED_RATIO)
+    long &= np.searchsorted(ended, end, side="right") > done
+    return rows[long & (queued >= max(_QUEUED, queued.max(initial=0) // 2))]
 
 
 def _synchronizations(
