@@ -39,8 +39,10 @@ _WAKE_PART = 4
 _QUEUED = 256
 """A launch may have waited for room in the queue if so many were in it (CUDA's hold about 1000),"""
 _BLOCKED_NS = 50_000
-_BLOCKED_RATIO = 10
-"""and it took so long, and so many times as long as half of the launches."""
+"""and it took so long where the queue was half as long as it ever was,"""
+_FULL_NS = 20_000
+"""or so long where that was full, if launches ever took half of it."""
+_FULL_RATIO = 0.9
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,11 @@ def blocked_launches(links: Links) -> np.ndarray:
     launched, ended = np.sort(links.launch_ns[links.has_launch]), np.sort(events.end_ns)
     done = np.searchsorted(ended, begin, side="right")
     queued = np.searchsorted(launched, begin) - done
-    usual_ns = float(np.median(end - begin)) if len(rows) else 0.0
-    long = end - begin > max(_BLOCKED_NS, usual_ns * _BLOCKED_RATIO)
-    long &= np.searchsorted(ended, end, side="right") > done
-    return rows[long & (queued >= max(_QUEUED, queued.max(initial=0) // 2))]
+    most = max(_QUEUED, queued.max(initial=0))
+    short_ns = float(np.quantile(end - begin, 0.1)) if len(rows) else 0.0
+    blocked = (queued >= most // 2) & (end - begin > _BLOCKED_NS)
+    blocked |= (queued >= _FULL_RATIO * most) & (end - begin > min(2 * short_ns, _FULL_NS))
+    return rows[blocked & (queued >= _QUEUED) & (np.searchsorted(ended, end, side="right") > done)]
 
 
 def _synchronizations(

@@ -121,7 +121,7 @@ def _recorded_ns(host: HostSpans, events: DeviceEvents) -> tuple[int, int] | Non
     if not timed:
         return None
     ends = [int(t.end_ns.max()) for t in timed]
-    ending = host.start_ns[host.named(names.is_end_of_trace)] if len(host) else ()
+    ending = host.start_ns[host.named(names.is_end_of_trace)]
     if len(ending):
         ends[0] = min(ends[0], int(ending[-1]))
     return min(int(t.start_ns[0]) for t in timed), max(ends)

@@ -75,6 +75,28 @@ def test_a_synchronization_ends_after_what_it_waited_for() -> None:
     assert scenario.solve().windows(0).tolist() == [0, 420]
 
 
+def test_a_host_that_waits_for_room_in_the_queue_goes_on_with_faster_kernels() -> None:
+    # 700 kernels of 100 us launched in 5 us each; from the 300th in the queue on, a call returns
+    # once the kernel 300 before it is done.
+    spans: list[dict[str, Any]] = []
+    kernels: list[dict[str, int]] = []
+    now = free = 0
+    for i in range(700):
+        returned = max(now + 5_000, kernels[i - 300]["end"] if i >= 300 else 0)
+        start = max(returned, free)
+        free = start + 100_000
+        spans.append(call(now, returned, i + 1))
+        kernels.append({"start": start, "end": free, "correlation_id": i + 1})
+        now = returned + 1_000
+    made = [make.kernel(k["start"], k["end"], correlation_id=k["correlation_id"]) for k in kernels]
+    scenario = Scenario(base(tables(spans, made, make.steps((0, now + 1)))))
+    [begin, end] = scenario.solve().windows(0).tolist()
+    assert end - begin == free
+    scenario.scale(0, np.full(700, 0.25))
+    [begin, end] = scenario.solve().windows(0).tolist()
+    assert end - begin == pytest.approx(700 * 25_000, rel=0.01)
+
+
 def test_without_synchronization_the_host_runs_ahead() -> None:
     # 10 of call, 10 of Python, 20 of Python: launched at 40 instead of 550, the second kernel could
     # start at 60 and waits for the first: 520 to 620.
