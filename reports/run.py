@@ -105,10 +105,10 @@ def page(run: Attributed, format: Format) -> Page:
     )
     tried, told, notes = _tried(story, replay)
     first = [actions.section(told, notes)] if tried else []
+    if not _saves(tried):
+        first.append(_top_list(found))
     if format == "txt":
-        saves = tried and any(action.saved_ratio >= _MUCH_RATIO for action in tried.ranked)
-        top = [] if saves else [_top_list(found)]
-        sections = [*first, *top, causes, *_spread(story), *_findings(story)]
+        sections = [*first, causes, *_spread(story), *_findings(story)]
         return _page(story, found, sections, told=told)
     levels = [
         _level(story, level, _ROWS)
@@ -116,7 +116,7 @@ def page(run: Attributed, format: Format) -> Page:
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
-    sections = [*first, _top_list(found), causes, *levels, *_findings(story), coverage]
+    sections = [*first, causes, *levels, *_findings(story), coverage]
     return _page(story, found, sections, told=told)
 
 
@@ -131,6 +131,12 @@ def _tried(story: Story, replay: Replay | str) -> tuple[Actions | None, list[Tol
         return None, [], []
     tried = ranked(story.run, replay)
     return tried, *actions.tell(story.run, tried, story.traced_unit)
+
+
+def _saves(tried: Actions | None) -> bool:
+    """Return whether an action saves so much that the largest causes need not be listed."""
+    ranked_first = tried.ranked if tried else []
+    return any(action.saved_ratio >= _MUCH_RATIO for action in ranked_first)
 
 
 def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
@@ -518,13 +524,13 @@ def _composition(story: Story) -> list[Block]:
 def _cards(
     story: Story, found: Verdict, tried: Actions | None, told: Sequence[Told], notes: Sequence[str]
 ) -> list[Block]:
-    """Return what to try first; the largest causes where no action is certain."""
+    """Return what to try first; the largest causes where no action saves much."""
+    blocks: list[Block] = [Paragraph(note) for note in notes]
     if tried and told:
         unit = actions.saving_unit(tried.pace, story.traced_unit)
         note = " ".join([actions.RANKED, *notes])
-        return [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
-    blocks: list[Block] = [Paragraph(note) for note in notes]
-    if not found.largest:
+        blocks = [Widget("actions.html.j2", {"told": told, "unit": unit, "note": note})]
+    if not found.largest or _saves(tried):
         return blocks
     title = "The largest causes" if len(found.largest) > 1 else "The largest cause"
     return [*blocks, Widget("top.html.j2", {"title": title, "largest": found.largest})]

@@ -20,6 +20,7 @@ from chopper.reports.labels import full_label, sentence
 from chopper.views import views
 
 _IDEAL = "compute.ideal"
+_HALF = 0.5
 _NO_MODEL = ("compute.no_peak", "compute.unmodelled")
 _STEADY = frozenset(c for c in LEAVES if c.startswith("idle.preparation.") and c not in SLOWED)
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
@@ -76,8 +77,9 @@ class Story:
         self.steady, self.idle_scale = self._idle_scale()
         self.traced_unit = f"traced {self.unit}" if self.tracing else self.unit
         self.observed_per_window_ns = run.observed_ns / self.windows
-        self.ideal_per_window_ns = run.ideal_ns / self.windows if run.ideal_ns else None
-        self.ideal_reason = "" if run.ideal_ns else _why_no_ideal(run)
+        is_known = run.ideal_ns > 0 and run.withholds(_IDEAL) is None
+        self.ideal_per_window_ns = run.ideal_ns / self.windows if is_known else None
+        self.ideal_reason = "" if is_known else _why_no_ideal(run)
 
     def untraced_ns(self, cause: CauseRow) -> float:
         """Return the time of a cause in steps without a trace, where that is another one."""
@@ -248,6 +250,8 @@ def _why_no_ideal(run: Attributed) -> str:
     if not times.get("compute"):
         return "nothing was computed on the device"
     if times.get("compute.no_peak"):
+        if (run.coverage.get("work_known_ratio") or 0.0) > _HALF:
+            return "the device's peak in the data type of the products is unknown"
         return "shapes or data types of the matrix products were not recorded"
     return "no matrix product, convolution or attention was recognized"
 

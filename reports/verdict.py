@@ -39,6 +39,7 @@ _LEAST_HIDDEN_RATIO = 0.01
 _MUCH_LONGER, _LONGER = 0.5, 1.1
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _LONG_STEPS = "long_steps"
+_ALL = 0.999
 _ALIKE = 2.0
 """A traced long step stands for all if their means differ by less than this factor."""
 _LISTED = 3
@@ -481,7 +482,7 @@ def _of_startup(step: _Step, share: float, started: Initialization) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
     text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(step.story))
     text += f": {started.said}"
-    if share > 1 - _LEAST_SECOND:
+    if share > _ALL:
         return f"{text}."
     others = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}
     rest = _of_step(replace(step, shares=others, unit="rest"))

@@ -31,7 +31,7 @@ _MAKES_DATA = re.compile(
     r"(?!\w*(log|metric|report|plot|save|write|model|state|config))"
     r"((get|next|load|read|fetch|sample|draw|make|build|prepare|collate)_?\w*"
     r"(batch|data|sample|example|item|record|shard)"
-    r"|collate|tokenize|augment|preprocess|(load|read|fetch|tokens|batches|next_batch)$)"
+    r"|collate|tokenize|augment|preprocess|(load|read|fetch|tokens)$)"
 )
 """A function that makes a batch, by its name."""
 _GIVES_FROM_OTHERS = {("queue.py", "get"), ("queues.py", "get"), ("_base.py", "result")}
