@@ -19,9 +19,10 @@ from chopper.analyzers.work import MATH_FAMILIES, family
 from chopper.tables import TABLES
 
 HOST_KINDS = ("host_op", "host_collective")
-_LEAST_OWN_NS = 50_000
+_OWN_NS = (50_000, 200_000)
 _WRAPPERS = 10
-"""An operator works itself from this multiple of what operators take around those they call."""
+"""An operator works itself from this multiple of what operators take around those they call, within
+these bounds."""
 
 
 def host_as_device(host: HostSpans) -> tuple[pa.Table, np.ndarray]:
@@ -104,7 +105,7 @@ def _working_themselves(host: HostSpans, operators: np.ndarray) -> np.ndarray:
     )
     if not callers.any():
         return callers
-    least_ns = max(_LEAST_OWN_NS, _WRAPPERS * float(np.median(own_ns[callers])))
+    least_ns = np.clip(_WRAPPERS * np.median(own_ns[callers]), *_OWN_NS)
     working = callers & (own_ns > np.maximum(least_ns, dur_ns / 2))
     codes, values = host.names
     all_calls, so_many = (np.bincount(codes[m], minlength=len(values)) for m in (callers, working))

@@ -49,6 +49,17 @@ def test_samples_that_agree_are_a_span_up_to_the_next_region() -> None:
     ]
 
 
+def test_times_between_the_same_regions_are_shared_out_as_samples_are() -> None:
+    """Ten pauses between modules: four have a sample, one of them in a logger."""
+    layers = [span(100 * i, 100 * i + 40, "chopper::layer::a") for i in range(11)]
+    host = spans(span(0, 2000, "loop", "annotation"), *layers)
+    at = (60, 360, 560, 960)
+    found = added(host, *(sample(t, "a.py(9): log" if t == 360 else "a.py(1): act") for t in at))
+    lengths = {name: sum(e - b for b, e, n in found if n == name) for _, _, name in found}
+    assert sum(lengths.values()) == 600
+    assert lengths["a.py(9): log"] in (120, 180)  # a quarter, in pauses of 60
+
+
 def test_a_trace_with_stacks_or_of_another_thread_stays_as_it_is() -> None:
     with_stacks = spans(STEP, span(10, 20, "a.py(1): load", "python"))
     assert added(with_stacks, sample(15, "a.py(1): load")) == []

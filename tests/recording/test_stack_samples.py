@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
 import sys
 import threading
 import weakref
@@ -231,3 +232,46 @@ def test_the_interpreters_switch_interval_is_the_programs_again():
         sampler.end()
         sampler.end()
     assert sys.getswitchinterval() == pytest.approx(before_s)
+
+
+def make_log_record(look):
+    return look()
+
+
+def load(look):
+    return look()
+
+
+def test_names_of_functions_that_write_are_no_data(place):
+    place.step_ended()
+    assert load(place.look)[3]
+    assert not make_log_record(place.look)[3]
+
+
+def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
+    given, sampler = queue.Queue(), StackSampler()
+    sampler.step_ended()
+    ident = threading.get_ident()
+    rows = []
+
+    def give():
+        until(lambda: _waits_in(ident, "get"), "the program waits")
+        rows.append(sampler._place(sys._current_frames()[ident]))
+        given.put(1)
+
+    thread = threading.Thread(target=give)
+    thread.start()
+    given.get()
+    thread.join()
+    [(function, _, library, is_data)] = rows
+    assert is_data
+    assert function is None
+    assert library.endswith(": get")
+
+
+def _waits_in(ident, name):
+    frame, names = sys._current_frames()[ident], []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names[:2] == ["wait", name]

@@ -153,6 +153,31 @@ def test_long_steps_that_were_not_traced_are_named_with_what_to_record(tmp_path:
     assert "`--steps`" in said
 
 
+def test_what_makes_steps_long_is_said_where_one_was_traced(tmp_path: Path) -> None:
+    run = modelled(tmp_path / "run", Plan())
+    step_ns = run.step_time().headline_ns or 0
+    training = _kind("training", 36, 36 * step_ns)
+    long = _kind("long steps", 4, 160 * step_ns, **{"idle.preparation.python": 9, "copy.other": 1})
+    alike = replace(long, traced_steps=(3,), traced_mean_ns=41 * step_ns)
+    said = _loop(run, kinds=(training, alike), phases_ns={}, outside=None)
+    assert said.startswith("Single long steps take 79.6 % of the recorded loop: 4 of 40, ")
+    assert "90.0 % of it user Python" in said
+    short = replace(long, traced_steps=(3,), traced_mean_ns=4 * step_ns)
+    said = _loop(run, kinds=(training, short), phases_ns={}, outside=None)
+    assert said.startswith("Cannot be told: ")
+
+
+def test_a_checkpoint_is_not_blamed_for_what_else_its_step_does(tmp_path: Path) -> None:
+    run = modelled(tmp_path / "run", Plan())
+    step_ns = run.step_time().headline_ns or 0
+    kinds = (
+        _kind("training", 36, 36 * step_ns),
+        _kind("training + checkpoint", 4, 164 * step_ns),
+    )
+    said = _loop(run, kinds=kinds, phases_ns={"checkpoint": 10 * step_ns}, outside=None)
+    assert said.startswith("Cannot be told: 75.0 % of the recorded loop is in long steps")
+
+
 def test_one_long_call_of_the_driver_is_start_up(tmp_path: Path) -> None:
     trace = Trace()
     trace.step(0, 0, 1_000 * MS)

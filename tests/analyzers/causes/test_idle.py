@@ -15,6 +15,13 @@ def gaps(result: RankResult) -> list[tuple[int, int, str]]:
     return [(g["start_ns"], g["end_ns"], g["cause"].removeprefix("idle.")) for g in rows]
 
 
+def sums_of(result: RankResult) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in result.piece.to_pylist():
+        found[row["cause"]] = found.get(row["cause"], 0) + row["time_ns"]
+    return found
+
+
 def launch(at: int, end: int, correlation: int, **more: Any) -> dict[str, Any]:
     return span(at, end, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
 
@@ -232,3 +239,24 @@ def test_a_copy_call_that_returns_after_its_copy_waited_for_it() -> None:
         (320, 325, "call"),
         (325, 330, "launch_latency"),
     ]
+
+
+def test_a_function_of_the_programs_own_is_python_around_its_operators() -> None:
+    def idle(node: str) -> dict[str, int]:
+        host = spans(
+            span(0, 1000, "ProfilerStep#0", "annotation"),
+            span(0, 100, "AddmmBackward0"),
+            span(0, 100, "aten::mm"),
+            span(100, 900, node),
+            span(800, 900, "aten::mul"),
+        )
+        return sums_of(attributed(host, None, steps((0, 1000))))
+
+    assert idle("SlowBackward")["idle.preparation.python"] == 700
+    assert idle("SlowBackward0")["idle.preparation.dispatch"] == 700
+
+
+def test_what_ends_the_trace_is_not_the_programs() -> None:
+    host = spans(span(0, 400, "aten::mm"), span(500, 900, "chopper::end", "annotation"))
+    [window] = attributed(host, None).window.to_pylist()
+    assert (window["start_ns"], window["end_ns"]) == (0, 500)

@@ -252,3 +252,21 @@ def test_the_title_of_uneven_work_names_the_work_where_that_differs(
     assert (
         report._Sentence().format(actions.detector("uneven_work").title, **seen.evidence) == title
     )
+
+
+def test_an_optimizer_on_single_tensors_would_be_shorter_fused(tmp_path: Path) -> None:
+    trace = Trace()
+    for i in range(3):
+        at = 10 * MS * i
+        trace.step(10 + i, at, 10 * MS)
+        trace.op("Optimizer.step#Adam.step", at, 10 * MS)
+        for j, name in enumerate(("aten::lerp_", "aten::sqrt", "aten::addcdiv_")):
+            op = trace.op(name, at + (10 * j + 1) * US, 8 * US, shapes=WIDE)
+            kernel = "void at::native::vectorized_elementwise_kernel<4, add>"
+            start = at + (j + 1) * 2 * MS
+            trace.launch(
+                kernel, at + (10 * j + 2) * US, US, kernel_at=start, kernel_for=2 * MS - US, op=op
+            )
+    [seen] = seen_in(tmp_path, "unfused_optimizer", trace)
+    assert seen.evidence["kernels"] == 9
+    assert seen.evidence["share_ratio"] > 0.5

@@ -44,6 +44,29 @@ def test_what_a_backend_computes_within_its_collective_is_not_the_models():
     assert [e[0] for e in found] == ["gloo:all_reduce"]
 
 
+def _sort(at: int):
+    return (
+        span(at, at + 900_000, "aten::sort"),
+        span(at + 10_000, at + 20_000, "aten::copy_"),
+        span(at + 20_000, at + 21_000, "aten::arange"),
+    )
+
+
+def _linear(at: int, overhead: int = 4_000):
+    return span(at, at + 100_000 + overhead, "aten::linear"), span(at, at + 100_000, "aten::addmm")
+
+
+def test_an_operator_that_takes_most_of_its_time_itself_is_one_piece_of_work():
+    found = events(*_sort(0), *_linear(1_000_000), *_sort(2_000_000))
+    assert [e[0] for e in found] == ["aten::sort", "aten::addmm", "aten::sort"]
+
+
+def test_an_operator_that_lost_the_core_once_stays_dispatch():
+    calls = [_linear(1_000_000 * i, 500_000 if i == 3 else 4_000) for i in range(8)]
+    found = events(*(one for call in calls for one in call))
+    assert {e[0] for e in found} == {"aten::addmm"}
+
+
 @given(intervals)
 def test_lanes_hold_no_two_at_once_and_are_as_few_as_can_be(found):
     found.sort()
