@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,10 +249,11 @@ def test_names_of_functions_that_write_are_no_data(place):
 
 
 def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
-    given, sampler = queue.Queue(), StackSampler()
+    given: queue.Queue[int] = queue.Queue()
+    sampler = StackSampler()
     sampler.step_ended()
     ident = threading.get_ident()
-    rows = []
+    rows: list[Any] = []
 
     def give():
         until(lambda: _waits_in(ident, "get"), "the program waits")
@@ -270,7 +271,8 @@ def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
 
 
 def _waits_in(ident, name):
-    frame, names = sys._current_frames()[ident], []
+    frame: FrameType | None = sys._current_frames()[ident]
+    names: list[str] = []
     while frame is not None:
         names.append(frame.f_code.co_name)
         frame = frame.f_back
