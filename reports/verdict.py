@@ -24,7 +24,7 @@ from chopper.analyzers.events.places import Where, line_in_steps, links_of, plac
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.stragglers import uneven
-from chopper.attribution import FIRST, CauseRow, StepKind
+from chopper.attribution import FIRST, CauseRow, StepKind, StepTime
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
 from chopper.reports.labels import sentence as as_sentence
@@ -273,28 +273,41 @@ def _loop_shares(story: Story) -> dict[str, float]:
     step = story.step
     if not step.loop_ns or story.unit == "window":
         return {}
-    of_phase = {phase: name for name, one in classes().items() for phase in one.phases}
+    times = _phase_times(step)
+    extras: Counter[str] = Counter()
+    for kind in step.kinds:
+        name, extra_ns = _extra(story, kind, times)
+        extras[name] += extra_ns
+    found = times | extras
+    return {name: time_ns / step.loop_ns for name, time_ns in found.items() if name in classes()}
+
+
+def _phase_times(step: StepTime) -> Counter[str]:
+    """Return the time of the program's phases in the recorded loop, by class."""
+    of_phase = _of_phases()
     times: Counter[str] = Counter()
     for phase, time_ns in step.loop_phases_ns.items():
         if phase in of_phase:
             times[of_phase[phase]] += time_ns
-    extras: Counter[str] = Counter()
-    for kind in step.kinds:
-        extra_ns = kind.time_ns - len(kind.steps) * (step.headline_ns or 0)
-        _, *phases = kind.name.split(" + ")
-        if len(phases) == 1 and phases[0] in of_phase:
-            name = of_phase[phases[0]]
-            # A phase may have work beside it: a checkpoint's state is copied before it is saved.
-            if times[name] >= _HALF * extra_ns:
-                extras[name] += extra_ns
-            else:
-                extras[_LONG_STEPS] += extra_ns - times[name]
-        elif kind.name.startswith(FIRST) and _starts_up(story, kind):
-            times[_STARTUP] += extra_ns
-        elif kind.name.startswith(LONG):
-            extras[_LONG_STEPS] += extra_ns
-    times |= extras
-    return {name: time_ns / step.loop_ns for name, time_ns in times.items() if time_ns > 0}
+    return times
+
+
+def _extra(story: Story, kind: StepKind, times: Mapping[str, int]) -> tuple[str, int]:
+    """Return what steps of a kind take beyond ordinary ones, and its class; "" if it has none."""
+    extra_ns = kind.time_ns - len(kind.steps) * (story.step.headline_ns or 0)
+    _, *phases = kind.name.split(" + ")
+    if len(phases) == 1 and (name := _of_phases().get(phases[0])):
+        # A phase may have work beside it: a checkpoint's state is copied before it is saved.
+        explained = times[name] >= _HALF * extra_ns
+        return (name, extra_ns) if explained else (_LONG_STEPS, extra_ns - times[name])
+    if kind.name.startswith(FIRST) and _starts_up(story, kind):
+        return _STARTUP, extra_ns
+    return (_LONG_STEPS, extra_ns) if kind.name.startswith(LONG) else ("", 0)
+
+
+@cache
+def _of_phases() -> dict[str, str]:
+    return {phase: name for name, one in classes().items() for phase in one.phases}
 
 
 def _starts_up(story: Story, kind: StepKind) -> bool:
@@ -459,8 +472,9 @@ def _of_long_steps(
     """Return the class of what makes single steps long, and the sentence about them."""
     step = story.step
     ordinary = f"An ordinary step takes {fmt.duration(step.headline_ns)}. {of_step}"
-    kinds = [k for k in step.kinds if k.name.startswith(LONG) or " + " in k.name]
-    kind = max(kinds, key=lambda k: k.time_ns - len(k.steps) * (step.headline_ns or 0))
+    times = _phase_times(step)
+    extras = [(*_extra(story, kind, times), kind) for kind in step.kinds]
+    *_, kind = max((e for e in extras if e[0] == _LONG_STEPS), key=lambda e: e[1])
     each_ns = kind.untraced.value_ns if kind.untraced else kind.time_ns / len(kind.steps)
     if not each_ns / _ALIKE < (kind.traced_mean_ns or 0) < each_ns * _ALIKE:
         text = classes()["long_untraced"].sentence

@@ -14,14 +14,14 @@ from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.trace.columns import ints, matching
 from chopper.wording import percent
 
-_LEAST_RATIO = 0.1
+LEAST_RATIO = 0.1
 _ALONE = re.compile(
     r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)"
     r"|Torch-Compiled|CompiledFunction|## Call"
 )
 _SHAPE = re.compile(r"\[([\d,\s]+)\]")
 _CAUSES = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
-DETECTOR = detector("fusible_kernels", least=percent(_LEAST_RATIO, ".0f"))
+DETECTOR = detector("fusible_kernels", least=percent(LEAST_RATIO, ".0f"))
 
 
 def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
@@ -68,7 +68,7 @@ def fused(
         chains += int((inside & ~np.append(False, linked)).sum())
         chained = (rank_of == rank) & np.isin(row_of, events.row[mine[inside]])
         time_ns += int(ints(pieces, "time_ns")[chained].sum())
-    if run_ns and time_ns >= _LEAST_RATIO * run.observed_ns:
+    if run_ns and time_ns >= LEAST_RATIO * run.observed_ns:
         yield Sighting(
             detector=name,
             events={rank: rows for rank, (rows, _) in run_ns.items()},

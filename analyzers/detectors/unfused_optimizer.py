@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import Sighting, detector
-from chopper.analyzers.detectors.fusible_kernels import fused
+from chopper.analyzers.detectors.fusible_kernels import LEAST_RATIO, fused
 from chopper.analyzers.events.device import Events
 from chopper.wording import percent
 
 _ALONE = re.compile(r"aten::(_foreach_|_fused_)")
-DETECTOR = detector("unfused_optimizer", least=percent(0.1, ".0f"))
+DETECTOR = detector("unfused_optimizer", least=percent(LEAST_RATIO, ".0f"))
 
 
 def unfused_optimizer(run: Attributed, events: Events) -> Iterator[Sighting]:

@@ -37,12 +37,13 @@ _WAKE_NS = 500_000
 _WAKE_PART = 4
 """or in such a part of the time in which it had done nothing until then."""
 _QUEUED = 256
-"""A launch may have waited for room in the queue if so many were in it (CUDA's hold about 1000),"""
+"""A launch waits for room in the queue only if so many are in it; CUDA's hold about 1000."""
 _BLOCKED_NS = 50_000
-"""and it took so long where the queue was half as long as it ever was,"""
+"""A launch that took longer waited, where the queue was half as long as it ever was."""
 _FULL_NS = 20_000
-"""or so long where that was full, if launches ever took half of it."""
 _FULL_RATIO = 0.9
+"""Where it was nearly as long as ever, one that took longer than this waited, or than two short
+ones."""
 
 
 @dataclass(frozen=True)

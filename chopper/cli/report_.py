@@ -56,6 +56,8 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
 
 def _rendered(sources: tuple[str, ...], kind: str, said: list[str]) -> str:
     """Return the report of a run, or of an experiment, and add what a terminal says of it."""
+    from chopper import reports
+
     if len(sources) == 1 and is_experiment(Path(sources[0])):
         from chopper.experiments import loading
         from chopper.reports import experiment as page
@@ -63,10 +65,9 @@ def _rendered(sources: tuple[str, ...], kind: str, said: list[str]) -> str:
         shared.check_of_experiments("sources", "output", "force", "open_it")
         with progress("attributing"):
             found = loading.load(Path(sources[0]))
-        said.append(page.page(found).headline)
-        return page.render(found, kind)
-    from chopper import reports
-
+        shown = page.page(found)
+        said.append(shown.headline)
+        return reports.formatted(lambda: shown, found.to_dict, kind)
     attribution = shared.attributed(sources)
     with progress("rendering"):
         return reports.render(attribution, kind, said)

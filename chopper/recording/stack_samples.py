@@ -160,10 +160,13 @@ def _is_data(code: CodeType) -> bool:
 
 def _waits_for_others(frame: FrameType) -> bool:
     """Return whether the program itself waits here for what another thread or process gives."""
-    code = frame.f_code
-    if (os.path.basename(code.co_filename), code.co_name) not in _GIVES_FROM_OTHERS:  # noqa: PTH119
-        return False
-    return frame.f_back is not None and _named(frame.f_back.f_code)[1]
+    outer = frame.f_back
+    return _gives_from_others(frame.f_code) and outer is not None and _named(outer.f_code)[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _gives_from_others(code: CodeType) -> bool:
+    return (Path(code.co_filename).name, code.co_name) in _GIVES_FROM_OTHERS
 
 
 def _is_own(code: CodeType) -> bool:

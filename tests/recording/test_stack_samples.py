@@ -149,9 +149,10 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
     samples = run.table(0, "python_sample").to_pylist()
     mine = [s for s in samples if s["is_data"]]
     assert len(mine) >= 3
-    assert "tests/waiting.py" in mine[0]["function"]  # the innermost one, which the generator calls
+    # The innermost one, which the generator calls; what that calls in turn is seen at times.
+    [waits, *_] = {s["function"] for s in mine if "tests/waiting.py" in s["function"]}
     host = run.table(0, "host_span").to_pylist()
-    assert any(s["name"] == mine[0]["function"] and s["category"] == "python" for s in host)
+    assert any(s["name"] == waits and s["category"] == "python" for s in host)
     attribution = chopper.attribute(run).whole
     data = {group.key: group.causes for group in attribution.by("phase")}["data"]
     assert data["idle.preparation.data"] > 0
