@@ -27,6 +27,7 @@ _MOST = 100_000
 _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], _OWN)
 _MODULE_CALL = "torch/nn/modules/module.py"
+_IMPORT = "<frozen importlib"
 _MAKES_DATA = re.compile(
     r"(?!\w*(log|metric|report|plot|save|write|model|state|config))"
     r"((get|next|load|read|fetch|sample|draw|make|build|prepare|collate)_?\w*"
@@ -131,7 +132,10 @@ class StackSampler:
             if self._loop.get(id(frame)) is not code:
                 outer = frame.f_back.f_code.co_name if frame.f_back is not None else ""
                 gives_data = _is_data(code) or self._feeds_loop(frame) or _waits_for_others(frame)
-                is_data = not code.co_filename.endswith(_MODULE_CALL) and (
+                # What a module's call or an import does is no data by the names that it uses.
+                is_own_work = code.co_filename.endswith(_MODULE_CALL)
+                is_own_work |= code.co_filename.startswith(_IMPORT)
+                is_data = not is_own_work and (
                     is_data or (gives_data and outer not in ("__enter__", "__exit__"))
                 )
             frame = frame.f_back

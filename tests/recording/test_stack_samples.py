@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import queue
 import sys
 import threading
@@ -247,6 +248,25 @@ def test_names_of_functions_that_write_are_no_data(place):
     place.step_ended()
     assert load(place.look)[3]
     assert not make_log_record(place.look)[3]
+
+
+def test_an_import_is_no_data_unless_what_makes_data_imports(place, tmp_path, monkeypatch):
+    """The import system reads modules by functions of its own, such as `get_data`."""
+    (tmp_path / "lazily.py").write_text("import builtins\nseen = builtins.look_here()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def lazily():
+        sys.modules.pop("lazily", None)
+        return importlib.import_module("lazily").seen
+
+    def get_batch():
+        return lazily()
+
+    for look in (place.look, functools.partial(load, place.look)):
+        monkeypatch.setattr("builtins.look_here", look, raising=False)
+        place.step_ended()
+        assert not lazily()[3]
+        assert get_batch()[3]
 
 
 def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
