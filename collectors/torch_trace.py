@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
+from chopper.storage.files import create
 from chopper.storage.manifest import CollectorReport
 
 NAME = "torch_trace"
@@ -247,6 +248,7 @@ class TorchTrace:
         target = self._directory / TRACE
         temporary = self._directory / f".{TRACE}.tmp"
         try:
+            temporary.unlink(missing_ok=True)  # it may be a link
             with _as_utf8(temporary) as path:
                 self._held.export_chrome_trace(path)
             self.drop()
@@ -270,7 +272,11 @@ class TorchTrace:
         packed = self._directory / f"{TRACE}.gz"
         temporary = self._directory / f".{TRACE}.gz.tmp"
         try:
-            with plain.open("rb") as source, gzip.open(temporary, "wb", _GZIP_LEVEL) as sink:
+            with (
+                plain.open("rb") as source,
+                create(temporary) as file,
+                gzip.open(file, "wb", _GZIP_LEVEL) as sink,
+            ):
                 with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as text:
                     self.alignment_error_ns = alignment_error_ns(text, self.marks)
                 shutil.copyfileobj(source, sink, 1 << 20)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
-from chopper.errors import OutputError, UsageError, reason_of
+from chopper.errors import OutputError, RunFormatError, UsageError, reason_of
 from chopper.ingest import carried
 from chopper.storage import parquet
-from chopper.storage.files import encode_json
+from chopper.storage.destination import written_beside
+from chopper.storage.files import encode_json, inside
 from chopper.storage.run import ranks_of
 from chopper.wording import device_name
 
@@ -54,27 +54,29 @@ def export(
     if kind not in KINDS:
         raise UsageError(f"--to {kind!r} unknown: one of {', '.join(KINDS)}")
     target = check_directory(Path(directory), force=force)
-    existed = target.exists()
-    begun: list[Path] = []
+    names: list[str] = []
     try:
-        if kind == "perfetto":
-            target.mkdir(parents=True, exist_ok=True)
-            begun.append(target / "trace.json.gz")
-            _write_timeline(run, begun[-1])
-        else:
-            for name, table in tables(run):
-                begun.append(target / f"{name}.{kind}")
-                _write(table, begun[-1])
-    except (OSError, OutputError) as exc:
         # A table that ends in the middle looks like a whole one.
-        for path in begun:
-            path.unlink(missing_ok=True)
-        if not existed:
-            shutil.rmtree(target, ignore_errors=True)
-        if isinstance(exc, OutputError):
-            raise
+        with written_beside(target) as fresh:
+            if kind == "perfetto":
+                names.append("trace.json.gz")
+                _write_timeline(run, fresh / names[-1])
+            else:
+                for name, table in tables(run):
+                    names.append(f"{name}.{kind}")
+                    _write(table, fresh / names[-1])
+            if not target.exists():
+                fresh.replace(target)
+            else:
+                for name in names:
+                    place = inside(target, name)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    (fresh / name).replace(place)
+    except RunFormatError as exc:
+        raise OutputError(f"{exc}; nothing is written through it") from exc
+    except OSError as exc:
         raise OutputError(f"{target}: cannot be written ({reason_of(exc)})") from exc
-    return begun
+    return [target / name for name in names]
 
 
 def check_directory(path: Path, *, force: bool) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections import deque
 from pathlib import Path
@@ -512,29 +511,23 @@ def write_run(
 def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:
     """Write a run beside its place and move it there when it is whole."""
     from chopper.storage import manifest
-    from chopper.storage.destination import (
-        check_output,
-        new_output,
-        prepare_output,
-        working_dir,
-    )
+    from chopper.storage.destination import check_output, new_output, written_beside
     from chopper.storage.files import write_atomic
     from chopper.storage.layout import MANIFEST
 
     check_output(target, force=force)
-    place = Path(os.path.realpath(target))
-    fresh = working_dir(place, "new")
-    try:
-        made = make(prepare_output(fresh))
-        made.name = place.name
+    with written_beside(target) as fresh:
+        made = make(fresh)
+        made.name = Path(os.path.realpath(target)).name
         write_atomic(fresh / MANIFEST, manifest.encode(made))
+        is_named = target.is_dir() and not any(target.iterdir())  # it may be the current one
         with new_output(target, force=force, say=say) as run_dir:
-            for entry in fresh.iterdir():
+            if not is_named:
+                fresh.replace(run_dir)  # which is empty: in one step
+                return made
+            # The manifest last: without it, what is there is not a whole run.
+            for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == MANIFEST):
                 entry.replace(run_dir / entry.name)
-    except OutputError as exc:
-        raise OutputError(str(exc).replace(str(fresh), str(target))) from exc
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return made
 
 

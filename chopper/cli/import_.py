@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections import deque
 from pathlib import Path
@@ -64,8 +65,7 @@ def command(
     """
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.logs import zone_of
-    from chopper.storage.destination import finished_reads
-    from chopper.storage.remote import copies_of
+    from chopper.storage.caches import cache_folder
 
     of_device = shared.stated()
     zone = None if time_zone is None else zone_of(time_zone)
@@ -79,13 +79,10 @@ def command(
 
     finished = None
     if len(files) > 1:
-        with contextlib.suppress(OSError):  # without room for it, a next call reads them again
-            finished = finished_reads(target if isinstance(target, Path) else copies_of(target))
+        target_key = os.path.realpath(target) if isinstance(target, Path) else target
+        finished = cache_folder("imports", target_key)
 
     def write(directory: Path) -> RunManifest:
-        if finished is not None:
-            with contextlib.suppress(OSError):
-                finished.mkdir(exist_ok=True)
         return write_run(
             traces, directory, zone=zone, device=of_device, engine=engine, finished=finished
         )

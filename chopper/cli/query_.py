@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 import sys
 import threading
@@ -273,6 +274,8 @@ def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -
     if output is None:
         _print(schema, batches, kind, sys.stdout, top)
         return
+    from chopper.storage.files import create
+
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     query.delete_at_end(temporary)
     import pyarrow as pa
@@ -281,11 +284,11 @@ def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -
         if kind == "parquet":
             import pyarrow.parquet as pq
 
-            with temporary.open("xb") as file, pq.ParquetWriter(file, schema) as writer:
+            with create(temporary) as file, pq.ParquetWriter(file, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
         else:
-            with temporary.open("x", encoding="utf-8", newline="") as text:
+            with io.TextIOWrapper(create(temporary), encoding="utf-8", newline="") as text:
                 _print(schema, batches, kind, text, top)
         temporary.replace(output)
     except pa.ArrowNotImplementedError as exc:

@@ -30,6 +30,7 @@ from chopper.recording.hook.early import NOTES_VARIABLE
 from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
 from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
+from chopper.storage.files import create
 
 
 @click.command(
@@ -152,7 +153,7 @@ def command(
             shared.say(f"recording to {shown}")
             # In the run: whoever is killed leaves nothing elsewhere.
             notes = path / f"{NOTES}.{socket.gethostname()}-{os.getpid()}"
-            notes.touch()
+            create(notes).close()
             try:
                 environment = os.environ | arming.hooked(str(path), "record", options)
                 environment |= {NOTES_VARIABLE: str(notes)}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from chopper.errors import ChopperError
 from chopper.fresh_python import PACKAGE_PARENT, environment
 from chopper.quantities import digits
+from chopper.storage.files import is_users
 
 if TYPE_CHECKING:
     import psutil
@@ -299,6 +300,8 @@ def clear_leftovers() -> list[int]:
     ended: list[int] = []
     for home in {tempfile.gettempdir(), "/tmp"}:
         for directory in Path(home).glob(f"{PREFIX}*"):
+            if not is_users(directory.lstat()):
+                continue
             owner = digits(directory.name.removeprefix(PREFIX).split("-")[0])
             if owner is not None and owner < 1 << 31 and not psutil.pid_exists(owner):
                 ended += _end_all_of(directory)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import InputError, OutputError, reason_of
+from chopper.storage.files import is_users
 from chopper.storage.process_identity import lock
 
 _PREFIX = "chopper-spill-"
@@ -146,9 +147,10 @@ def _unlink(path: Path, owner_pid: int) -> None:
 def _remove_abandoned(folder: Path) -> None:
     """Remove a folder that nobody has locked."""
     try:
-        if time.time() - folder.stat().st_mtime < _NEW_S:
+        status = folder.lstat()
+        if not is_users(status) or time.time() - status.st_mtime < _NEW_S:
             return
-        held = os.open(folder, os.O_RDONLY)
+        held = os.open(folder, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         return
     try:

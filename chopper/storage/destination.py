@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Literal
 
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.storage import manifest as m
-from chopper.storage.files import read_bytes
+from chopper.storage.files import create, is_users, read_bytes
 from chopper.storage.layout import MANIFEST, is_experiment, is_rank_dir, is_run
 from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
 from chopper.storage.processes import recorders
@@ -128,7 +129,7 @@ def prepare_output(path: Path) -> Path:
         # Through a link whose target is missing, the target is made.
         _real(path).mkdir(parents=True, exist_ok=True)
         probe = path / ".chopper-probe"
-        probe.touch()
+        create(probe).close()
         probe.unlink()
     except OSError as exc:
         raise OutputError(
@@ -160,8 +161,8 @@ def new_output(
             cannot be written; or, at the end, the old run cannot be put back (it is kept where
             the message says).
     """
-    with claimed(path, job) as shared:
-        if shared:
+    with claimed(path, job) as announce:
+        if announce is None:
             yield _real(path)
             return
         for line in recover(path):
@@ -182,13 +183,40 @@ def new_output(
             prepare_output(run_dir)
             if job is not None:
                 with contextlib.suppress(OSError):
-                    claim_file(run_dir).write_text(f"{os.getpid()} {job}", encoding="utf-8")
+                    announce(f"{os.getpid()} {job}")
             yield run_dir
         finally:
-            if holds_recording(run_dir):
+            if not holds_recording(run_dir):
+                _put_back(run_dir, old if replace else None, existed=existed)
+            elif replace:
                 shutil.rmtree(old, ignore_errors=True)
-            else:
-                _put_back(run_dir, old, existed=existed)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """Provide a new folder beside ``path``, whose files are moved there when all are whole.
+
+    Afterwards it is gone; what killed commands left of theirs goes before.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    place = _real(path)
+    for left in _left_by_the_dead(place, "new"):
+        shutil.rmtree(left, ignore_errors=True)
+    fresh = working_dir(place, "new")
+    try:
+        fresh.mkdir(parents=True)  # never through a link
+    except OSError as exc:
+        raise OutputError(
+            f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
+        ) from exc
+    try:
+        yield fresh
+    except OutputError as exc:
+        raise OutputError(str(exc).replace(str(fresh), str(path))) from exc
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def claim_file(run_dir: Path) -> Path:
@@ -197,24 +225,26 @@ def claim_file(run_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(path: Path, job: str | None = None) -> Iterator[bool]:
+def claimed(path: Path, job: str | None = None) -> Iterator[Callable[[str], None] | None]:
     """Keep other commands from writing a run to the same run_dir, until this one ends.
 
     Yields:
-        Whether another recorder of the same ``job`` has provided it.
+        What writes into the claim, for others to read; None where another recorder of the same
+        ``job`` has provided the directory.
 
     Raises:
-        OutputError: another command writes one there.
+        OutputError: another command writes one there, or something else stands at the claim.
     """
     run_dir = _real(path)
     with contextlib.suppress(OSError):
         run_dir.parent.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + (_PROVIDED_S if job is not None else 0.0)
     with contextlib.ExitStack() as held:
+        announce = None
         shared = False
         while not shared:
             try:
-                held.enter_context(locked(claim_file(run_dir)))
+                announce = held.enter_context(locked(claim_file(run_dir)))
                 break
             except HeldElsewhere as exc:
                 pid, _, of_job = str(exc).partition(" ")
@@ -225,7 +255,7 @@ def claimed(path: Path, job: str | None = None) -> Iterator[bool]:
                         "choose another -o"
                     ) from None
             time.sleep(_POLL_S)
-        yield shared
+        yield announce
 
 
 def recover(path: Path) -> list[str]:
@@ -239,7 +269,7 @@ def recover(path: Path) -> list[str]:
     """
     run_dir = _real(path)
     lines: list[str] = []
-    for unfinished in (*_left_by_the_dead(run_dir, "new"), finished_reads(path)):
+    for unfinished in _left_by_the_dead(run_dir, "new"):
         shutil.rmtree(unfinished, ignore_errors=True)
     for old in _left_by_the_dead(run_dir, "old"):
         if run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
@@ -263,12 +293,11 @@ def recover(path: Path) -> list[str]:
     return lines
 
 
-def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
+def _put_back(run_dir: Path, old: Path | None, *, existed: bool = True) -> None:
     """Undo a recording that recorded nothing; what the command wrote there itself stays.
 
     The run that was there before, if any, was moved to ``old``.
     """
-    replaced = old.is_dir()
     try:
         if run_dir.is_dir():
             for entry in [e for e in run_dir.iterdir() if is_own(e)]:
@@ -276,29 +305,23 @@ def _put_back(run_dir: Path, old: Path, *, existed: bool = True) -> None:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
-            if replaced or not existed:
+            if old is not None or not existed:
                 with contextlib.suppress(OSError):
                     run_dir.rmdir()
-        if replaced and not run_dir.exists():
+        if old is not None and not run_dir.exists():
             old.replace(run_dir)
-        elif replaced:
+        elif old is not None:
             for entry in old.iterdir():
                 entry.replace(run_dir / entry.name)
             old.rmdir()
     except OSError as exc:
-        remains = f"; the previous run is kept as {old}" if replaced else ""
+        remains = f"; the previous run is kept as {old}" if old is not None else ""
         raise OutputError(f"{run_dir}: cannot be put back ({reason_of(exc)}){remains}") from exc
 
 
 def working_dir(run_dir: Path, what: Literal["old", "new"]) -> Path:
     """Return where this process holds a run while it replaces the one in ``run_dir``."""
     return run_dir.with_name(f".{run_dir.name}.{socket.gethostname()}-{os.getpid()}.{what}")
-
-
-def finished_reads(path: Path) -> Path:
-    """Return the folder beside a run where an import keeps what it has read, until it ends."""
-    run_dir = _real(path)
-    return run_dir.with_name(f".{run_dir.name}.chopper-read")
 
 
 def holds_recording(run_dir: Path) -> bool:
@@ -337,15 +360,18 @@ def scratch(use: str) -> Iterator[Path]:
 def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
     """Yield folders named after processes of this host that run no more, oldest first.
 
-    Of another host's, nobody can tell from here whether they run.
+    Of another host's, nobody can tell from here whether they run. Those of other users are theirs.
     """
     folders: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
             match = re.match(pattern, entry.name)
-            if match is None or not entry.is_dir() or entry.is_symlink():
+            if match is None:
                 continue
-            moved_ns = entry.stat().st_ctime_ns
+            status = entry.lstat()
+            if not stat.S_ISDIR(status.st_mode) or not is_users(status):
+                continue
+            moved_ns = status.st_ctime_ns
             if not ran_at(int(match["pid"]), moved_ns):
                 folders.append((moved_ns, entry))
     for _, entry in sorted(folders):

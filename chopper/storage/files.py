@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import stat
+import sys
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -123,6 +124,66 @@ def check_links(root: Path) -> None:
             inside(Path(folder), name)
 
 
+def create(path: Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a new file to write, in place of one that a killed process left.
+
+    Exclusively: never through a link, nor into a pipe or a file that somebody put there. A device
+    is what the user named.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        if kind in (stat.S_IFCHR, stat.S_IFBLK):
+            return path.open("wb", buffering=buffering)
+        path.unlink()
+    return path.open("xb", buffering=buffering)
+
+
+def open_own(path: Path) -> int:
+    """Open a small file of ours to read and write, made if it is missing; return its descriptor.
+
+    Raises:
+        OutputError: a link, a pipe or a file of another user stands there, who could have made it
+            to have another file overwritten, or this process wait for ever.
+        OSError: it cannot be opened.
+    """
+    with contextlib.suppress(FileExistsError):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _check_own(path, path.lstat())
+        raise
+    try:
+        _check_own(path, os.fstat(opened))
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def is_users(status: os.stat_result) -> bool:
+    """Return whether a file or folder belongs to this user."""
+    return sys.platform == "win32" or status.st_uid == os.geteuid()
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
+        found = "a link"
+    elif not stat.S_ISREG(status.st_mode):
+        found = "not a file"
+    # Some file systems give all files to one user: whoever has the folder could replace them.
+    elif not is_users(status) and status.st_uid != path.parent.stat().st_uid:
+        found = f"a file of another user ({status.st_uid})"
+    else:
+        return
+    raise OutputError(
+        f"{path}: is {found}, where chopper keeps a lock of its own; remove it, or choose another "
+        "output"
+    )
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, never a part.
 
@@ -131,9 +192,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        # Exclusively: never through a link that somebody left there.
-        with temporary.open("xb") as file:
+        with create(temporary) as file:
             file.write(data)
         temporary.replace(path)
     except OSError as exc:

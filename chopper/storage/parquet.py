@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.errors import InputError, OutputError, SchemaError, reason_of
-from chopper.storage.files import inside
+from chopper.storage.files import create, inside
 from chopper.storage.streams import TIME_MOST_NS, arrow_errors, one_line
 from chopper.tables import TABLES
 
@@ -88,7 +88,7 @@ class Writer:
         times = [f.name for f in self._schema if f.type == pa.int64()]
         with self._errors():
             # Opened here: pyarrow takes no paths other than UTF-8.
-            self._file = self._temporary.open("wb")
+            self._file = create(self._temporary)
             self._writer = pq.ParquetWriter(
                 self._file,
                 self._schema,

@@ -13,9 +13,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from chopper.storage.files import open_own
 
 _PROC = Path("/proc")
 _POLL_S = 0.002
@@ -116,24 +118,28 @@ class HeldElsewhere(Exception):
 
 
 @contextlib.contextmanager
-def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[None]:
+def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     """Hold a lock that ends with this process, whatever ends it; ``file`` is gone afterwards.
+
+    Yields a function that replaces the number of this process, which others read, by a text.
 
     Where the file cannot be written, or there are no such locks (some file systems, Windows),
     nothing is held.
 
     Raises:
         HeldElsewhere: another process holds it still, after ``wait_s``.
+        OutputError: what stands there is not a lock of ours.
     """
     descriptor = _acquire(file, time.monotonic() + wait_s)
     pid = os.getpid()
     try:
-        yield
+        yield functools.partial(_write, descriptor)
     finally:
         if descriptor is not None:
             if os.getpid() == pid:
                 with contextlib.suppress(OSError):
-                    file.unlink()
+                    if os.path.samestat(os.fstat(descriptor), file.lstat()):
+                        file.unlink()
                 _flock(descriptor, "LOCK_UN")  # a forked child may have it open still
             os.close(descriptor)
 
@@ -156,20 +162,29 @@ def _flock(descriptor: int, *flags: str) -> None:
     fcntl.flock(descriptor, sum(getattr(fcntl, flag) for flag in flags))
 
 
+def _write(descriptor: int | None, text: str) -> None:
+    if descriptor is not None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
+
+
 def _acquire(file: Path, deadline_s: float) -> int | None:
     if sys.platform == "win32":  # a file that is open could not be removed
         return None
     while True:
         try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = open_own(file)
+        except FileNotFoundError:
+            if not file.parent.is_dir():
+                return None
+            continue  # its holder removed it just now
         except OSError:
             return None
         try:
             lock(descriptor)
             # Whoever held it has removed the file: then this lock is of one that nobody sees.
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, str(os.getpid()).encode())
+            if os.path.samestat(os.fstat(descriptor), file.lstat()):
+                _write(descriptor, str(os.getpid()))
                 return descriptor
         except FileNotFoundError:
             pass

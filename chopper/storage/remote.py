@@ -1,8 +1,8 @@
 """Files at addresses (``s3://…``, ``https://…``), through fsspec: read as copies, written whole.
 
 Copies lie in ``$XDG_CACHE_HOME/chopper/remote`` (``~/.cache`` by default) and are taken again only
-where the file has changed (size, ETag or time); what nobody used for a week is removed. Credentials
-and endpoints are those of each file system's own library.
+where the file has changed (size, ETag or time); :mod:`chopper.storage.caches` says how long they
+stay. Credentials and endpoints are those of each file system's own library.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
-import hashlib
 import os
 import queue
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from chopper.errors import ChopperError, InputError, OutputError
+from chopper.storage.caches import cache_folder
 from chopper.storage.destination import is_of_run
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST
@@ -42,7 +41,6 @@ _THREADS = 8
 _CONNECT_S, _READ_S = 10, 30
 _STOP_S = 1.0
 """Patience with files on their way when one has failed or the user interrupts."""
-_KEPT_S = 7 * 86_400
 _DEAD_PART_S = 86_400
 _VERSIONS = ".versions"
 """Folder of what tells the contents of copies apart, one file for each copy."""
@@ -175,7 +173,7 @@ def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
 def _listing(address: str) -> _Listing:
     fs, path = opened(address)
     files, base, is_whole = _listed(fs, path, address)
-    folder = copies_of(address)
+    folder = cache_folder("remote", address)
     _shown_by_key[folder.name] = without_secrets(_shown(address, fs, base))
     return _Listing(
         fs,
@@ -382,21 +380,6 @@ def _download(fs: Any, name: str, place: Path, size: int | None, progress: Any) 
                 return
     finally:
         part.unlink(missing_ok=True)
-
-
-def copies_of(address: str) -> Path:
-    """Return the folder of an address's copies; remove those that nobody used for a week."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
-    cache = cache / "chopper" / "remote"
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / hashlib.sha256(address.encode()).hexdigest()[:16]
-    folder.mkdir(exist_ok=True)
-    os.utime(folder)
-    for other in cache.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - other.stat().st_mtime > _KEPT_S:
-                shutil.rmtree(other, ignore_errors=True)
-    return folder
 
 
 def _shown(address: str, fs: Any, base: str) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from chopper.errors import InputError, OutputError, printable
-from chopper.storage.files import read_bytes
+from chopper.storage.files import create, read_bytes
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
 
@@ -182,7 +182,8 @@ class StreamWriter:
         self._declared = TABLES[name]
         self.path = path
         try:
-            self._sink = ChecksummedSink(path.open("xb" if exclusive else "wb", buffering=0))
+            opened = path.open("xb", buffering=0) if exclusive else create(path, buffering=0)
+            self._sink = ChecksummedSink(cast(io.FileIO, opened))
         except FileExistsError:
             raise
         except OSError as exc:

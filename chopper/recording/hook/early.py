@@ -22,7 +22,7 @@ def note(stage: str, detail: str = "") -> None:
     if path:
         try:
             line = f"{stage}\t{os.getpid()}\t{detail or sys.executable}\n"
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             try:
                 os.write(descriptor, line.encode("utf-8", "backslashreplace"))
             finally:

@@ -1,0 +1,156 @@
+"""What others put where chopper writes: nothing is written through it, nothing is taken from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chopper.storage.caches import cache_folder
+from chopper.storage.destination import working_dir
+from chopper.storage.files import create, open_own, write_atomic
+from chopper.storage.parquet import Writer
+from chopper.storage.streams import StreamWriter
+from chopper.tables import TABLES
+from tests.bad_input.make import GOOD, of_rank, write
+from tests.command import run
+
+VICTIM = "not to be changed"
+OTHER_USER = 12345
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    file = tmp_path / "victim"
+    file.write_text(VICTIM)
+    return file
+
+
+def _link(place: Path, victim: Path) -> None:
+    place.symlink_to(victim)
+
+
+def _hard_link(place: Path, victim: Path) -> None:
+    place.hardlink_to(victim)
+
+
+def _fifo(place: Path, victim: Path) -> None:
+    os.mkfifo(place)
+
+
+def _of_another(place: Path, victim: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file to another user")
+    place.write_text("1")
+    os.chown(place, OTHER_USER, OTHER_USER)
+
+
+PLANTED = (_link, _hard_link, _fifo, _of_another)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_stands_at_a_claim_is_refused_in_a_line(
+    plant: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    trace = write(tmp_path / "t.json", GOOD)
+    plant(tmp_path / ".run.claim", victim)
+    outcome = run("import", trace, "-o", tmp_path / "run")
+    assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert f"{tmp_path}/.run.claim: is " in outcome.err
+    assert "remove it" in outcome.err
+    assert victim.read_text() == VICTIM
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lock_of_ours_is_opened_again(tmp_path: Path) -> None:
+    first, again = open_own(tmp_path / "lock"), open_own(tmp_path / "lock")
+    assert os.path.samestat(os.fstat(first), os.fstat(again))
+    os.close(first)
+    os.close(again)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_new_files_take_the_place_of_what_is_there(
+    plant: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("new", f".atomic.{os.getpid()}.tmp", f".table.{os.getpid()}.tmp", "step.arrow"):
+        plant(folder / name, victim)
+    create(folder / "new").close()
+    write_atomic(folder / "atomic", b"data")
+    with Writer(folder / "table", TABLES["step"].arrow):
+        pass
+    StreamWriter(folder / "step.arrow", "step").close()
+    assert victim.read_text() == VICTIM
+    assert {p.name for p in folder.iterdir()} == {"new", "atomic", "table", "step.arrow"}
+    assert all(stat.S_ISREG(p.lstat().st_mode) for p in folder.iterdir())
+
+
+def test_a_working_folder_that_is_there_is_not_used(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for what in ("old", "new"):
+        working_dir(tmp_path / "run", what).symlink_to(elsewhere)
+    outcome = run("import", write(tmp_path / "t.json", GOOD), "-o", tmp_path / "run")
+    assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert not [*elsewhere.iterdir()]
+    working_dir(tmp_path / "run", "new").unlink()
+    assert run("import", tmp_path / "t.json", "-o", tmp_path / "run").code == 0
+    assert not (tmp_path / "run").is_symlink()
+
+
+def test_an_export_goes_through_no_link(tmp_path: Path, victim: Path) -> None:
+    trace = write(tmp_path / "t.json", GOOD)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "rank-00000").symlink_to(tmp_path / "elsewhere")
+    (out / "ranks.csv").symlink_to(victim)
+    outcome = run("export", trace, "--to", "csv", "-o", out, "--force")
+    assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert "is a link" in outcome.err
+    assert victim.read_text() == VICTIM
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "t.json", "victim"]
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write(tmp_path / "t.json", GOOD)
+    arguments = ("export", trace, "--to", "csv", "-o", tmp_path / "out", "--force")
+    assert run(*arguments).code == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    monkeypatch.setattr("pyarrow.csv.write_csv", _raises_full)
+    assert run(*arguments).code == 1
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def _raises_full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_cache_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "chopper").mkdir(mode=0o777)
+    folder = cache_folder("imports", "a")
+    assert folder == cache_folder("imports", "a") != cache_folder("imports", "b")
+    for own in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    (tmp_path / "chopper/linked").symlink_to(tmp_path)
+    assert not cache_folder("linked", "a").is_relative_to(tmp_path / "chopper")
+    if not os.geteuid():
+        os.chown(folder, OTHER_USER, OTHER_USER)
+        assert not cache_folder("imports", "a").is_relative_to(tmp_path)
+
+
+def test_an_import_takes_nothing_that_lies_beside_its_output(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank in range(2):
+        (traces / f"rank{rank}.json").write_bytes(of_rank(rank, 2))
+    (tmp_path / ".run.chopper-read").symlink_to("elsewhere")
+    assert run("import", traces, "-o", tmp_path / "run", "--workers", "1").code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".run.chopper-read", "run", "traces"]
