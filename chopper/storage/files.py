@@ -20,8 +20,12 @@ from chopper.errors import (
     printable,
     reason_of,
 )
+from chopper.wording import bytes_
 
 _T = TypeVar("_T")
+
+DOCUMENT_MOST_BYTES = 512 << 20
+"""Of a manifest or another JSON document; the manifest of 10 000 ranks has about 80 MB."""
 
 
 def decode_json(
@@ -74,14 +78,25 @@ def unpack_message(line: bytes | str, kind: type[_T]) -> _T:
     return msgspec.convert(json.loads(line), kind)
 
 
-def read_bytes(file: Path, *, error: type[Exception] = InputError) -> bytes:
+def read_bytes(
+    file: Path,
+    *,
+    error: type[Exception] = InputError,
+    most_bytes: int | None = DOCUMENT_MOST_BYTES,
+) -> bytes:
     """Read a whole file; a failure is raised as ``error`` with one line.
 
-    A pipe or device, which could be read for ever, is refused.
+    A pipe or device, which could be read for ever, is refused; so is a larger file.
     """
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
+        facts = file.stat()
+        if not stat.S_ISREG(facts.st_mode):
             raise error(f"{file}: is not a regular file")
+        if most_bytes is not None and facts.st_size > most_bytes:
+            raise error(
+                f"{file}: has {bytes_(facts.st_size)}, expected at most {bytes_(most_bytes)} of a "
+                "document; remove or replace it"
+            )
         return file.read_bytes()
     except OSError as exc:
         raise error(f"{file}: cannot be read ({reason_of(exc)})") from exc

@@ -13,6 +13,7 @@ import msgspec
 
 from chopper.errors import RunFormatError
 from chopper.storage.files import decode_json, encode_json
+from chopper.storage.layout import MOST_RANKS
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
@@ -238,7 +239,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     """Findings about the run as a whole (missing ranks, mixed runs)."""
 
 
-_M = TypeVar("_M", RankManifest, RunManifest)
+_M = TypeVar("_M")
 
 
 class NewerRunError(RunFormatError):
@@ -249,6 +250,11 @@ class _Versioned(msgspec.Struct):
     schema_version: int
 
 
+class _Counted(msgspec.Struct):
+    ranks: list[msgspec.Raw] = []
+    """As text: a million ranks take a gigabyte as objects."""
+
+
 def encode(manifest: RankManifest | RunManifest) -> bytes:
     """Serialize as indented JSON."""
     return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
@@ -256,15 +262,23 @@ def encode(manifest: RankManifest | RunManifest) -> bytes:
 
 def decode_rank(data: bytes, where: str) -> RankManifest:
     """Read a rank's part. ``where`` names the file in errors."""
-    return _decode(data, where, RankManifest)
+    _check_version(data, where)
+    return _damaged_or(data, where, RankManifest)
 
 
 def decode_run(data: bytes, where: str) -> RunManifest:
     """Read a run's manifest. ``where`` names the file in errors."""
-    return _decode(data, where, RunManifest)
+    _check_version(data, where)
+    count = len(_damaged_or(data, where, _Counted).ranks)
+    if count > MOST_RANKS:
+        raise RunFormatError(
+            f"{where}: names {count} ranks, expected at most {MOST_RANKS}; record the run again"
+        )
+    return _damaged_or(data, where, RunManifest)
 
 
-def _decode(data: bytes, where: str, kind: type[_M]) -> _M:
+def _check_version(data: bytes, where: str) -> None:
+    """Refuse what is no manifest, or of a newer chopper, of which nothing else may be read."""
     problem = f"{where}: not a chopper manifest"
     version = decode_json(data, _Versioned, problem, error=RunFormatError).schema_version
     if version > SCHEMA_VERSION:
@@ -272,4 +286,7 @@ def _decode(data: bytes, where: str, kind: type[_M]) -> _M:
             f"{where}: written by a newer chopper (schema {version}, this one reads up to "
             f"{SCHEMA_VERSION}); upgrade chopper-profiler"
         )
+
+
+def _damaged_or(data: bytes, where: str, kind: type[_M]) -> _M:
     return decode_json(data, kind, f"{where}: damaged manifest", error=RunFormatError)

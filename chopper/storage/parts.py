@@ -26,7 +26,7 @@ from chopper.storage.process_identity import ProcessIdentity, runs
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.version import __version__
-from chopper.wording import some
+from chopper.wording import plural, some
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -299,12 +299,37 @@ def read_manifest(path: Path) -> m.RunManifest:
                 message=f"{exc}; the ranks' own manifests are used",
             )
         else:
-            run.findings += processes.findings(path)
+            run.findings += [*_without_folders(path, run), *processes.findings(path)]
             return run
     parts, findings = read_parts(path)
     position = 0 if state.code == "run.manifest_damaged" else len(findings)
     findings.insert(position, state)
     return run_of_parts(path, parts, [*findings, *of_all_ranks(parts), *processes.findings(path)])
+
+
+def _without_folders(path: Path, run: m.RunManifest) -> list[m.Finding]:
+    """Leave out the ranks that only the manifest names: nothing of them is in the run.
+
+    Raises:
+        RunFormatError: all are.
+    """
+    folders = {p.name for p in path.iterdir() if is_rank_dir(p)}
+    absent = [p.rank for p in run.ranks if rank_dir_name(p.rank) not in folders]
+    if not absent:
+        return []
+    if len(absent) == len(run.ranks):
+        raise RunFormatError(
+            f"{path / MANIFEST}: names {plural(len(absent), 'rank')} ({some(absent)}), but there "
+            f"is no {rank_dir_name(absent[0])} beside it; copy the whole run"
+        )
+    run.ranks = [p for p in run.ranks if rank_dir_name(p.rank) in folders]
+    message = (
+        f"{plural(len(absent), 'rank')} of the manifest ({some(absent)}) left out: no folder in "
+        "the run; copy it whole. Waiting for them cannot be separated from transfer"
+    )
+    return [
+        m.Finding(code="run.ranks_missing", severity="warning", count=len(absent), message=message)
+    ]
 
 
 def checked_run(data: bytes, where: str) -> m.RunManifest:

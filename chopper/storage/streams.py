@@ -139,7 +139,7 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
     batches: list[pa.RecordBatch] = []
     problem: str | None = None
     try:
-        for batch in stream_batches(read_bytes(path)):
+        for batch in stream_batches(read_bytes(path, most_bytes=None)):
             batches.append(batch)
     except (DamagedStreamError, InputError, MemoryError) as exc:
         problem = one_line(exc)
