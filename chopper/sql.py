@@ -39,7 +39,7 @@ from chopper.views import VIEWS, views
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow.dataset as ds
 
@@ -55,7 +55,19 @@ _TRACED = ("device_event", "host_span")
 """Tables of which a rank with a kernel trace has one."""
 _ROWS_NAMED = re.compile(r"row\b|\bnatural\b", re.IGNORECASE)
 _BATCH_ROWS = 10_000
-_POSITION = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
+_POSITION = re.compile(r"^LINE (\d{1,9}): (.*)\n( *)\^", re.MULTILINE)
+_LINE_END = re.compile(r"\r\n|[\r\n]")
+_NUMBERS = frozenset((
+    *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"),
+    *("ubigint", "hugeint", "float", "double", "decimal", "varchar", "null"),
+))  # fmt: skip
+"""DuckDB's types that read alike in a table, CSV and JSON."""
+_IN_ARROW = _NUMBERS.union(
+    ("blob", "date", "time", "time_ns", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"),
+    ("timestamp with time zone", "uuid", "enum"),
+)
+"""Types whose values Arrow and Parquet hold exactly."""
+_MOST_NESTED = 50
 
 
 def schemas() -> dict[str, pa.Schema]:
@@ -191,9 +203,13 @@ class Query:
         for name, table in declared.items():
             self._connection.register(name, table)
             table.planned = False
+        try:
+            self._sql.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError("SQL: is not UTF-8") from exc
         with self._errors():
             statements = self._connection.extract_statements(self._sql)
-        kinds = [statement.type.name for statement in statements]
+        kinds = [_kind(statement) for statement in statements]
         if kinds != ["SELECT"]:
             remedy = "; PIVOT needs its values: ON c IN ('a', 'b')" if "MULTI" in kinds else ""
             raise UsageError(
@@ -216,17 +232,29 @@ class Query:
             rows[name] = table.num_rows if isinstance(table, pa.Table) else None
         return rows
 
-    def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def batches(self, *, readable: bool = False) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Run the statement: its columns, and its rows as they come.
+
+        Args:
+            readable: values other than numbers and texts, such as times, are DuckDB's text of them.
 
         Raises:
             InputError: it needs more memory, or was interrupted.
             UsageError: it fails, by a division by zero or the like.
         """
+        kept = _NUMBERS if readable else _IN_ARROW
         with self._errors():
-            reader = self._connection.sql(self._sql).to_arrow_reader(_BATCH_ROWS)
+            result = self._connection.sql(self._sql)
+            columns = result.columns
+            casts = [_cast(kind, kept) for kind in result.types]
+        if any(casts):
+            each = ", ".join(f"#{n}{cast}" for n, cast in enumerate(casts, 1))
+            with self._errors(lines_before=1):
+                result = self._connection.sql(f"SELECT {each} FROM (\n{_unended(self._sql)}\n)")
+        with self._errors(lines_before=1 if any(casts) else 0):
+            reader = result.to_arrow_reader(_BATCH_ROWS)
         names: dict[str, None] = {}
-        for name in reader.schema.names:
+        for name in columns:
             numbers = itertools.count(1)
             unique = name
             while unique in names:
@@ -277,19 +305,25 @@ class Query:
             return InputError("SQL: interrupted")
         where = "SQL"
         if (position := _POSITION.search(said)) is not None:
-            line = int(position[1]) - lines_before
-            column = len(position[3]) - len(f"LINE {position[1]}: ")
-            # Of a long line DuckDB shows a part, behind three dots.
-            shown = position[2].removeprefix("...").removesuffix("...")
-            written = self._sql.split("\n")[line - 1]
-            column += written.find(shown) - (3 if position[2].startswith("...") else 0)
-            where = f"SQL, line {line}, column {column + 1}"
+            where = self._place(position, lines_before) or where
         if "Permission" in kind:
             text = f"{text}; SQL reads the tables of the run and no files"
         word = re.search(r'syntax error at or near "(\w+)"', text)
         if word is not None and word[1].lower() in TABLES:
             text += f"; a table of this name stands in quotes: '\"{word[1]}\"'"
         return UsageError(f"{where}: {text}")
+
+    def _place(self, position: re.Match[str], lines_before: int) -> str | None:
+        """Return where in the SQL an error is; None if DuckDB shows another text."""
+        line = int(position[1]) - lines_before
+        lines = _LINE_END.split(self._sql)
+        # Of a long line DuckDB shows a part, behind three dots.
+        shown = position[2].removeprefix("...").removesuffix("...")
+        if not 0 < line <= len(lines) or (before := lines[line - 1].find(shown)) < 0:
+            return None
+        column = before + len(position[3]) - len(f"LINE {position[1]}: ")
+        column -= 3 if position[2].startswith("...") else 0
+        return f"SQL, line {line}, column {column + 1}"
 
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
         """Return what the statement names, with its rows."""
@@ -403,6 +437,53 @@ def _connection(memory_bytes: int) -> Any:
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def _kind(statement: Any) -> str:
+    """Return the kind of a statement; DuckDB parses some that its Python library cannot name."""
+    try:
+        return str(statement.type.name)
+    except ValueError:
+        return "a statement of another kind"
+
+
+def _unended(sql: str) -> str:
+    """Return a statement without the semicolons and comments at its end."""
+    import duckdb
+
+    text = sql.encode()
+    for start, kind in reversed(duckdb.tokenize(sql)):
+        if text[start : start + 1] != b";" and kind != duckdb.token_type.comment:
+            break
+        text = text[:start]
+    return text.decode()
+
+
+def _cast(kind: Any, kept: Collection[str]) -> str:
+    """Return what makes DuckDB's text of the values of a type, "" for types that are kept.
+
+    Of lists, structs and maps, the values in them become texts.
+    """
+    wanted = _readable(kind, kept, 0)
+    return "" if wanted == str(kind) else f"::{wanted}"
+
+
+def _readable(kind: Any, kept: Collection[str], depth: int) -> str:
+    if kind.id in kept:
+        return str(kind)
+    if depth < _MOST_NESTED and kind.id in ("list", "array", "struct", "map"):
+        children = dict(kind.children)
+        size = children.pop("size", "") if kind.id == "array" else ""
+        names = [f'"{name.replace(chr(34), chr(34) * 2)}" ' for name in children]
+        inner = [_readable(child, kept, depth + 1) for child in children.values()]
+        if kind.id in ("list", "array"):
+            return f"{inner[0]}[{size}]"
+        if kind.id == "map":
+            return f"MAP({', '.join(inner)})"
+        fields = ", ".join(name + child for name, child in zip(names, inner, strict=True))
+        changed = inner != [str(child) for child in children.values()]
+        return f"STRUCT({fields})" if changed else str(kind)
+    return "VARCHAR"
 
 
 def _number(kind: pa.DataType) -> pa.DataType:

@@ -270,7 +270,7 @@ def _limited(memory_bytes: int) -> Iterator[None]:
 
 def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -> None:
     """Write the rows of a statement as they come; a file is there as a whole or not at all."""
-    schema, batches = query.batches()
+    schema, batches = query.batches(readable=kind != "parquet")
     if output is None:
         _print(schema, batches, kind, sys.stdout, top)
         return
@@ -291,7 +291,7 @@ def _answer(query: Query, kind: _Format, output: Path | None, top: int | None) -
             with io.TextIOWrapper(create(temporary), encoding="utf-8", newline="") as text:
                 _print(schema, batches, kind, text, top)
         temporary.replace(output)
-    except pa.ArrowNotImplementedError as exc:
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
         raise UsageError(f"SQL: {exc}; cast that column, for example to VARCHAR") from exc
     except OSError as exc:
         raise OutputError(f"{output}: cannot be written ({reason_of(exc)})") from exc

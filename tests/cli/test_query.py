@@ -171,10 +171,51 @@ def test_values_of_all_kinds_are_written(tmp_path: Path) -> None:
         '1,2,,"[1.0,2.5]","{""x"":1}",true,1.5,nan,\\x1b[2J,2026-01-02'
     )
     assert "\x1b" not in run("query", CUDA, sql).out
-    unknown = run("query", CUDA, "SELECT INTERVAL 1 DAY AS i", "-o", tmp_path / "x.parquet")
-    assert "cast that column" in unknown.line
-    assert [*tmp_path.iterdir()] == []
     assert "64 bits" in _refused("SELECT sum(9000000000000000000) FROM range(5)")
+
+
+STRANGE = {
+    "'infinity'::DATE": "infinity",
+    "'-infinity'::TIMESTAMP_NS": "-infinity",
+    "'infinity'::TIMESTAMPTZ": "infinity",
+    "'290000-01-01'::DATE": "290000-01-01",
+    "'200000-01-01'::TIMESTAMP": "200000-01-01 00:00:00",
+    "'4000-01-01 (BC)'::DATE": "4000-01-01 (BC)",
+    "'24:00'::TIME": "24:00:00",
+    "'12:34:56.123456789'::TIME_NS": "12:34:56.123456789",
+    "'2020-01-01 00:00:00.123456789'::TIMESTAMP_NS": "2020-01-01 00:00:00.123456789",
+    "'12:00:00+05'::TIMETZ": "12:00:00+05",
+    "INTERVAL '1 year 3 days 2.5 seconds'": "1 year 3 days 00:00:02.5",
+    "'0101'::BIT": "0101",
+    "'123456789012345678901234567890'::BIGNUM": "123456789012345678901234567890",
+    "340282366920938463463374607431768211455::UHUGEINT": "340282366920938463463374607431768211455",
+    "DATE 'infinity'::VARIANT": "infinity",
+    "'\\xAA'::BLOB": "\\xAA",
+    "union_value(k := DATE 'infinity')": "infinity",
+    "row(1, DATE 'infinity')": "(1, infinity)",
+    "[DATE 'infinity', NULL]": ["infinity", None],
+    "[INTERVAL 1 DAY]::INTERVAL[1]": ["1 day"],
+    'struct_pack("a""b" := TIME \'24:00\', n := 1)': {'a"b': "24:00:00", "n": 1},
+    "MAP {DATE 'infinity': [TIME '24:00']}": [["infinity", ["24:00:00"]]],
+}
+
+
+def test_strange_values_are_the_text_of_duckdb(tmp_path: Path) -> None:
+    columns = ", ".join(f"{value} AS c{n}" for n, value in enumerate(STRANGE))
+    sql = f"SELECT {columns} -- the end\n; -- of it"
+    expected = [*STRANGE.values()]
+    row = json.loads(run("query", CUDA, sql, "--format", "json").out)
+    assert [*row.values()] == expected
+    texts = [v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for v in expected]
+    (cells,) = [*csv.reader(io.StringIO(run("query", CUDA, sql, "--format", "csv").out))][1:]
+    assert [cell.removeprefix("'") for cell in cells] == texts
+    for value, text in zip(STRANGE, texts, strict=True):
+        assert run("query", CUDA, f"SELECT {value} AS c").out.splitlines()[1] == text
+    # Other programs read what they have a type for, and the text of the rest.
+    assert run("query", CUDA, sql, "-o", tmp_path / "x.parquet").code == 0
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert str(table["c0"].type) == "date32[day]"
+    assert table["c10"].to_pylist() == ["1 year 3 days 00:00:02.5"]
 
 
 HOSTILE = [
@@ -198,6 +239,8 @@ HOSTILE = [
     "EXPORT DATABASE 'OUT'",
     "IMPORT DATABASE 'OUT'",
     "ATTACH 'OUT'",
+    "UPDATE EXTENSIONS",
+    "UPDATE EXTENSIONS (json)",
     "INSTALL httpfs",
     "LOAD httpfs",
     "LOAD '/tmp/extension.duckdb_extension'",
@@ -223,6 +266,14 @@ HOSTILE = [
     "SELECT $1 FROM step",
     "SELECT * FROM",
     "SELECT 'open FROM step",
+    "SELECT\r1x FROM",
+    "SELECT 1;\rSELEC",
+    "SELECT 1\r\rFROM\rnope\nnope",
+    "SELECT\x0b1 +\x0c nope \x1b[31m",
+    "SELECT\x85\u2028nope",
+    "SELECT '\ud800' FROM step",
+    "SELECT error('x' || chr(10) || 'LINE 99: x' || chr(10) || '   ^')",
+    f"SELECT error('x' || chr(10) || 'LINE {'9' * 5000}: x' || chr(10) || '   ^')",
     "/* open",
     "; ;",
 ]
@@ -248,6 +299,7 @@ def test_sql_only_reads_tables(sql: str, tmp_path: Path, monkeypatch: pytest.Mon
         ("SELECT number,\n FROM step WHERE WHERE", "SQL, line 2, column 18: syntax error"),
         ("SELECT " + "1 + " * 60 + "nope FROM step", "SQL, line 1, column 248: Referenced"),
         ("SELECT 'a'::INT FROM step", "SQL, line 1, column 11: Could not convert"),
+        ("SELECT 1,\r nope\nFROM step", "SQL, line 2, column 2: Referenced column"),
         ("PIVOT step ON traced USING count(*)", "PIVOT needs its values"),
         ("SELECT repeat('x', 3000000000)", "needs more memory than 0.3 GB (--memory)"),
         ("SELECT list_sum(range(1000000000))", "needs more memory"),

@@ -174,6 +174,16 @@ SQL = (
 )
 
 
+def _sql(case: Case, bases: Path, place: Path) -> Commands:
+    file = place / "statement.sql"
+    text = mutating.statement(case.random("statement"))
+    file.write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
+    shown = [["--format", kind] for kind in ("table", "csv", "json")]
+    written = [["-o", f"out/rows.{kind}"] for kind in ("parquet", "csv")]
+    how = case.random("commands").choice((*shown, *written))
+    return [["query", str(bases / "run" / "imported"), "--file", f"in/{file.name}", *how]]
+
+
 def _reading(random: Random, source: str, other: str, *, imports: bool = True) -> Commands:
     """Commands that read a source: mostly its attribution, whose numbers are checked."""
     view = random.choice(sorted(VIEWS))
@@ -203,9 +213,10 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "run": _run,
     "document": _document,
     "expression": _expression,
+    "sql": _sql,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
-           "expression": 2}  # fmt: skip
+           "expression": 2, "sql": 2}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging

@@ -336,6 +336,44 @@ def _replace_by_link(entry: Path, outside: Path) -> None:
     entry.symlink_to(target)
 
 
+_TYPES = ("DATE", "TIME", "TIME_NS", "TIMETZ", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_NS", "BIT",
+          "TIMESTAMPTZ", "INTERVAL", "BLOB", "UUID", "BIGNUM", "UHUGEINT", "HUGEINT", "VARIANT",
+          "DECIMAL(38, 9)", "DOUBLE", "VARCHAR", "JSON", "ENUM('a', '=1')", "UNION(a INT, b DATE)",
+          "TINYINT", "GEOMETRY", '"NULL"', 'STRUCT("a b" DATE, """" INTERVAL)')  # fmt: skip
+_LITERALS = ("'infinity'", "'-infinity'", "'290000-01-01'", "'4000-01-01 (BC)'", "'24:00'", "-1",
+             "'12:34:56.123456789'", "'12:00:00+15:59:59'", "'0101'", "9223372036854775807", "''",
+             "1e308", "'nan'", "'-170 years 5 days -3 us'", r"'\xAA\x00'", "'=1+1'", "'a\nb'", "*",
+             "'\x1b[2J\u202e'", "NULL", "number", "'9999999999999999999999999'")  # fmt: skip
+_NESTED = ("[{0}, {1}]", "{{'a': {0}, 'B\n': {1}}}", "MAP {{{0}: {1}}}", "row({0})", "min({0})",
+           "union_value(k := {0})", "{0} || {1}", "if(number > 10, {0}, {1})")  # fmt: skip
+_CLAUSES = ("FROM step", "FROM step ORDER BY ALL", "FROM step LIMIT 2 -- x", "FROM step; -- x", "",
+            "FROM step GROUP BY ALL", "FROM range(3)", "FROM step; SELECT 1", "FROM nope", "WHERE",
+            "FROM step UNION ALL SELECT 1", "FROM step WHERE error('x\ny')")  # fmt: skip
+_OTHERS = ("UPDATE EXTENSIONS", "INSTALL x", "LOAD x", "COPY step TO 'outside/x'", "SHOW TABLES",
+           "ATTACH 'outside/x.db'", "PRAGMA version", "SET threads = 1", "SUMMARIZE step",
+           "DESCRIBE step", "FROM read_text('outside/secret.txt')", "EXPORT DATABASE 'outside'",
+           "CREATE TABLE x AS FROM step", "PIVOT step ON number", "FROM glob('*')")  # fmt: skip
+
+
+def statement(random: Random) -> str:
+    """A SQL statement, mostly of strange values, sometimes with a strange character somewhere."""
+
+    def value(depth: int) -> str:
+        if depth and random.random() < 0.5:
+            return random.choice(_NESTED).format(value(depth - 1), value(depth - 1))
+        literal, kind = random.choice(_LITERALS), random.choice(_TYPES)
+        return random.choice((f"{literal}::{kind}", *[f"TRY_CAST({literal} AS {kind})"] * 4))
+
+    values = ", ".join(value(3) for _ in range(random.randint(1, 3)))
+    text = f"SELECT {values} {random.choice(_CLAUSES)}"
+    if random.random() < 0.2:
+        text = random.choice(_OTHERS)
+    if random.random() < 0.3:
+        at = random.randrange(len(text) + 1)
+        text = text[:at] + random.choice("\r\n\0\x1b\x0b\x85\u2028\u202e;'\"(\ud800") + text[at:]
+    return text
+
+
 _UNITS = ("", "ns", "us", "µs", "ms", "s", "%", "Hz", "MHz", "GB/s", "GiB", "x", "K", "e5")
 _WORDS = ("step", "median", "idle", "communication.wait", "or", "and", ">", "<", "=", "+", "-", "−",
           "(", "²", "½", "٣", " ", "\t", "compute", "gemm=2x", "reference", "data", "x2", ".*", "[",
