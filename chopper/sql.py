@@ -25,7 +25,7 @@ from chopper.analyzers.trace.tables import HostSpans
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
 from chopper.hardware.rank_device import Stated, with_devices
-from chopper.ingest.recorded import read_rank
+from chopper.ingest.recorded import filed_tables, read_rank
 from chopper.ingest.sources import find
 from chopper.storage import parquet
 from chopper.storage.destination import scratch
@@ -100,7 +100,7 @@ def declarations(source: Source) -> dict[str, Declaration]:
         for part in read_manifest(directory).ranks:
             folder = inside(directory, rank_dir_name(part.rank))
             names.update(file.stem for file in folder.glob("*.arrow"))
-            files = parquet.files(folder)
+            files = filed_tables(folder, part)
             names.update(files)
             traced = traced or bool(part.traces) or not files.keys().isdisjoint(_TRACED)
     else:
@@ -384,7 +384,7 @@ class Query:
     ) -> dict[str, Path | pa.Table]:
         """Return the tables of a rank: the file where there is one, else the table."""
         tables: dict[str, Path | pa.Table] = {}
-        written = parquet.files(folder)
+        written = filed_tables(folder, part)
         traced: Mapping[str, pa.Table] | None = None if not written else {}
         wanted = dict.fromkeys(names)
         if "device_event" in wanted and "device_event" not in written:
@@ -393,8 +393,8 @@ class Query:
             stream = inside(folder, f"{name}.arrow")
             if name in written:
                 tables[name] = written[name]
-                parquet.rows_count(tables[name])  # refuses one that is damaged
-            elif stream.is_file():
+                parquet.check(written[name], name)
+            elif not written and stream.is_file():
                 tables[name], finding = read_stream(stream, name)
                 self.findings += [] if finding is None else [finding]
             else:

@@ -18,14 +18,8 @@ from chopper.errors import ChopperError, InputError
 from chopper.storage import parquet
 from chopper.storage.store import Span, Stretch
 from chopper.storage.stretches import Plan
+from chopper.tables import TIME_OF
 
-_TIME_OF = {
-    "host_span": "start_ns",
-    "device_event": "start_ns",
-    "synchronization": "start_ns",
-    "memory_event": "time_ns",
-}
-"""Tables in the order of this column, of which a stretch holds a part; others it holds whole."""
 _SOURCES = ("device_event", "host_span")
 """Tables whose rows ``collective`` names."""
 _NO_ROWS = np.zeros((0, 2), dtype=np.int64)
@@ -63,7 +57,7 @@ def write_stretches(
         writer.write("collective", collective.filter(pc.invert(is_host)))
         of_host.append(collective.filter(is_host))
         for name, table in tables.items():
-            if name not in left_out and (number == 0 or name in _TIME_OF):
+            if name not in left_out and (number == 0 or name in TIME_OF):
                 writer.write(name, table)
     for table in of_host:  # as the table is sorted
         writer.write("collective", table)
@@ -76,7 +70,7 @@ def own_task(stretch: Stretch) -> Kept:
     """
     tables = {**stretch.get()}
     moved: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
-    for name, column in _TIME_OF.items():
+    for name, column in TIME_OF.items():
         bounds = stretch.span.device_ns if name == "device_event" else stretch.span.own_ns
         first, after = np.searchsorted(to_numpy(tables[name][column]), bounds).tolist()
         tables[name] = tables[name].slice(first, after - first)
@@ -180,16 +174,16 @@ def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> li
     number, start, end = (to_numpy(step[name]) for name in ("number", "start_ns", "end_ns"))
     if (np.diff(start) <= 0).any():
         return []
-    every = sum(rows_count.get(name, 0) for name in _TIME_OF)
+    every = sum(rows_count.get(name, 0) for name in TIME_OF)
     plan = Plan.of((number.tolist(), start, end), _launches(files["host_span"]), every)
     if plan is None:
         return []
     columns = ("start_ns", "dur_ns", "correlation_id")
     on_device = files.get("device_event")
-    for block in () if on_device is None else parquet.blocks(on_device, columns):
+    for block in () if on_device is None else parquet.blocks(on_device, "device_event", columns):
         begin, dur, correlation = (to_numpy(block[name], missing=-1) for name in columns)
         plan.take_events(begin, begin + dur, correlation)
-    ranges = {name: _ranges(plan, name, file) for name, file in files.items() if name in _TIME_OF}
+    ranges = {name: _ranges(plan, name, file) for name, file in files.items() if name in TIME_OF}
     if "collective" in files:
         ranges["collective"] = _ranges_of_collectives(files["collective"], ranges)
     return [
@@ -201,7 +195,7 @@ def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> li
 def _launches(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return correlation and start of the calls that launch."""
     correlations, starts = [], []
-    for block in parquet.blocks(file, ("start_ns", "category", "correlation_id")):
+    for block in parquet.blocks(file, "host_span", ("start_ns", "category", "correlation_id")):
         correlation = to_numpy(block["correlation_id"], missing=-1)
         category = pa.chunked_array([block["category"]])
         call = _is(category, "runtime", "driver") & (correlation >= 0)
@@ -212,11 +206,11 @@ def _launches(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _ranges(plan: Plan, name: str, file: Path) -> list[np.ndarray]:
     """Return the rows of a table that each stretch needs."""
-    columns = [_TIME_OF[name]] + ["dur_ns"] * (name != "memory_event")
+    columns = [TIME_OF[name]] + ["dur_ns"] * (name != "memory_event")
     columns += ["correlation_id"] * (name == "device_event")
     parts: list[list[np.ndarray]] = [[] for _ in plan.first]
     before = 0
-    for block in parquet.blocks(file, columns):
+    for block in parquet.blocks(file, name, columns):
         values = [to_numpy(block[column], missing=-1) for column in columns]
         if name == "device_event":
             low, high = plan.of_device(*values)
@@ -236,7 +230,7 @@ def _ranges_of_collectives(
     held = ranges.get("device_event", [_NO_ROWS] * len(host_span)), host_span
     parts: list[list[np.ndarray]] = [[] for _ in host_span]
     before = 0
-    for block in parquet.blocks(file, ("source", "row")):
+    for block in parquet.blocks(file, "collective", ("source", "row")):
         row = to_numpy(block["row"])
         on_device = _is(pa.chunked_array([block["source"]]), "device_event")
         for at, (device, host) in enumerate(zip(*held, strict=True)):

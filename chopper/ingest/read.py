@@ -24,7 +24,7 @@ from chopper.ingest.attachments import Attachments, attach_counters, attach_snap
 from chopper.ingest.filed import stretches_of
 from chopper.ingest.held import TraceTables, traces_of, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
-from chopper.ingest.recorded import rank_task, read_task, with_lost
+from chopper.ingest.recorded import filed_tables, rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage import parquet
@@ -95,9 +95,7 @@ def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) ->
     rows_count: dict[tuple[int, str], int] = {}
     stretches: dict[int, Sequence[Stretch]] = {}
     for rank, part in parts.items():
-        files = parquet.files(inside(path, rank_dir_name(rank)))
-        if files and (part.status == "imported" or not part.traces):
-            # And not of a rank with a raw trace whose manifest was lost.
+        if files := filed_tables(inside(path, rank_dir_name(rank)), part):
             held[rank] = parquet.FiledTables(files, keeper)
             rows = {name: parquet.rows_count(file) for name, file in files.items()}
             rows_count |= {(rank, name): count for name, count in rows.items()}

@@ -19,7 +19,7 @@ from chopper.errors import InputError, OutputError
 from chopper.ingest.held import TraceTables, in_stretches, kept, rows_of, valid
 from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
-from chopper.storage import values
+from chopper.storage import parquet, values
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest
@@ -41,6 +41,14 @@ def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
         reader = next(r for r in readers.READERS if r.grouped)
     traces: list[ParsedTrace] = (reader or readers.KINETO).load().read(files)
     return traces
+
+
+def filed_tables(folder: Path, part: RankManifest) -> dict[str, Path]:
+    """Return the Parquet files of a rank's folder in place of its traces, by table.
+
+    None of a rank with a raw trace whose manifest was lost.
+    """
+    return parquet.files(folder) if part.status == "imported" or not part.traces else {}
 
 
 def read_rank(

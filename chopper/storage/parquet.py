@@ -8,18 +8,18 @@ and the schema is the same in every rank's file.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from chopper.errors import InputError, OutputError, SchemaError, reason_of
 from chopper.storage.files import create, inside
-from chopper.storage.streams import TIME_MOST_NS, arrow_errors, one_line
-from chopper.tables import TABLES
+from chopper.storage.streams import arrow_errors, check_batch, one_line
+from chopper.tables import TABLES, TIME_MOST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -202,25 +202,69 @@ def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     Raises:
         InputError: the file is damaged, or not this table.
     """
-    import pyarrow.parquet as pq
+    with _damage(path), _opened(path) as file:
+        opened = _table_file(file, name)
+        table = opened.read() if ranges is None else _rows(opened, ranges)
+        return _checked(table, name, 0 if ranges is None else None)[0]
 
-    declared = TABLES[name]
-    texts = [column.name for column in declared.columns if column.type == "string"]
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Say of a file what reading it raises."""
     damage: tuple[type[Exception], ...] = (SchemaError, *arrow_errors())
     try:
-        with _opened(path) as file:
-            there = pq.read_schema(file).names  # an older file lacks columns of today
-            if len({*there}) < len(there):
-                raise SchemaError(f"table {name}: a column occurs twice")
-            texts = [text for text in texts if text in there]
-            opened = pq.ParquetFile(file, read_dictionary=texts)
-            table = opened.read() if ranges is None else _rows(opened, ranges)
-        names = [name for name in declared.arrow.names if name in table.column_names]
-        return declared.completed(
-            table.select(names).replace_schema_metadata(table.schema.metadata)
-        )
+        yield
     except damage as exc:
         raise _unreadable(path, exc) from exc
+
+
+def _table_file(file: pa.NativeFile, name: str) -> pq.ParquetFile:
+    """Open the file of a table, texts as dictionaries where so declared."""
+    import pyarrow.parquet as pq
+
+    there = pq.read_schema(file)  # an older file lacks columns of today
+    if len({*there.names}) < len(there.names):
+        raise SchemaError(f"table {name}: a column occurs twice")
+    declared = [c.name for c in TABLES[name].columns if c.type == "string"]
+    texts = [c for c in declared if c in there.names and there.field(c).type == pa.string()]
+    opened = pq.ParquetFile(file, read_dictionary=texts)
+    _declared(opened.schema_arrow.empty_table(), name)
+    return opened
+
+
+def _declared(table: pa.Table, name: str) -> pa.Table:
+    """Return rows of a file as they were declared, without ``rank`` and ``row``."""
+    declared = TABLES[name]
+    names = [name for name in declared.arrow.names if name in table.column_names]
+    return declared.completed(table.select(names).replace_schema_metadata(table.schema.metadata))
+
+
+def _checked(
+    table: pa.Table, name: str, first_row: int | None, after_ns: int = -TIME_MOST_NS
+) -> tuple[pa.Table, int]:
+    """Return rows of a file as they were declared, and the time of the last.
+
+    This is the one check of tables that others may have written: every reader goes through it.
+
+    Args:
+        table: the rows, with all columns of the file.
+        name: of the table.
+        first_row: number of the first; None for rows from several places.
+        after_ns: time of the row before them.
+    """
+    for batch in table.to_batches():
+        check_batch(batch)
+    if first_row is not None and "row" not in TABLES[name].arrow.names:
+        row = table["row"] if "row" in table.column_names else None
+        if (
+            row is None
+            or row.type != pa.int64()
+            or row.null_count
+            or (row.to_numpy() != np.arange(first_row, first_row + table.num_rows)).any()
+        ):
+            raise SchemaError(f"table {name}: column row does not count the rows")
+    table = _declared(table, name)
+    return table, TABLES[name].check_values(table, after_ns)
 
 
 def _rows(file: pq.ParquetFile, ranges: np.ndarray) -> pa.Table:
@@ -241,42 +285,36 @@ def _rows(file: pq.ParquetFile, ranges: np.ndarray) -> pa.Table:
     return pa.concat_tables([file.schema_arrow.empty_table(), *parts]).combine_chunks()
 
 
-def blocks(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a file, some rows at a time; texts as dictionaries.
+def blocks(path: Path, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a table's file, some rows at a time; texts as dictionaries.
 
     Raises:
         InputError: the file is damaged.
     """
-    import pyarrow.parquet as pq
-
-    try:
-        with _opened(path) as file:
-            opened = pq.ParquetFile(file, read_dictionary=columns)
-            yield from opened.iter_batches(_ROW_GROUP, columns=columns)
-    except arrow_errors() as exc:
-        raise _unreadable(path, exc) from exc
+    with _damage(path), _opened(path) as file:
+        after_ns = -TIME_MOST_NS
+        opened = _table_file(file, name)
+        if missing := {*columns}.difference(opened.schema_arrow.names):
+            raise SchemaError(f"table {name}: column {min(missing)} is missing")
+        for block in opened.iter_batches(_ROW_GROUP, columns=columns):
+            after_ns = TABLES[name].check_values(pa.Table.from_batches([block]), after_ns)
+            yield block
 
 
 def check(path: Path, name: str) -> None:
-    """Check the file of a table that others may have written: its columns and its times.
+    """Check the file of a table as reading it does, some rows at a time.
 
     Raises:
         InputError: it is damaged, not this table, or holds times that no clock shows.
     """
-    there = read(path, name, np.zeros((0, 2), dtype=np.int64)).column_names
-    times = {"start_ns", "end_ns", "time_ns", "dur_ns"}
-    for column, nullable in [(c.name, c.nullable) for c in TABLES[name].columns]:
-        if column not in there or (nullable and column not in times):
-            continue
-        least = 0 if column == "dur_ns" else -TIME_MOST_NS
-        for block in blocks(path, [column]):
-            if not nullable and block[column].null_count:
-                raise InputError(f"{path}: {column} holds nulls")
-            if column not in times:
-                continue
-            of = pc.min_max(block[column]).as_py()
-            if of["min"] is not None and (of["min"] < least or of["max"] > TIME_MOST_NS):
-                raise InputError(f"{path}: {column} holds an impossible time")
+    with _damage(path), _opened(path) as file:
+        first_row, after_ns = 0, -TIME_MOST_NS
+        opened = _table_file(file, name)
+        empty = opened.schema_arrow.empty_table()
+        for block in itertools.chain(empty.to_batches(), opened.iter_batches(_ROW_GROUP)):
+            rows = pa.Table.from_batches([block])
+            _, after_ns = _checked(rows, name, first_row, after_ns)
+            first_row += block.num_rows
 
 
 class _Tables(dict[str, pa.Table]):
@@ -327,11 +365,8 @@ def values_count(path: Path) -> int:
 def _metadata(path: Path) -> pq.FileMetaData:
     import pyarrow.parquet as pq
 
-    try:
-        with _opened(path) as file:
-            return pq.read_metadata(file)
-    except arrow_errors() as exc:
-        raise _unreadable(path, exc) from exc
+    with _damage(path), _opened(path) as file:
+        return pq.read_metadata(file)
 
 
 def _unreadable(path: Path, exc: BaseException) -> InputError:

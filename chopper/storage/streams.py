@@ -10,10 +10,10 @@ import io
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
-from chopper.errors import InputError, OutputError, printable
+from chopper.errors import InputError, OutputError, SchemaError, printable
 from chopper.storage.files import create, read_bytes
 from chopper.storage.manifest import Finding
-from chopper.tables import TABLES
+from chopper.tables import TABLES, TIME_MOST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +25,6 @@ CHECKSUM = b"chopper.crc32"
 """Key of a batch's metadata: CRC-32 of the bytes of the file before the batch, in hexadecimal."""
 _TRAILER = b"chopper.crc32="
 """Follows the end mark of a stream; then the CRC-32 of all bytes before it, in hexadecimal."""
-TIME_MOST_NS = 1 << 61
-"""Differences of times must fit into 64 bits."""
 _FLUSH_NS = 1_000_000_000
 
 
@@ -143,7 +141,11 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
             batches.append(batch)
     except (DamagedStreamError, InputError, MemoryError) as exc:
         problem = one_line(exc)
-    table = declared.completed(pa.Table.from_batches(batches) if batches else declared.empty())
+    table = pa.Table.from_batches(batches) if batches else declared.empty()
+    try:
+        table = declared.completed(table)
+    except SchemaError as exc:
+        raise SchemaError(f"{path}: {exc}") from exc
     finding = None
     rows_count = table.num_rows
     for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):

@@ -24,6 +24,20 @@ ColumnType = Literal["int64", "int32", "int16", "float64", "bool", "string", "te
 """``string`` is dictionary-encoded (few distinct values), ``text`` is plain UTF-8."""
 
 
+TIME_MOST_NS = 1 << 61
+"""Differences of times must fit into 64 bits."""
+_TOTAL_MOST_NS = 1 << 57
+"""Four years, which the times of a rank's table cover at most; sums over ranks then fit, too."""
+_NUMBER_MOST = 1 << 53
+TIME_OF = {
+    "host_span": "start_ns",
+    "device_event": "start_ns",
+    "synchronization": "start_ns",
+    "memory_event": "time_ns",
+}
+"""Tables whose rows are in the order of this column."""
+
+
 _FRACTIONS = ("bytes_per_s", "flop_per_s", "w", "j", "c", "ratio", "factor")
 """Units whose values are usually no whole numbers."""
 
@@ -127,6 +141,49 @@ class Table:
             if column.nullable and field.name not in table.schema.names:
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return self.validate(table)
+
+    def check_values(self, table: pa.Table, after_ns: int = -TIME_MOST_NS) -> int:
+        """Check the times of rows that others may have written, before anything is computed.
+
+        Args:
+            table: the rows; columns may be missing.
+            after_ns: time of the row before them.
+
+        Returns:
+            The time of the last row, of a table whose rows are in an order.
+
+        Raises:
+            SchemaError: a time or a duration is impossible, or the rows are in another order.
+        """
+        import numpy as np
+        import pyarrow.compute as pc
+
+        known = {
+            name: table[name].drop_null().to_numpy()
+            for name in ("number", "time_ns", "start_ns", "end_ns", "dur_ns", "span_ns")
+            if name in table.schema.names and table.num_rows > table[name].null_count
+        }
+        if "number" in known and (abs(known["number"] + 0.0) > _NUMBER_MOST).any():
+            raise SchemaError(f"table {self.name}: column number holds one beyond {_NUMBER_MOST}")
+        times = {name: values for name, values in known.items() if name != "number"}
+        for name, values in times.items():
+            least = 0 if name in ("dur_ns", "span_ns") else -TIME_MOST_NS
+            odd = values[(values < least) | (values > TIME_MOST_NS)]
+            if len(odd):
+                raise SchemaError(f"table {self.name}: column {name} holds {odd[0]}, no time")
+            most = values.sum(dtype=float) if least == 0 else int(values.max()) - int(values.min())
+            if most > _TOTAL_MOST_NS:
+                raise SchemaError(f"table {self.name}: column {name} covers more than four years")
+        if {"start_ns", "end_ns"} <= times.keys():
+            ends_early = pc.less(table["end_ns"], table["start_ns"])
+            if pc.any(ends_early).as_py():
+                raise SchemaError(f"table {self.name}: a row ends before it starts")
+        order = TIME_OF.get(self.name)
+        if order not in times:
+            return after_ns
+        if (np.diff(times[order], prepend=after_ns) < 0).any():
+            raise SchemaError(f"table {self.name}: the rows are not in the order of {order}")
+        return int(times[order][-1])
 
     def empty(self) -> pa.Table:
         """Return the table without rows, always the same: each would take 12 kB."""

@@ -242,6 +242,8 @@ def _runs(folder: Path) -> None:
     runs.mkdir()
     (runs / "imported").mkdir()
     write_run([folder / "ranks"], runs / "imported")
+    (runs / "layers").mkdir()
+    write_run([folder / "trace" / "layers.json"], runs / "layers")
     recorded(runs / "recorded")
     recorded(runs / "host", platform="cpu")
     recorded(runs / "telemetry", telemetry=True)

@@ -26,6 +26,9 @@ EDITS_MOST = 5
 LEVELS = ("cause", "step", "phase", "layer", "op", "kernel", "rank")
 _LINE_MOST = 6_000
 
+_ATTRIBUTED = ("host_span", "device_event", "step", "collective")
+"""Tables that every attribution reads."""
+
 Commands = list[list[str]]
 
 
@@ -174,6 +177,18 @@ SQL = (
 )
 
 
+def _tables(case: Case, bases: Path, place: Path) -> Commands:
+    """Tables that are well-formed and strange: SQL and the attribution must agree on them."""
+    random = case.random("commands")
+    name = random.choice(("imported", "layers"))
+    shutil.copytree(bases / "run" / name, place / "run")
+    file = random.choice(sorted((place / "run").rglob("*.parquet")))
+    case.edit(lambda r: mutating.edit_parquet(r, file))
+    sql = f"SELECT COLUMNS(*)::VARCHAR FROM {file.stem}"
+    others = _reading(random, "in/run", str(bases / "run" / name), imports=False)
+    return [["query", "in/run", sql, "--format", "json"], ["analyze", "in/run", "--json"], *others]
+
+
 def _sql(case: Case, bases: Path, place: Path) -> Commands:
     file = place / "statement.sql"
     text = mutating.statement(case.random("statement"))
@@ -214,9 +229,10 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "document": _document,
     "expression": _expression,
     "sql": _sql,
+    "tables": _tables,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
-           "expression": 2, "sql": 2}  # fmt: skip
+           "expression": 2, "sql": 2, "tables": 3}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -232,11 +248,11 @@ def judge(commands: Commands, folder: Path) -> str | None:
     (folder / "out").mkdir(exist_ok=True)
     (folder / "home").mkdir(exist_ok=True)
     before = _state(folder)
-    problem = None
+    problem, outcomes = None, list[Outcome]()
     with contextlib.chdir(folder), _environment(folder), warnings.catch_warnings():
         warnings.simplefilter("error")
         for command in commands:
-            problem = _judge_command(command)
+            problem = _judge_command(command, outcomes) or _disagreement(commands, outcomes)
             if problem is not None:
                 problem = f"chopper {' '.join(command)}\n{problem}"
                 break
@@ -259,14 +275,25 @@ def _environment(folder: Path) -> Any:
         os.environ.update(kept)
 
 
-def _judge_command(command: list[str]) -> str | None:
+def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
     try:
         outcome = run(*command)
     except MemoryError as exc:
         return f"memory: {_where(exc)}"
     except Exception as exc:  # noqa: BLE001 - that is what is looked for
         return _where(exc)
+    outcomes.append(outcome)
     return _judge_outcome(command, outcome)
+
+
+def _disagreement(commands: Commands, outcomes: list[Outcome]) -> str | None:
+    """What SQL and the attribution say otherwise of the same table."""
+    if [command[0] for command in commands[:2]] != ["query", "analyze"] or len(outcomes) < 2:
+        return None
+    table = commands[0][2].split()[-1]
+    of_sql, of_attribution = (f"/{table}.parquet: " in outcome.err for outcome in outcomes[:2])
+    agree = of_sql == of_attribution or (of_sql and table not in _ATTRIBUTED)
+    return None if agree else f"SQL refuses {table}: {of_sql}, analyze: {of_attribution}"
 
 
 def _where(exc: BaseException) -> str:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from chopper.errors import ChopperError
 from chopper.storage.streams import StreamWriter, read_stream
@@ -245,6 +246,8 @@ def edit_file(random: Random, file: Path) -> None:
             file.write_bytes(edit_table(random, data))
         case ".arrow":
             edit_stream(random, file)
+        case ".parquet":
+            edit_parquet(random, file)
         case _:
             file.write_bytes(edit_bytes(random, data))
 
@@ -298,6 +301,70 @@ def edit_stream(random: Random, file: Path) -> None:
         stream.write(columns)
     finally:
         stream.close()
+
+
+def edit_parquet(random: Random, file: Path) -> None:
+    """Write a table anew, well-formed, with columns, types, rows or values that nobody expects."""
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError, ValueError):
+        file.write_bytes(edit_bytes(random, file.read_bytes()))
+        return
+    rows, at = table.num_rows, random.randrange(table.num_columns)
+    name, column = table.column_names[at], table.column(at).combine_chunks()
+
+    def of_type() -> pa.Array:
+        texts = [str(value) for value in column.to_pylist()]
+        bad = pa.array([b"\xff\xfe" + t.encode() for t in texts])
+        return random.choice((
+            pa.array([[text] for text in texts]), pa.array([{"a": text} for text in texts]),
+            pa.StringArray.from_buffers(rows, *bad.buffers()[1:]), bad, pa.array(texts),
+            pa.array(texts).dictionary_encode(), pa.array([hash(t) % 9 for t in range(rows)]),
+            pa.array([1.5] * rows), pa.nulls(rows), pa.nulls(rows, column.type),
+            pa.array([2**63 - 1] * rows, pa.timestamp("ns")), pa.array([0] * rows, pa.uint64()),
+        ))  # fmt: skip
+
+    def of_value() -> pa.Array:
+        values = column.to_pylist()
+        most = 2**63 - 1 if not pa.types.is_int32(column.type) else 2**31 - 1
+        value: Any = random.choice([s for s in SCALARS if isinstance(s, str)][:-1])
+        if pa.types.is_integer(column.type):
+            value = random.choice(
+                (0, -1, most, -most - 1, most // 2, most // 4, 7, 10**9, most >> 23)
+            )
+        elif pa.types.is_floating(column.type):
+            value = random.choice((0.0, -1.0, 1e308, float("nan"), float("inf"), 1e-300))
+        elif pa.types.is_boolean(column.type):
+            value = random.random() < 0.5
+        elif not pa.types.is_string(column.type):
+            return of_type()
+        chosen = random.choice(([random.randrange(rows)] if rows else [], range(rows)))
+        for row in chosen:
+            values[row] = value if isinstance(value, bool) or value != "\ud800" else None
+        return pa.array(values, column.type)
+
+    match random.choice(
+        ("drop", "double", "name", "type", "type", *["value"] * 8, "order", "rows")
+    ):
+        case "drop":
+            table = table.drop_columns(name)
+        case "double":
+            table = table.append_column(name, column)
+        case "name":
+            table = table.rename_columns(
+                [*table.column_names[:at], "x", *table.column_names[at + 1 :]]
+            )
+        case "type":
+            table = table.set_column(at, name, of_type())
+        case "value":
+            table = table.set_column(at, name, of_value())
+        case "order":
+            table = table.take(random.sample(range(rows), rows))
+        case "rows":
+            table = pa.concat_tables(
+                [table.slice(rows // 2), table, *[table] * random.choice((0, 3))]
+            )
+    pq.write_table(table, file)
 
 
 def edit_directory(random: Random, root: Path) -> None:

@@ -219,13 +219,89 @@ def test_a_column_that_a_file_lacks_is_unknown_or_one_line(imported: Path, tmp_p
     (first, *_) = sorted(imported.glob("rank-*/device_event.parquet"))
     whole = parquet.read(first, "device_event")
     file = tmp_path / "device_event.parquet"
-    pq.write_table(whole.drop_columns(["grid"]), file)
+    filed = parquet.numbered(whole, "device_event", 0)
+    pq.write_table(filed.drop_columns(["grid"]), file)
     table = parquet.read(file, "device_event")
     assert table["grid"].null_count == whole.num_rows
     assert table.drop_columns(["grid"]).equals(whole.drop_columns(["grid"]))
-    pq.write_table(whole.drop_columns(["name"]), file)
+    pq.write_table(filed.drop_columns(["name"]), file)
     with pytest.raises(InputError, match=r"device_event\.parquet: damaged \(.*name"):
         parquet.read(file, "device_event")
     file.unlink()
     with pytest.raises(InputError, match=r"device_event\.parquet: missing; delete the"):
         parquet.read(file, "device_event")
+
+
+def _with(column: str, make: Callable[[pa.ChunkedArray], object]) -> Callable[[pa.Table], pa.Table]:
+    """Return what replaces a column of a table."""
+
+    def change(table: pa.Table) -> pa.Table:
+        return table.set_column(
+            table.column_names.index(column), column, pa.chunked_array([make(table[column])])
+        )
+
+    return change
+
+
+def _not_utf8(values: pa.ChunkedArray) -> pa.Array:
+    bad = pa.array([b"\xff\xfe"] * len(values))
+    return pa.StringArray.from_buffers(len(values), *bad.buffers()[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("device_event", lambda t: t.drop_columns("dur_ns"), "column dur_ns is missing"),
+        ("device_event", _with("name", lambda v: pa.array([7] * len(v))), "column name is int64"),
+        (
+            "device_event",
+            _with("name", lambda v: pa.array([["x"]] * len(v))),
+            "column name is list",
+        ),
+        (
+            "device_event",
+            _with("name", lambda v: pa.array([{"x": 1}] * len(v))),
+            "column name is struct",
+        ),
+        ("device_event", _with("name", _not_utf8), "UTF8"),
+        (
+            "device_event",
+            _with("row", lambda v: v.combine_chunks()[::-1]),
+            "row does not count the rows",
+        ),
+        (
+            "device_event",
+            _with("start_ns", lambda v: v.combine_chunks()[::-1]),
+            "not in the order of start_ns",
+        ),
+        (
+            "device_event",
+            _with("dur_ns", lambda v: pa.array([2**63 - 1] * len(v))),
+            "dur_ns holds 92233720",
+        ),
+        ("device_event", _with("dur_ns", lambda v: pa.array([-1] * len(v))), "dur_ns holds -1"),
+        (
+            "device_event",
+            _with("dur_ns", lambda v: pa.array([2**61] * len(v))),
+            "more than four years",
+        ),
+        ("step", _with("end_ns", lambda v: pa.array([0] * len(v))), "ends before it starts"),
+        (
+            "step",
+            _with("number", lambda v: pa.array([-(2**63)] * len(v))),
+            "number holds one beyond",
+        ),
+        ("step", lambda t: t.append_column("source", t["source"]), "a column occurs twice"),
+    ],
+)
+def test_sql_refuses_the_tables_that_an_analysis_refuses(
+    name: str, change: Callable[[pa.Table], pa.Table], said: str, imported: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(imported, tmp_path / "run")
+    file = copy / "rank-00000" / f"{name}.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    outcome = run("query", copy, f"FROM {name}")
+    assert outcome.code == 1
+    assert f"{name}.parquet: damaged" in outcome.line
+    assert said in outcome.line
+    assert run("analyze", copy).line == outcome.line
