@@ -14,6 +14,7 @@ Messages are one line: what, where, found, expected, remedy.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -73,18 +74,51 @@ def reason_of(exc: OSError) -> str:
     return exc.strerror or str(exc) or type(exc).__name__
 
 
+_UNSEEN = frozenset((0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0))
+"""Letters and marks without a glyph, as are the variation selectors."""
+
+
+def _is_shown(character: str) -> bool:
+    from unicodedata import category
+
+    code = ord(character)
+    unseen = code in _UNSEEN or 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
+    return not unseen and (character.isprintable() or category(character) == "Zs")
+
+
 def printable(text: str) -> str:
     """A text that cannot steer a terminal: control characters are shown as ``\\x1b``, ``\\n``.
 
-    For what comes from data (names of kernels, devices, files) at the edge where people read it.
+    So are marks of direction and characters without a glyph. For what comes from data (names of
+    kernels, devices, files) at the edge where people read it.
     """
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    from unicodedata import category
-
     return "".join(
-        c
-        if c.isprintable() or category(c) == "Zs"
-        else c.encode("unicode_escape", "replace").decode("ascii")
-        for c in text
+        c if _is_shown(c) else c.encode("unicode_escape", "replace").decode("ascii") for c in text
     )
+
+
+def message_line(text: str, most: int = 490) -> str:
+    """A message as one line that a terminal shows: its begin and its end if it is long."""
+    text = re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}…{word[0][-99:]}", printable(text))
+    return text if len(text) <= most else f"{text[: most - 200]} … {text[-197:]}"
+
+
+def csv_text(text: str) -> str:
+    """A text as a cell of CSV, which no spreadsheet takes for a formula."""
+    return printable(f"'{text}" if re.match(r"\s*[=+\-@\t\r＝＋－＠]", text) else text)
+
+
+def json_text(encoded: str) -> str:
+    """A JSON document in which what a terminal would obey is escaped; it reads as before."""
+    if encoded.isascii() and "\x7f" not in encoded:
+        return encoded
+
+    def escaped(found: re.Match[str]) -> str:
+        if _is_shown(found[0]):
+            return found[0]
+        units = found[0].encode("utf-16-be", "surrogatepass").hex()
+        return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+    return re.sub(r"[^\x00-\x7e]", escaped, encoded)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
-from chopper.errors import OutputError, RunFormatError, UsageError, reason_of
+from chopper.errors import OutputError, RunFormatError, UsageError, csv_text, reason_of
 from chopper.ingest import carried
 from chopper.storage import parquet
 from chopper.storage.destination import written_beside
@@ -136,8 +136,18 @@ def _write(table: pa.Table, path: Path) -> None:
         return
     from pyarrow import csv
 
+    for at, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(at, field, _csv_column(table.column(at)))
     with path.open("wb") as file:
         csv.write_csv(table, file)
+
+
+def _csv_column(column: pa.ChunkedArray) -> pa.Array:
+    """Return texts as cells of CSV."""
+    texts = column.combine_chunks().dictionary_encode()
+    words = pa.array([csv_text(text) for text in texts.dictionary.to_pylist()], pa.string())
+    return pa.DictionaryArray.from_arrays(texts.indices, words).cast(pa.string())
 
 
 def _write_timeline(run: Attributed, path: Path) -> None:

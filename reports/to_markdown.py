@@ -15,9 +15,20 @@ _SPECIAL = r"[\\`*{}\[\]<>#|~$&!]|(?<![^\W_])_|_(?![^\W_])"
 _CODE_OR_SPECIAL = re.compile(rf"`[^`]+`|{_SPECIAL}")
 
 
+# What becomes a mention, a reference or a link without any markup: an invisible space prevents it.
+_LIVE = re.compile(r"(@|#)(?=\w)|(\bhttps?|\bftp)(?=:)|(\bwww)(?=\.)|(\bGH)(?=-\d)", re.IGNORECASE)
+# At the begin of a line: a list, a rule, or a heading's underline.
+_BLOCK = re.compile(r"^(\d{1,9})(?=[.)](?:\s|$))|^(?=[-+=][-+= ]*(?:\s|$))")
+
+
 def escape(text: str) -> str:
-    """Return a text that Markdown shows as it is: no markup, no HTML, one line."""
-    return re.sub(_SPECIAL, r"\\\g<0>", _line(text))
+    """Return a text that Markdown shows as it is: no markup, no HTML, no mention, one line."""
+    return _inert(re.sub(_SPECIAL, r"\\\g<0>", _line(text)))
+
+
+def _inert(text: str) -> str:
+    """Return a text that begins no list, and in which names and addresses are no links."""
+    return _BLOCK.sub(r"\1\\", _LIVE.sub(r"\g<0>&#8203;", text))
 
 
 def _line(text: str) -> str:
@@ -32,9 +43,14 @@ def _prose(text: str, *, cell: bool = False) -> str:
 
     def shown(found: re.Match[str]) -> str:
         code = found[0].replace("|", "\\|") if cell else found[0]
-        return code if len(code) > 2 else f"\\{found[0]}"
+        reference = found[0] == "#" and found.string[found.end() :][:1].isalnum()
+        return code if len(code) > 2 else f"\\{found[0]}" + "&#8203;" * reference
 
-    return _CODE_OR_SPECIAL.sub(shown, _line(text))
+    text, parts, end = _line(text), [], 0
+    for found in _CODE_OR_SPECIAL.finditer(text):
+        parts += [_LIVE.sub(r"\g<0>&#8203;", text[end : found.start()]), shown(found)]
+        end = found.end()
+    return _BLOCK.sub(r"\1\\", "".join(parts) + _LIVE.sub(r"\g<0>&#8203;", text[end:]))
 
 
 def _code(text: str) -> str:

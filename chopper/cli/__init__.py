@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from chopper.cli._lazy import LazyGroup
-from chopper.errors import CaptureError, ChopperError, OutputError, UsageError, printable, reason_of
+from chopper.errors import (
+    CaptureError,
+    ChopperError,
+    OutputError,
+    UsageError,
+    message_line,
+    reason_of,
+)
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
 from chopper.version import __version__
 
@@ -223,11 +230,6 @@ def _end_unread() -> NoReturn:
     sys.exit(1)
 
 
-def _line(message: str) -> str:
-    """An error in one line; of a name of hundreds of characters, its begin and its end."""
-    return re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}…{word[0][-99:]}", printable(message))
-
-
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
     words = sys.argv[1:]
@@ -244,6 +246,7 @@ def main() -> None:
             code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
+        exc.message = message_line(exc.message)
         exc.show()
         sys.exit(2)
     except click.exceptions.Exit as exc:
@@ -252,12 +255,13 @@ def main() -> None:
         click.echo("chopper: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as exc:
+        exc.message = message_line(exc.message)
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
         from chopper.storage.remote import in_addresses
 
-        click.echo(f"chopper: {_line(in_addresses(str(exc)))}", err=True)
+        click.echo(f"chopper: {message_line(in_addresses(str(exc)))}", err=True)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         _end_unread()
@@ -277,7 +281,7 @@ def main() -> None:
             where = (
                 f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name else ""
             )
-            click.echo(f"chopper: {_line(where + reason_of(exc))}", err=True)
+            click.echo(f"chopper: {message_line(where + reason_of(exc))}", err=True)
             sys.exit(1)
         click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)
         # What is still buffered would fail again when the interpreter ends.

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import OutputError, UsageError, printable
+from chopper.errors import OutputError, UsageError, message_line, printable
 from chopper.wording import plural
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def present(
         if output is not None:
             write_report(output, formatted(page, document, format_of(output)))
             named = instead and not as_json
-            click.echo(output if named else f"written: {output}", err=not named)
+            click.echo(output if named else message_line(f"written: {output}"), err=not named)
     finally:
         if as_json:
             print_json(document())
@@ -397,7 +397,7 @@ def present(
 def say(message: str) -> None:
     """Tell the user something on stderr; that nobody listens is no reason to fail."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo(printable(f"chopper: {message}"), err=True)
+        click.echo(message_line(f"chopper: {message}"), err=True)
         sys.stderr.flush()
 
 
@@ -504,7 +504,7 @@ def write_run(
     else:
         click.echo(str(output))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
+        click.echo(message_line(f"{finding.severity}: {finding.message}"), err=True)
     click.echo(f"next: chopper analyze {quoted(output)}", err=True)
 
 

@@ -13,7 +13,7 @@ from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
 from chopper.cli.output import print_json, print_page
-from chopper.errors import UsageError, printable
+from chopper.errors import UsageError, csv_text
 from chopper.views import VIEWS, summaries, view
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
-        writer.writerow([printable(v) if isinstance(v, str) else v for v in row])
+        writer.writerow([csv_text(v) if isinstance(v, str) else v for v in row])
     return out.getvalue()
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper.errors import json_text, printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -86,7 +88,7 @@ def print_json(document: Any) -> None:
     """Print a document to stdout; what its encoding lacks is escaped, which loses nothing."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     unicode = codecs.lookup(encoding).name.startswith("utf-")
-    click.echo(json.dumps(document, indent=2, ensure_ascii=not unicode))
+    click.echo(json_text(json.dumps(document, indent=2, ensure_ascii=not unicode)))
 
 
 @contextlib.contextmanager
@@ -109,7 +111,7 @@ def progress(what: str, counted: Sequence[str] = ("",)) -> Iterator[None]:
 
 
 def _show(what: str, counted: Sequence[str], done: threading.Event) -> None:
-    start = time.monotonic()
+    start, what = time.monotonic(), printable(what)
     if done.wait(_QUIET_S):
         return
     if not sys.stderr.isatty():

@@ -19,7 +19,16 @@ from chopper.cli import _shared as shared
 from chopper.cli._devices import device
 from chopper.cli._options import Quantity
 from chopper.cli.output import progress, terminal_width
-from chopper.errors import InputError, OutputError, UsageError, printable, reason_of
+from chopper.errors import (
+    InputError,
+    OutputError,
+    UsageError,
+    csv_text,
+    json_text,
+    message_line,
+    printable,
+    reason_of,
+)
 from chopper.quantities import seconds, size_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +146,7 @@ def command(
         with _limited(memory_bytes):
             _bounded(query, lambda: _answer(query, kind or "table", output, top), timeout_s)
     if output is not None:
-        click.echo(f"written: {output}", err=True)
+        click.echo(message_line(f"written: {output}"), err=True)
 
 
 def _statement(sources: tuple[str, ...], file: str | None) -> tuple[str | None, tuple[str, ...]]:
@@ -309,9 +318,9 @@ def _print(
         file.write(_table(schema, batches, top or _ROWS))
     elif kind == "csv":
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(map(printable, schema.names))
+        writer.writerow(map(csv_text, schema.names))
         for batch in batches:
-            columns = [map(_cell, column.to_pylist()) for column in batch.columns]
+            columns = [map(_csv_cell, column.to_pylist()) for column in batch.columns]
             writer.writerows(zip(*columns, strict=True))
     else:
         for batch in batches:
@@ -322,7 +331,7 @@ def _print(
 def _write_json(file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write rows, an object and a line each."""
     encoder = _encoder()
-    file.writelines(encoder.encode(row).decode() + "\n" for row in rows)
+    file.writelines(json_text(encoder.encode(row).decode()) + "\n" for row in rows)
 
 
 @cache
@@ -333,10 +342,15 @@ def _encoder() -> Encoder:
     return Encoder(enc_hook=str, decimal_format="number")
 
 
+def _csv_cell(value: object) -> object:
+    """Return a value for CSV."""
+    return csv_text(value) if isinstance(value, str) else _cell(value)
+
+
 def _cell(value: object) -> object:
-    """Return a value for CSV; control characters are escaped: it may go to a terminal."""
+    """Return a value for a table; control characters are escaped: it may go to a terminal."""
     if isinstance(value, list | dict):
-        return _encoder().encode(value).decode()
+        return json_text(_encoder().encode(value).decode())
     if isinstance(value, bool):
         return str(value).lower()
     return printable(value) if isinstance(value, str) else value

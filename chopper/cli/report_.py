@@ -11,7 +11,7 @@ from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
 from chopper.cli.output import progress
-from chopper.errors import printable
+from chopper.errors import message_line
 from chopper.storage.layout import is_experiment
 
 
@@ -42,7 +42,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     with progress("writing the report"):
         size_bytes = shared.write_report(output, shown)
     for number, line in enumerate(said):
-        click.echo(printable(f"- {line}" if number else line), err=True)
+        click.echo(message_line(f"- {line}" if number else line), err=True)
     click.echo(output)
     named = shared.quoted(*sources, *typed())
     following = f"next: chopper analyze {named} --by kernel"

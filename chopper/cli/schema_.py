@@ -35,7 +35,7 @@ def command(table: str | None, as_json: bool) -> None:
         from difflib import get_close_matches
 
         close = get_close_matches(table, tables, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(tables)}"
+        hint = f"did you mean {' or '.join(close)}?" if close else "`chopper schema` lists them"
         raise UsageError(f"no table is called {table!r}; {hint}")
     chosen = [*tables.values()] if table is None else [tables[table]]
     if as_json:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, message_line
 from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.parts import read_manifest
@@ -21,7 +21,7 @@ Status = Literal["complete", "interrupted", "failed"]
 def say(message: str) -> None:
     """Write a line to stderr: the only way to reach the user of a program that must go on."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"chopper: {message}\n")
+        sys.stderr.write(message_line(f"chopper: {message}") + "\n")
 
 
 def exception_text(exc: BaseException) -> str:

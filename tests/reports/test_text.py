@@ -172,9 +172,51 @@ def test_markdown_shows_commands_as_code() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_escape_leaves_no_active_character(name) -> None:
-    assert not re.search(
-        r"(?<!\\)[<>`*\[\]|&]|(?<![\w\\])_|(?<!\\)_(?!\w)", to_markdown.escape(name)
-    )
+    shown = to_markdown.escape(name).replace("&#8203;", "")
+    assert not re.search(r"(?<!\\)[<>`*\[\]|&]|(?<![\w\\])_|(?<!\\)_(?!\w)", shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("@torvalds and a@b.c", "@&#8203;torvalds and a@&#8203;b.c"),
+        ("#12 GH-12", r"\#&#8203;12 GH&#8203;-12"),
+        ("https://e.org www.e.org", "https&#8203;://e.org www&#8203;.e.org"),
+        ("1. list", r"1\. list"),
+        ("2) list", r"2\) list"),
+        ("- list", r"\- list"),
+        ("+ list", r"\+ list"),
+        ("--- ", r"\---"),
+        ("===", r"\==="),
+        ("-5 and 1.5", "-5 and 1.5"),
+    ],
+)
+def test_markdown_pings_nobody_and_begins_no_list(text: str, markdown: str) -> None:
+    assert to_markdown.escape(text) == markdown
+    page = Page(title="", headline="", summary=(Items(items=[Item(text)]),))
+    assert f"- {markdown}\n" in to_markdown.render(page)
+    coded = Page(title="", headline="", summary=(Items(items=[Item(f"`{text}`")]),))
+    assert f"- `{text.strip()}" in to_markdown.render(coded)
+
+
+def test_texts_are_escaped_for_where_they_go() -> None:
+    import json
+
+    from chopper.errors import csv_text, json_text, message_line, printable
+
+    evil = "\x1b[31m\x9b\x7f\u202e\u200b\u2066\ufeff\u3164\ufe0f\u034f\r\n\udcff ü 漢"
+    assert printable(evil).endswith(" ü 漢")
+    assert all(c.isascii() or c in "ü漢" for c in printable(evil))
+    assert printable(evil).isprintable()
+    for lead in ("=", "+", "-", "@", "\t", "\r", " =", "＝", "＋"):
+        assert csv_text(f"{lead}1+1").startswith("'")
+    assert csv_text("gemm=1") == "gemm=1"
+    shown = json_text(json.dumps({"a": evil, "b": "\U000e0100"}, ensure_ascii=False))
+    assert json.loads(shown) == {"a": evil, "b": "\U000e0100"}
+    assert shown.isprintable()
+    for text in ("word " * 900, "x" * 9000, "\n" * 900, f"{evil} " * 400):
+        assert len(message_line(text)) <= 500
+        assert message_line(text).isprintable()
 
 
 def test_json_is_the_documented_form() -> None:
