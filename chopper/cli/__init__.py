@@ -246,7 +246,7 @@ def main() -> None:
             code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
-        exc.message = message_line(exc.message)
+        exc.message = message_line(exc.message)  # type: ignore[misc]
         exc.show()
         sys.exit(2)
     except click.exceptions.Exit as exc:
@@ -255,7 +255,7 @@ def main() -> None:
         click.echo("chopper: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as exc:
-        exc.message = message_line(exc.message)
+        exc.message = message_line(exc.message)  # type: ignore[misc]
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
