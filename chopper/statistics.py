@@ -42,6 +42,12 @@ _MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
 """Median absolute deviation to the standard error of a median, times √n, for normal noise."""
 _RUNS_PER_OUTLIER = 10
 _OUTLIER_RATE = 0.001
+_MIN_FREEDOM_OF_DRIFT = 9
+_MOST_OVER_STEPS = 2.0
+_HELD_RUNS = 5
+"""So many runs in a row hold a level."""
+_DRIFT_SPREADS = 5.0
+"""A rise by so many spreads is no noise, even where successive runs are alike."""
 _MAX_TERMS = 500
 """Of a continued fraction: it takes about the square root of its larger parameter."""
 _TRIMMED = 5
@@ -484,7 +490,8 @@ def predict_run(levels: Sequence[np.ndarray], least_spread: float = 0.0) -> Pred
 
     The spread between runs is pooled over levels, each about a mean of its own. Of ten runs of a
     level at most one is left out, two of twenty …: the one farthest from the others, if a run like
-    them lies so far off with a probability below 0.1 % (Grubbs 1950).
+    them lies so far off with a probability below 0.1 % (Grubbs 1950). A drift is no noise: the
+    spread is at most twice that of runs about the one before (von Neumann 1941).
 
     Args:
         levels: (..., runs) logarithms of the runs' times, an array per level; the last is current.
@@ -492,15 +499,53 @@ def predict_run(levels: Sequence[np.ndarray], least_spread: float = 0.0) -> Pred
     """
     squares = np.zeros(levels[-1].shape[:-1])
     freedom = np.zeros(squares.shape, dtype=np.int64)
+    steps = np.zeros(squares.shape)
     for values in levels:
+        steps = steps + (np.diff(values, axis=-1) ** 2).sum(axis=-1) / 2
         used = _without_outliers(values)
         count = used.sum(axis=-1)
         level = np.where(used, values, 0.0).sum(axis=-1) / count
         squares = squares + np.where(used, (values - level[..., None]) ** 2, 0.0).sum(axis=-1)
         freedom = freedom + count - 1
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.maximum(np.sqrt(squares / freedom), least_spread)
+        most = np.where(freedom < _MIN_FREEDOM_OF_DRIFT, np.inf, _MOST_OVER_STEPS**2 * steps)
+        spread = np.maximum(np.sqrt(np.minimum(squares, most) / freedom), least_spread)
     return Prediction(level, spread * np.sqrt(1 + 1 / count), freedom)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the latest runs lie above the best level that was held.
+
+    Attributes:
+        held: the lowest median of five runs in a row.
+        rise: of the least of the latest five runs above ``held``.
+        limit: a larger rise is no noise.
+    """
+
+    held: float
+    rise: float
+    limit: float
+
+
+def drift_of(values: np.ndarray, least_spread: float = 0.0) -> Drift | None:
+    """Compare the latest runs with the best level held before; None with fewer than ten.
+
+    The spread is that of successive differences, by their median deviation: neither a slow drift
+    nor a few levels or disturbed runs widen it.
+
+    Args:
+        values: logarithms of the runs' times, oldest first.
+        least_spread: standard deviation between runs to assume at least.
+    """
+    if len(values) < 2 * _HELD_RUNS:
+        return None
+    steps = np.diff(values)
+    spread = 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
+    windows = np.lib.stride_tricks.sliding_window_view(values[:-_HELD_RUNS], _HELD_RUNS)
+    held = float(np.median(windows, axis=1).min())
+    rise = float(values[-_HELD_RUNS:].min()) - held
+    return Drift(held, rise, _DRIFT_SPREADS * max(spread, least_spread))
 
 
 def _without_outliers(values: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ independent with a common mean and spread; a run is a regression where it lies a
 interval of Student's t for one further run, which noise alone exceeds once in `1 / ERROR_RATE` runs
 if it is normal, and at most once in a hundred if its tails are heavy (``tests/analyzers/compare/
 test_history.py`` simulates both). A level ends where a user accepted another one, and where three
-runs in a row lie beyond the interval on one side.
+runs in a row lie beyond the interval on one side. Runs that each are a little slower than the last
+never lie above it: the latest are also compared with the best level that was held.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from chopper.analyzers.views.cpu_use import sampled
 from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
-from chopper.statistics import Prediction, median_error, predict_run
+from chopper.statistics import Prediction, drift_of, median_error, predict_run
 
 SCHEMA = "chopper.history/1"
 JUDGEMENT_SCHEMA = "chopper.judgement/1"
@@ -43,6 +44,8 @@ MIN_RUNS = 5
 """Fewest earlier runs for a verdict."""
 _MOST_RUNS = 30
 """Latest runs that count: older ones say little about today's machine."""
+_MOST_DRIFTING = 100
+"""Latest runs among which the best level is looked for that was held."""
 _CONFIRMED = 3
 """So many runs in a row beyond the interval are a new level."""
 _LEAST_SPREAD = 0.001
@@ -211,6 +214,10 @@ class Judgement:
         limit_ratio: a larger change is a regression.
         detectable_ratio: a slow-down that is found in 90 % of cases.
         find_ratio: the slow-down that must be found.
+        held_ns: the best level that several runs in a row held since a user accepted one; None with
+            fewer than ten runs since.
+        drift_ratio: by how much each of the latest runs, this one included, is slower at least.
+        drifted: that is no noise, and a slow-down that must be found.
         causes: leaf causes, those that grew most first.
         checks: what differs from the latest earlier run; what makes it other work first.
         notes: earlier runs that did not count.
@@ -226,6 +233,9 @@ class Judgement:
     limit_ratio: float | None = None
     detectable_ratio: float | None = None
     find_ratio: float = 0.0
+    held_ns: int | None = None
+    drift_ratio: float | None = None
+    drifted: bool = False
     causes: tuple[Growth, ...] = ()
     checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()
@@ -262,7 +272,7 @@ class Judgement:
             for name in (
                 *("verdict", "reason", "failed", "undecided", "statistic", "step_ns"),
                 *("reference_ns", "change_ratio", "spread_ratio", "limit_ratio"),
-                *("detectable_ratio", "find_ratio"),
+                *("detectable_ratio", "find_ratio", "held_ns", "drift_ratio", "drifted"),
             )
         }
         return {
@@ -315,7 +325,7 @@ def judge(run: PastRun, history: Sequence[PastRun], *, find_ratio: float) -> Jud
         )
         count = fmt.plural(len(alike), "earlier run")
         return replace(base, verdict="changed work", reason=f"none of {count} did it ({said})")
-    return _judged(base, same[-_MOST_RUNS:])
+    return _judged(base, same[-_MOST_DRIFTING:])
 
 
 def _machine(run: PastRun) -> tuple[object, ...]:
@@ -336,7 +346,8 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
     run = base.run
     uneven = sum(h.uneven for h in (*same, run))
     statistic: Literal["mean", "median"] = "mean" if 2 * uneven > len(same) + 1 else "median"
-    levels = _levels(same, statistic)
+    base = _with_drift(replace(base, statistic=statistic), same)
+    levels = _levels(same[-_MOST_RUNS:], statistic)
     found = _predicted(levels, statistic)
     if found is None:
         count = fmt.plural(len(same), "earlier run")
@@ -368,6 +379,18 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
     return _told(judged)
 
 
+def _with_drift(base: Judgement, same: list[PastRun]) -> Judgement:
+    """Compare the latest runs with the best level held since a user accepted one."""
+    accepted = max((i for i, h in enumerate(same) if h.accepted), default=0)
+    times = [float(_step_ns(h, base.statistic)) for h in (*same[accepted:], base.run)]
+    drift = drift_of(np.log(times), _LEAST_SPREAD)
+    if drift is None:
+        return base
+    ratio = _change(drift.rise)
+    drifted = drift.rise > drift.limit and ratio > base.find_ratio
+    return replace(base, held_ns=round(math.exp(drift.held)), drift_ratio=ratio, drifted=drifted)
+
+
 def _change(log: float) -> float:
     """Return the change that a difference of logarithms is; none of durations is larger."""
     return math.expm1(min(log, _MOST_LOG))
@@ -384,7 +407,17 @@ def _told(judged: Judgement) -> Judgement:
     of = fmt.plural(len(judged.reference), "run")
     found = f"a slow-down of {percent(judged.detectable_ratio)} would be found in 90 % of cases"
     verdict: Verdict
-    if side > 0:
+    if judged.drifted and side <= 0:
+        noise = _disturbances(judged)
+        verdict = "noisy machine" if noise else "regression"
+        more = percent(judged.drift_ratio or 0.0)
+        reason = (
+            f"the job has become slower little by little: {fmt.duration(judged.held_ns or 0)} per "
+            f"step were held, and each of the latest runs takes {more} longer or more "
+            f"({fmt.duration(judged.step_ns)} now)"
+        )
+        reason += f"; {' and '.join(noise)}: repeat the run" if noise else ""
+    elif side > 0:
         noise = _disturbances(judged)
         verdict = "noisy machine" if noise else "regression"
         reason = f"{times}, more than the {percent(judged.limit_ratio)} that runs vary by; "
@@ -416,7 +449,10 @@ def _disturbances(judged: Judgement) -> list[str]:
     clocks = [h.clock_hz for h in judged.reference if h.clock_hz is not None]
     if run.clock_hz is not None and clocks:
         usual_hz = statistics.median(clocks)
-        if 1 - run.clock_hz / usual_hz >= _CLOCK_SHARE * (judged.change_ratio or 0.0):
+        change = judged.change_ratio or 0.0
+        if judged.drifted:
+            change = max(change, judged.drift_ratio or 0.0)
+        if 1 - run.clock_hz / usual_hz >= _CLOCK_SHARE * change:
             found.append(
                 f"the device's clock was {fmt.cell('clock_hz', run.clock_hz)}, "
                 f"{fmt.cell('clock_hz', usual_hz)} in earlier runs"
@@ -486,7 +522,7 @@ def adds(judgement: Judgement) -> bool:
 
 def is_new_level(judgement: Judgement) -> bool:
     """Tell whether a run that is accepted begins a level."""
-    return judgement.verdict == "changed work" or _side(judgement) != 0
+    return judgement.verdict == "changed work" or judgement.drifted or _side(judgement) != 0
 
 
 def _side(judgement: Judgement) -> int:

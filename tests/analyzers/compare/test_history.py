@@ -18,12 +18,13 @@ from chopper.analyzers.compare.history import (
     Judgement,
     PastRun,
     adds,
+    is_new_level,
     judge,
     past_run,
 )
 from chopper.analyzers.compare.same_work import Work
 from chopper.errors import InputError
-from chopper.statistics import predict_run
+from chopper.statistics import drift_of, predict_run
 from tests.comparing import attribution
 
 Noise = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -104,6 +105,66 @@ def test_the_limit_is_that_of_students_t() -> None:
     assert (float(both.level), float(both.freedom)) == (10.0, 5.0)
     assert both.error == pytest.approx((6 / 5 * 1.5) ** 0.5)
     assert predict_run([np.array([1.0])]).limit(0.001) == np.inf
+
+
+def _shared(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    disturbed = rng.random(shape) < 0.2
+    return 0.5 * rng.standard_normal(shape) + disturbed * rng.exponential(4, shape)
+
+
+SHARED: dict[str, Noise] = {"shared machine": _shared}
+"""One run in five is slower by eight times what the others vary by, and more."""
+
+
+@pytest.mark.parametrize("runs", [10, 30, 100])
+@pytest.mark.parametrize("noise", [*NOISE, *SHARED])
+def test_noise_is_at_most_once_in_a_hundred_a_drift(noise: str, runs: int) -> None:
+    values = (NOISE | SHARED)[noise](np.random.default_rng(runs), (1_000, runs))
+    found = [drift_of(of) for of in values]
+    assert sum(d is not None and d.rise > d.limit for d in found) <= 10
+
+
+def first_found(cv: float, growth: float, seed: int) -> float:
+    """By how much a job has become slower when it is said, each run added as the command does."""
+    rng = np.random.default_rng(seed)
+    earlier: list[PastRun] = []
+    for at in range(200):
+        step_ms = (1 + growth) ** at * float(np.exp(cv * rng.standard_normal()))
+        now = judge(of(step_ms, at), earlier, find_ratio=0.02)
+        if now.verdict == "regression":
+            return (1 + growth) ** at - 1
+        if adds(now):
+            earlier.append(now.run)
+    return np.inf
+
+
+@pytest.mark.parametrize(("cv", "most"), [(0.0001, 0.04), (0.0025, 0.05), (0.01, 0.12)])
+def test_runs_each_a_little_slower_than_the_last_become_a_regression(
+    cv: float, most: float
+) -> None:
+    # Each 0.2 % slower than the last: 13 % after 70 runs were never a regression.
+    assert max(first_found(cv, 0.002, seed) for seed in range(3)) <= most
+
+
+def test_a_history_that_has_drifted_is_said_until_its_level_is_accepted() -> None:
+    rng = np.random.default_rng(3)
+    drifting = [of(1.002**at * float(np.exp(0.0025 * rng.standard_normal())), at)
+                for at in range(70)]  # fmt: skip
+    found = judge(of(1.002**70), drifting, find_ratio=0.02)
+    assert (found.verdict, found.drifted, found.failed) == ("regression", True, True)
+    assert found.held_ns == pytest.approx(1e6, rel=0.01)
+    assert found.drift_ratio == pytest.approx(0.14, abs=0.01)
+    assert "slower little by little: 1.01 ms per step were held" in found.sentence
+    assert found.to_dict()["drifted"]
+    assert not adds(found)
+    assert is_new_level(found)
+    after = [of(1.15, 100 + at, accepted=at == 0) for at in range(12)]
+    found = judge(of(1.15, 200), [*drifting, *after], find_ratio=0.03)
+    assert (found.verdict, found.drifted) == ("same", False)
+    # A disturbed run among the latest is no proof, and one that is as quick as before ends it.
+    slow = judge(of(1.002**70, other_cores=3.0), drifting, find_ratio=0.02)
+    assert (slow.verdict, slow.drifted) == ("noisy machine", True)
+    assert verdict(of(1.0), drifting) == "improvement"
 
 
 def of(step_ms: float, at: int = 10**6, **fields: object) -> PastRun:
