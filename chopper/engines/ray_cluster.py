@@ -190,7 +190,7 @@ def answers(address: str) -> None:
             "submit --address http://HOST:8265 -- chopper analyze RUN --ray`"
         )
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
+    if digits(port) is None:
         raise _no_cluster(address, "it names no port")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 5) as asked:

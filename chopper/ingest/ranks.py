@@ -13,8 +13,8 @@ from chopper.storage.manifest import Finding, RankManifest, add_finding
 from chopper.storage.parts import ranks_missing
 from chopper.wording import device_name, some
 
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?([0-9]{1,6})(?!\d)", re.I)
+_HANDLER_NAME = re.compile(r"(.+)_([0-9]{1,10})\.[0-9]+\.pt\.trace\.json")
 """As ``torch.profiler.tensorboard_trace_handler`` names files: host, process, milliseconds."""
 APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""

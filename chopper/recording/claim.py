@@ -310,6 +310,6 @@ def _clear_stale(path: Path, world_size: int) -> None:
     shutil.rmtree(path / "tables", ignore_errors=True)
     for inner in sub_runs(path):
         shutil.rmtree(inner)
-    for folder in path.glob("rank-*"):
+    for folder in rank_dirs(path):
         if (digits(folder.name[5:]) or 0) >= world_size:
             shutil.rmtree(folder)

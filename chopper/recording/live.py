@@ -19,6 +19,7 @@ from chopper.errors import RunFormatError
 from chopper.quantities import digits
 from chopper.storage import manifest as m
 from chopper.storage.files import read_bytes
+from chopper.storage.layout import rank_dirs
 from chopper.storage.streams import DamagedStreamError, arrow_errors, check_batch
 from chopper.tables import TABLES
 
@@ -146,7 +147,7 @@ class LiveRun:
 
     def poll(self) -> Snapshot:
         """Read what was flushed since the last call."""
-        for folder in sorted(self.path.glob("rank-*")):
+        for folder in rank_dirs(self.path):
             number = digits(folder.name.partition("-")[2])
             if number is None:
                 continue

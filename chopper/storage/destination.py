@@ -33,16 +33,18 @@ _PROVIDED_S = 5.0
 """The first recorder of a job provides its directory in milliseconds; the others wait for it."""
 _POLL_S = 0.02
 _OWN_ENTRY = re.compile(
-    r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
-    r"|\.hook-notes(\..+)?|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
-    re.DOTALL,
+    r"rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
+    r"|\.hook-notes(\..+)?|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp",
+    re.DOTALL | re.ASCII,
 )
-_OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
+_OWN_IN_EXPERIMENT = re.compile(
+    r"experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp", re.ASCII
+)
 
 
 def is_of_run(name: str) -> bool:
     """Return whether chopper gives this name to an entry of a run."""
-    return _OWN_ENTRY.match(name) is not None
+    return _OWN_ENTRY.fullmatch(name) is not None
 
 
 def is_own(entry: Path) -> bool:
@@ -52,8 +54,8 @@ def is_own(entry: Path) -> bool:
     if not is_experiment(entry.parent):
         return False
     if entry.is_dir() and not entry.is_symlink():
-        return all(_OWN_ENTRY.match(p.name) for p in entry.iterdir())
-    return bool(_OWN_IN_EXPERIMENT.match(entry.name))
+        return all(_OWN_ENTRY.fullmatch(p.name) for p in entry.iterdir())
+    return bool(_OWN_IN_EXPERIMENT.fullmatch(entry.name))
 
 
 def check_output(path: Path, *, force: bool = False) -> bool:
@@ -336,7 +338,7 @@ def holds_recording(run_dir: Path) -> bool:
 def _left_by_the_dead(run_dir: Path, what: Literal["old", "new"]) -> Iterator[Path]:
     """Yield what killed commands of this host left beside ``run_dir``, oldest first."""
     host = re.escape(socket.gethostname())
-    name = rf"\.{re.escape(run_dir.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}$"
+    name = rf"\.{re.escape(run_dir.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}"
     yield from _of_the_dead(run_dir.parent, name)
 
 
@@ -349,7 +351,7 @@ def scratch(use: str) -> Iterator[Path]:
     import tempfile
 
     host = socket.gethostname()
-    name = rf"chopper-[a-z]+-{re.escape(host)}-(?P<pid>\d+)-[a-z0-9_]{{8}}$"
+    name = rf"chopper-[a-z]+-{re.escape(host)}-(?P<pid>\d+)-[a-z0-9_]{{8}}"
     for left in _of_the_dead(Path(tempfile.gettempdir()), name):
         shutil.rmtree(left, ignore_errors=True)
     prefix = f"chopper-{use}-{host}-{os.getpid()}-"
@@ -365,7 +367,7 @@ def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
     folders: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
-            match = re.match(pattern, entry.name)
+            match = re.fullmatch(pattern, entry.name, re.ASCII)
             if match is None:
                 continue
             status = entry.lstat()

@@ -19,8 +19,8 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 EXPERIMENT = "experiment.json"
 MOST_RANKS = 1 << 20
-_RANK_DIR = re.compile(r"rank-(\d{5,7})$")
-_SUB_RUN = re.compile(r"process-(\d{1,7})$")
+_RANK_DIR = re.compile(r"rank-([0-9]{5,7})")
+_SUB_RUN = re.compile(r"process-([0-9]{1,7})")
 
 
 def rank_dir_name(rank: int) -> str:
@@ -30,7 +30,7 @@ def rank_dir_name(rank: int) -> str:
 
 def is_rank_dir(path: Path) -> bool:
     """Return whether a folder of a run has the name of a rank's."""
-    return _RANK_DIR.match(path.name) is not None
+    return _RANK_DIR.fullmatch(path.name) is not None
 
 
 def is_run(path: Path) -> bool:
@@ -69,7 +69,7 @@ def sub_runs(path: Path) -> list[Path]:
     numbered = []
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
-            match = _SUB_RUN.match(entry.name)
+            match = _SUB_RUN.fullmatch(entry.name)
             if match is not None and not entry.is_symlink() and is_run(entry):
                 numbered.append((int(match[1]), entry))
     return [entry for _, entry in sorted(numbered)]

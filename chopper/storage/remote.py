@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from chopper.errors import ChopperError, InputError, OutputError
+from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
 from chopper.storage.caches import cache_folder
 from chopper.storage.destination import is_of_run
-from chopper.storage.files import write_atomic
+from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import MANIFEST
 from chopper.wording import some
 
@@ -148,7 +148,7 @@ def restored(address: str, below: str) -> Path:
     """
     with _explained(address, InputError, "read"):
         listing = _listing(address)
-        place = listing.folder / below
+        place = inside(listing.folder, below)
         _fetch(listing, [n for n, p in listing.places.items() if p.is_relative_to(place)])
         return place
 
@@ -178,7 +178,7 @@ def _listing(address: str) -> _Listing:
     return _Listing(
         fs,
         files,
-        {name: folder / _inside(base, name) for name in files},
+        {name: _copy_of(folder, base, name) for name in files},
         folder,
         folder.joinpath(*PurePosixPath(base).parts[-1:]) if is_whole else None,
     )
@@ -344,12 +344,14 @@ class _Stopped(Exception):
     """The copying of a file was stopped."""
 
 
-def _inside(base: str, name: str) -> PurePosixPath:
-    """Return the path of a file below its folder's own name."""
+def _copy_of(folder: Path, base: str, name: str) -> Path:
+    """Return the place of a file's copy: in the folder of copies, below its folder's own name."""
     below = PurePosixPath(name[len(base) :].lstrip("/").partition("?")[0])
-    if not below.parts or ".." in below.parts:
-        raise InputError(f"{name}: not a file name")
-    return PurePosixPath(*PurePosixPath(base).parts[-1:]) / below
+    try:
+        inside(folder, below)
+        return inside(folder, PurePosixPath(*PurePosixPath(base).parts[-1:]) / below)
+    except RunFormatError as exc:
+        raise InputError(f"{name}: not a file name below {base}") from exc
 
 
 def _version(info: Mapping[str, Any]) -> str | None:

@@ -32,7 +32,7 @@ _END = re.compile(rb',\s*"traceEvents"\s*:\s*\[')
 _END_BYTES = 64
 _VALUE_BYTES = 4
 """At least, in memory: the code of a text."""
-_NAME = re.compile(r"manifest\.json|rank-\d{5,7}/[a-z_]+\.parquet")
+_NAME = re.compile(r"manifest\.json|rank-[0-9]{5,7}/[a-z_]+\.parquet")
 _HELD_RATIO = 3
 """Memory for each byte of text: the text, the files, and their tables."""
 _BLOCK_BYTES = 3 << 18

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from chopper.collectors.formats import exported
+from chopper.errors import InputError, RunFormatError
+from chopper.ingest.ranks import rank_by_name
+from chopper.storage import remote
 from chopper.storage.caches import cache_folder
-from chopper.storage.destination import working_dir
-from chopper.storage.files import create, open_own, write_atomic
+from chopper.storage.destination import is_of_run, working_dir
+from chopper.storage.files import create, inside, open_own, write_atomic
+from chopper.storage.layout import is_rank_dir
 from chopper.storage.parquet import Writer
 from chopper.storage.streams import StreamWriter
 from chopper.tables import TABLES
@@ -154,3 +159,31 @@ def test_an_import_takes_nothing_that_lies_beside_its_output(tmp_path: Path) -> 
     (tmp_path / ".run.chopper-read").symlink_to("elsewhere")
     assert run("import", traces, "-o", tmp_path / "run", "--workers", "1").code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == [".run.chopper-read", "run", "traces"]
+
+
+NOT_OURS = ("rank-0000٣", "rank-00000\n", "process-²", "attempt-٣", "tables\n", "manifest.json\n")
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_names_with_other_digits_or_lines_are_not_ours(name: str) -> None:
+    assert not is_of_run(name)
+    assert not is_rank_dir(Path(name))
+    assert rank_by_name(Path(name)) is (0 if name == "rank-00000\n" else None)
+    assert not exported._NAME.fullmatch(f"{name}/step.parquet")
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "a/../../b", "a\0b", "..", "", "linked/a"])
+def test_no_name_leaves_its_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to("/")
+    with pytest.raises(RunFormatError):
+        inside(tmp_path, name)
+
+
+@pytest.mark.parametrize("base", ["bucket/job/..", "bucket/..", "..", "bucket/job"])
+def test_a_copy_lies_in_its_folder(base: str, tmp_path: Path) -> None:
+    for name in ("a", "../a", "b/../../a", "b\0a"):
+        if (base, name) == ("bucket/job", "a"):
+            assert remote._copy_of(tmp_path, base, f"{base}/{name}") == tmp_path / "job" / "a"
+            continue
+        with pytest.raises(InputError):
+            remote._copy_of(tmp_path, base, f"{base}/{name}")
