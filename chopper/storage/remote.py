@@ -348,8 +348,8 @@ def _copy_of(folder: Path, base: str, name: str) -> Path:
     """Return the place of a file's copy: in the folder of copies, below its folder's own name."""
     below = PurePosixPath(name[len(base) :].lstrip("/").partition("?")[0])
     try:
-        inside(folder, below)
-        return inside(folder, PurePosixPath(*PurePosixPath(base).parts[-1:]) / below)
+        inside(folder, str(below))
+        return inside(folder, str(PurePosixPath(*PurePosixPath(base).parts[-1:]) / below))
     except RunFormatError as exc:
         raise InputError(f"{name}: not a file name below {base}") from exc
 
