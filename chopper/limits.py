@@ -3,7 +3,8 @@
 Recordings unpack to 10 to 50 times their size; a file made to do harm unpacks to 1000 times. What
 is unpacked is therefore measured against what was read, and what is held in memory against what is
 free. ``chopper --max-input 40GB …``, or ``CHOPPER_MAX_INPUT=40GB`` in the environment, replaces
-both by one size: that much may be unpacked from each file, and no more.
+both by one size: that much may be unpacked from each file, and no more. The same holds for what a
+server sends, which is also bounded in time and by the free disk.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
+import time
 from pathlib import Path
 
 from chopper.errors import InputError
@@ -28,6 +31,11 @@ ROW_BYTES = 250
 """Of text, about, that a host span or a device event takes in a trace."""
 MAX_LINE_BYTES = 1 << 20
 """A line of a CSV; the longest kernel names have some thousand bytes."""
+SLOW_S, SLOWEST_BYTES_PER_S = 30.0, 1_000
+"""A server that sends less than that for so long is given up."""
+LONGEST_S = 6 * 3_600.0
+"""Of the download of one file."""
+_DISK_EACH_BYTES = 8 << 20
 
 
 def usable_memory_bytes() -> int:
@@ -89,6 +97,11 @@ class Intake:
         self._allowed_bytes = None if not named else size_bytes(named, VARIABLE)
         self._usable_bytes: int | None = None
 
+    @property
+    def allowed_bytes(self) -> int | None:
+        """What the user allows of each file; None where they named no size."""
+        return self._allowed_bytes
+
     def check(self, read_bytes: int, unpacked_bytes: int) -> None:
         """Refuse a file of which this much was read and unpacked so far."""
         if self._allowed_bytes is not None:
@@ -126,4 +139,76 @@ class Intake:
                 f"{bytes_(needed_bytes)} of memory, but only {bytes_(self._usable_bytes)} are "
                 "free; read it on a machine with more memory, or try anyway with `chopper "
                 "--max-input 10GB` before the command"
+            )
+
+
+class Arrival:
+    """Counts what a server sends of one file; what is beyond the limits is an `InputError`.
+
+    Args:
+        name: the file, for messages.
+        folder: where it is written; None where it is not.
+    """
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self._name = name
+        self._folder = folder
+        self._intake = Intake(name, 0.0)
+        self._began_s = self._since_s = time.monotonic()
+        self._since_bytes = 0
+        self._disk_at_bytes = _DISK_EACH_BYTES
+        self._least_free_bytes = 0 if folder is None else self._reserve(folder)
+        self.sent_bytes = 0
+        """So far."""
+        self.unpacked_bytes = 0
+        self.content_bytes = 0
+        """Of what was sent, without what a protocol adds."""
+
+    def _reserve(self, folder: Path) -> int:
+        """Bytes of the disk that stay free: half of it, or what a named limit leaves alone."""
+        disk = shutil.disk_usage(folder)
+        named = self._intake.allowed_bytes is not None
+        return min(disk.total // 50, 2 << 30) if named else disk.free // 2
+
+    def expect(self, size_bytes: int | None) -> None:
+        """Refuse a file of this size before it is sent."""
+        if size_bytes is not None:
+            self._intake.check(size_bytes, size_bytes)
+            if self._folder is not None and size_bytes > _DISK_EACH_BYTES:
+                self._check_disk(size_bytes)
+
+    def at(self, sent_bytes: int, unpacked_bytes: int | None = None) -> None:
+        """Take notice of what was sent, and unpacked of it, so far."""
+        self.sent_bytes = max(self.sent_bytes, sent_bytes)
+        unpacked_bytes = sent_bytes if unpacked_bytes is None else unpacked_bytes
+        self.unpacked_bytes = max(self.unpacked_bytes, unpacked_bytes)
+        self._intake.check(self.sent_bytes, self.unpacked_bytes)
+        if self._folder is not None and self.unpacked_bytes >= self._disk_at_bytes:
+            self._disk_at_bytes = self.unpacked_bytes + _DISK_EACH_BYTES
+            self._check_disk(0)
+        now_s = time.monotonic()
+        if now_s - self._began_s > LONGEST_S:
+            raise InputError(
+                f"{self._name}: {bytes_(self.sent_bytes)} arrived in "
+                f"{LONGEST_S / 3_600:.0f} hours, which is as long as a download may take; copy it "
+                "by other means and name the copy"
+            )
+        if now_s - self._since_s > SLOW_S:
+            came_bytes = self.sent_bytes - self._since_bytes
+            if came_bytes < SLOWEST_BYTES_PER_S * SLOW_S:
+                raise InputError(
+                    f"{self._name}: {came_bytes} bytes arrived in {SLOW_S:g} s, expected at least "
+                    f"{SLOWEST_BYTES_PER_S} each second; try again, or copy it by other means"
+                )
+            self._since_s, self._since_bytes = now_s, self.sent_bytes
+
+    def _check_disk(self, more_bytes: int) -> None:
+        assert self._folder is not None
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes - more_bytes < self._least_free_bytes:
+            raise InputError(
+                f"{self._name}: {bytes_(self.unpacked_bytes + more_bytes)} of it leave too little "
+                f"of the disk of {self._folder.parent} free ({bytes_(free_bytes)}); set "
+                "XDG_CACHE_HOME to a larger disk, or allow its size with `chopper --max-input "
+                "100GB` before the command"
             )

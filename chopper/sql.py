@@ -32,6 +32,7 @@ from chopper.storage.destination import scratch
 from chopper.storage.files import inside
 from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
+from chopper.storage.remote import here
 from chopper.storage.run import Run, ranks_of
 from chopper.storage.streams import read_stream
 from chopper.tables import GROUPS, TABLES
@@ -495,7 +496,7 @@ def _number(kind: pa.DataType) -> pa.DataType:
 
 def _directory(source: Source) -> Path | None:
     """Return the run directory that is named; None for traces."""
-    named = [source] if isinstance(source, str | Path) else list(source)
+    named = here([source] if isinstance(source, str | Path) else list(source))
     return Path(named[0]) if len(named) == 1 and is_run(Path(named[0])) else None
 
 

@@ -28,6 +28,7 @@ from chopper.errors import (
     reason_of,
 )
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
+from chopper.storage.addresses import remember, without_secrets
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -177,7 +178,12 @@ class _Group(LazyGroup):
     callback=lambda ctx, _param, wanted: _show_version(ctx) if wanted else None,
     help="Show the version and how it was built.",
 )
-def cli(max_input: str | None) -> None:
+@click.option(
+    "--allow-redirects",
+    is_flag=True,
+    help="Follow servers of http addresses to other servers, if not into a nearer network.",
+)
+def cli(max_input: str | None, allow_redirects: bool) -> None:
     """The hardware could do this step in X ms; it took Y ms: where did the rest go?
 
     \b
@@ -193,6 +199,10 @@ def cli(max_input: str | None) -> None:
 
         size_bytes(max_input, "--max-input")
         os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
+    if allow_redirects:
+        from chopper.storage.web import ALLOW_REDIRECTS
+
+        os.environ[ALLOW_REDIRECTS] = "1"
 
 
 def _show_version(ctx: click.Context) -> None:
@@ -233,7 +243,11 @@ def _end_unread() -> NoReturn:
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
     words = sys.argv[1:]
-    word = "".join(meant(words[2:] if words[:1] == ["--max-input"] else words)[:1])
+    for said in words:
+        remember(said)
+    while words[:1] in (["--max-input"], ["--allow-redirects"]):
+        words = words[2 if words[0] == "--max-input" else 1 :]
+    word = "".join(meant(words)[:1])
     if word in _READING:
         # Arrow's own pool keeps what is freed: a report took a fifth more memory with it.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -246,8 +260,7 @@ def main() -> None:
             code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
-        exc.message = message_line(exc.message)  # type: ignore[misc]
-        exc.show()
+        click.UsageError(message_line(without_secrets(exc.format_message())), exc.ctx).show()
         sys.exit(2)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
@@ -255,7 +268,7 @@ def main() -> None:
         click.echo("chopper: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as exc:
-        exc.message = message_line(exc.message)  # type: ignore[misc]
+        exc.message = message_line(without_secrets(exc.message))  # type: ignore[misc]
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
@@ -281,7 +294,9 @@ def main() -> None:
             where = (
                 f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name else ""
             )
-            click.echo(f"chopper: {message_line(where + reason_of(exc))}", err=True)
+            click.echo(
+                f"chopper: {message_line(without_secrets(where + reason_of(exc)))}", err=True
+            )
             sys.exit(1)
         click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)
         # What is still buffered would fail again when the interpreter ends.

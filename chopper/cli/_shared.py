@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import OutputError, UsageError, message_line, printable
+from chopper.storage.addresses import without_secrets
 from chopper.wording import plural
 
 if TYPE_CHECKING:
@@ -114,8 +115,14 @@ class RunPlace(NamedPath):
         param: click.Parameter | None,  # noqa: ARG002
         ctx: click.Context | None,  # noqa: ARG002
     ) -> Path | str:
-        """Return the address."""
-        return value.rstrip("/")
+        """Return the address, or the path of one on this machine.
+
+        Raises:
+            InputError: that is no path.
+        """
+        from chopper.storage.remote import on_this_machine
+
+        return on_this_machine(value) or value.rstrip("/")
 
 
 def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -397,7 +404,7 @@ def present(
 def say(message: str) -> None:
     """Tell the user something on stderr; that nobody listens is no reason to fail."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo(message_line(f"chopper: {message}"), err=True)
+        click.echo(message_line(f"chopper: {without_secrets(message)}"), err=True)
         sys.stderr.flush()
 
 
@@ -472,7 +479,7 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
 
 def quoted(*sources: str | Path) -> str:
     """Return names as they are typed into a shell."""
-    return printable(" ".join(shlex.quote(str(s)) for s in sources))
+    return printable(" ".join(shlex.quote(without_secrets(str(s))) for s in sources))
 
 
 def write_run(
@@ -497,14 +504,15 @@ def write_run(
     else:
         remote.check_upload(output, force=force)
         with scratch("upload") as folder:
-            made = _placed(make, folder / output.rpartition("/")[2], force=False)
-            remote.upload(folder / made.name, output)
+            made = _placed(make, folder / remote.name_of(output), force=False)
+            remote.upload(folder / made.name, output, force=force)
     if as_json:
         click.echo(manifest.encode(made), nl=False)
     else:
-        click.echo(str(output))
+        click.echo(without_secrets(str(output)))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        click.echo(message_line(f"{finding.severity}: {finding.message}"), err=True)
+        said = without_secrets(f"{finding.severity}: {finding.message}")
+        click.echo(message_line(said), err=True)
     click.echo(f"next: chopper analyze {quoted(output)}", err=True)
 
 

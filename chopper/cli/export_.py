@@ -13,6 +13,7 @@ from chopper.cli._devices import device
 from chopper.cli.output import progress
 from chopper.integrations import TRACKERS
 from chopper.reports.export import KINDS
+from chopper.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
     from chopper.reports.export import Kind
@@ -91,5 +92,5 @@ def _track(sources: tuple[str, ...], tracker: str, output: Path | None, *, force
 
 def _name(source: str) -> str:
     """Return a name for what is made of a run, a trace or a pattern."""
-    name = shared.run_name(Path(source).resolve())
+    name = shared.run_name(Path(without_secrets(source)).resolve())
     return re.sub(r"[^\w.-]+", "", name).strip(".-_") or "export"

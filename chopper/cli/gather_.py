@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import click
@@ -32,7 +33,9 @@ def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_j
     from chopper.recording.gather import gather, node_runs
     from chopper.storage.remote import here
 
-    paths = node_runs([Path(node) for node in here(nodes)])
+    counted: deque[str] = deque([""], maxlen=1)
+    with progress("looking for the runs", counted):
+        paths = node_runs([Path(node) for node in here(nodes, counted.append)])
     target = output or Path("runs") / f"{paths[0].resolve().name}-gathered"
     with progress(f"gathering {len(paths)} runs"):
         shared.write_run(lambda place: gather(paths, place), target, force=force, as_json=as_json)

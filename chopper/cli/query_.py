@@ -30,6 +30,7 @@ from chopper.errors import (
     reason_of,
 )
 from chopper.quantities import seconds, size_bytes
+from chopper.storage.addresses import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -163,7 +164,7 @@ def _statement(sources: tuple[str, ...], file: str | None) -> tuple[str | None, 
     if last.endswith(".sql"):
         raise UsageError(f"{last}: SQL comes from a file with --file {shared.quoted(last)}")
     # A statement has several words, and is no file.
-    if os.path.lexists(last) or len(last.split()) == 1:
+    if os.path.lexists(last) or is_address(last) or len(last.split()) == 1:
         return None, sources
     if not named:
         raise UsageError("no run: name a run directory or traces before the SQL")
@@ -183,7 +184,11 @@ def _check_output(output: Path, sources: tuple[str, ...], *, force: bool) -> Non
 def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
     """Print the tables and views that SQL can name, with their columns."""
     from chopper.sql import declarations
+    from chopper.storage.remote import here
 
+    counted: deque[str] = deque([""], maxlen=1)
+    with progress("looking for the run", counted):
+        here(sources, counted.append)
     declared = declarations(list(sources))
     if kind == "json":
         for name, table in declared.items():
@@ -202,11 +207,13 @@ def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
 
 def _read(query: Query, counted: deque[str]) -> None:
     """Read what a statement names; say what is damaged and what has no rows."""
+    from chopper.storage.remote import in_addresses
+
     with progress(f"reading {', '.join(query.names) or 'nothing'}", counted):
         rows = query.read()
     for finding in query.findings:
         if finding.severity != "info":
-            shared.say(f"{finding.severity}: {finding.message}")
+            shared.say(f"{finding.severity}: {in_addresses(finding.message)}")
     empty = [name for name, count in rows.items() if count == 0]
     if empty:
         shared.say(f"this run has no recording of {', '.join(empty)}")

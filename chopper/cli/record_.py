@@ -163,7 +163,7 @@ def command(
             finally:
                 notes.unlink(missing_ok=True)
             code = _close(path, shown, command_line, code, seen)
-        _upload(target, output)
+        _upload(target, output, force=force)
         return code
     except (ChopperError, OSError) as exc:
         if code is None:
@@ -182,20 +182,20 @@ def _places(output: Path | str | None, *, force: bool) -> tuple[Path, Path]:
 
     if isinstance(output, str):
         remote.check_upload(output, force=force)
-        output = Path("runs", output.rpartition("/")[2])
+        output = Path("runs", remote.name_of(output))
     if output is not None:
         return output, output
     target = choose_output(None, None)
     return target, _relative(target)
 
 
-def _upload(run: Path, output: Path | str | None) -> None:
+def _upload(run: Path, output: Path | str | None, *, force: bool) -> None:
     """Copy a recorded run to its address, if it has one; here it stays."""
     from chopper.storage import remote
 
     if isinstance(output, str):
         try:
-            remote.upload(run, output)
+            remote.upload(run, output, force=force)
         except ChopperError as exc:
             raise OutputError(f"{exc}; the run is in {run}") from exc
         shared.say(f"copied to {output}")

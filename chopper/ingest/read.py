@@ -28,11 +28,12 @@ from chopper.ingest.recorded import filed_tables, rank_task, read_task, with_los
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage import parquet
+from chopper.storage.addresses import without_secrets
 from chopper.storage.files import inside
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.parts import read_manifest
-from chopper.storage.remote import here, in_addresses, without_secrets
+from chopper.storage.remote import here, in_addresses
 from chopper.storage.run import Run
 from chopper.storage.store import HeldTables, Store, Stretch
 from chopper.version import __version__

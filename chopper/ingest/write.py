@@ -22,12 +22,12 @@ from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
+from chopper.storage.addresses import is_address, without_secrets
 from chopper.storage.destination import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.parquet import RankWriter
 from chopper.storage.parts import read_manifest
-from chopper.storage.remote import is_address, without_secrets
 from chopper.storage.run import Run
 from chopper.storage.store import Store
 from chopper.storage.streams import write_table

@@ -21,7 +21,13 @@ from typing import Literal
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.storage import manifest as m
 from chopper.storage.files import create, is_users, read_bytes
-from chopper.storage.layout import MANIFEST, is_experiment, is_rank_dir, is_run
+from chopper.storage.layout import (
+    MANIFEST,
+    foreign_files,
+    is_experiment,
+    is_rank_dir,
+    is_run,
+)
 from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
 from chopper.storage.processes import recorders
 from chopper.wording import some
@@ -81,7 +87,7 @@ def check_output(path: Path, *, force: bool = False) -> bool:
             raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
         if not force:
             raise OutputError(f"{path}: holds a run already; pass --force to replace it")
-        others = [p.name for p in entries if not is_own(p)]
+        others = [p.name for p in entries if not is_own(p)] or _foreign_below(path)
         if others:
             raise OutputError(
                 f"{path}: holds, besides a run, files that chopper did "
@@ -96,6 +102,34 @@ def check_output(path: Path, *, force: bool = False) -> bool:
     except OSError as exc:
         raise OutputError(f"{path}: cannot be read ({reason_of(exc)}); choose another -o") from exc
     return True
+
+
+def _foreign_below(path: Path) -> list[str]:
+    """Return which files in a run, or in the runs of an experiment, are not theirs."""
+    runs = [p for p in path.iterdir() if not is_of_run(p.name)] if is_experiment(path) else [path]
+    foreign = []
+    for run in runs:
+        names = []
+        for folder, folders, files in os.walk(run):
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            names += [Path(folder, name).relative_to(run).as_posix() for name in (*files, *links)]
+        # Names of imported traces are their own: the rank's manifest has them.
+        unknown = foreign_files(names)
+        folders_of = {name.rpartition("/")[0] for name in unknown}
+        named = {f"{folder}/{name}" for folder in folders_of for name in _named_in(run / folder)}
+        inside = run.relative_to(path)
+        foreign += [str(inside / name) for name in foreign_files(unknown, named)]
+    return foreign
+
+
+def _named_in(folder: Path) -> set[str]:
+    """Return the files that the manifest of a rank's folder names."""
+    with contextlib.suppress(RunFormatError, OSError):
+        if is_rank_dir(folder):
+            return m.named_by(
+                m.decode_rank(read_bytes(folder / MANIFEST, error=RunFormatError), "")
+            )
+    return set()
 
 
 def run_around(path: Path) -> Path | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -21,6 +22,16 @@ EXPERIMENT = "experiment.json"
 MOST_RANKS = 1 << 20
 _RANK_DIR = re.compile(r"rank-([0-9]{5,7})")
 _SUB_RUN = re.compile(r"process-([0-9]{1,7})")
+_UPLOAD = re.compile(r"upload-[0-9a-f]{16}")
+_FILE = re.compile(
+    r"(?:(?:attempt|process)-[0-9]{1,7}/){0,4}"
+    r"(?:manifest\.json|\.claim|\.chopper-probe|\.hook-notes(?:\.[^/]{1,250})?"
+    r"|\.manifest\.json\.[0-9]{1,10}\.tmp|tables/(?:rank-[0-9]{5,7}/)?[a-z0-9_]{1,80}\.parquet"
+    r"|(?:rank-[0-9]{5,7}|\.rank-[0-9]{5,7}\.[^/]{1,200}\.new)/"
+    r"(?:manifest\.json|sampler-[a-z0-9_-]{1,80}\.json|trace(?:-[0-9]{1,7})?\.json(?:\.[a-z0-9]{1,4})?"
+    r"|[a-z0-9_]{1,80}\.(?:arrow|parquet)|\.[^/]{1,250}\.(?:tmp|part)))"
+)
+"""Files to which chopper gives names of its own."""
 
 
 def rank_dir_name(rank: int) -> str:
@@ -31,6 +42,24 @@ def rank_dir_name(rank: int) -> str:
 def is_rank_dir(path: Path) -> bool:
     """Return whether a folder of a run has the name of a rank's."""
     return _RANK_DIR.fullmatch(path.name) is not None
+
+
+def is_upload(name: str) -> bool:
+    """Return whether a folder at an address has the name of a run's that was copied there."""
+    return _UPLOAD.fullmatch(name) is not None
+
+
+def is_file_of(name: str) -> bool:
+    """Return whether chopper gives this name to a file of a run; it is the path in the run."""
+    return _FILE.fullmatch(name) is not None
+
+
+def foreign_files(names: Iterable[str], named: Collection[str] = ()) -> list[str]:
+    """Return which paths in a run are not its files: neither named by it, nor as chopper does.
+
+    Such files are never removed, here and at addresses.
+    """
+    return sorted(name for name in names if name not in named and not is_file_of(name))
 
 
 def is_run(path: Path) -> bool:

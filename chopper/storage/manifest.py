@@ -7,16 +7,20 @@ from the parts when the run is closed, or read on the fly when it never was.
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from chopper.errors import RunFormatError
+from chopper.storage.addresses import cleaned, may_tell
 from chopper.storage.files import decode_json, encode_json
-from chopper.storage.layout import MOST_RANKS
+from chopper.storage.layout import MOST_RANKS, is_upload
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
+STORED_VERSION = 2
+"""Of ``manifest.json`` at an address, which names the folder of a run."""
 
 _BOOT = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
@@ -239,6 +243,20 @@ class RunManifest(msgspec.Struct, kw_only=True):
     """Findings about the run as a whole (missing ranks, mixed runs)."""
 
 
+class Upload(msgspec.Struct, kw_only=True, frozen=True):
+    """A run at an address, as its ``manifest.json`` there says it."""
+
+    folder: str
+    """Name of the folder, beside the manifest, that holds the run."""
+    files: dict[str, int]
+    """Each file's path in it, and its bytes."""
+
+
+class _Stored(msgspec.Struct):
+    schema_version: int
+    upload: Upload
+
+
 _M = TypeVar("_M")
 
 
@@ -256,8 +274,8 @@ class _Counted(msgspec.Struct):
 
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
-    """Serialize as indented JSON."""
-    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
+    """Serialize as indented JSON, without the secrets of addresses in it."""
+    return msgspec.json.format(_told(encode_json(manifest)), indent=2) + b"\n"
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:
@@ -277,6 +295,29 @@ def decode_run(data: bytes, where: str) -> RunManifest:
     return _damaged_or(data, where, RunManifest)
 
 
+def named_by(part: RankManifest) -> set[str]:
+    """Return the files that a rank's part names, in the rank's folder."""
+    return {*part.traces, *(name for report in part.collectors for name in report.files)}
+
+
+def encode_stored(upload: Upload) -> bytes:
+    """Serialize what names a run at an address."""
+    return encode_json(_Stored(STORED_VERSION, upload)) + b"\n"
+
+
+def decode_stored(data: bytes, where: str) -> Upload | RunManifest:
+    """Read the manifest of a run at an address; of an earlier version it is the run's own."""
+    problem = f"{where}: not a chopper manifest"
+    version = decode_json(data, _Versioned, problem, error=RunFormatError).schema_version
+    if version != STORED_VERSION:
+        return decode_run(data, where)
+    upload = decode_json(data, _Stored, problem, error=RunFormatError).upload
+    paths = map(PurePosixPath, upload.files)
+    if not is_upload(upload.folder) or any(p.is_absolute() or ".." in p.parts for p in paths):
+        raise RunFormatError(f"{problem} (it names files outside of its folder)")
+    return upload
+
+
 def _check_version(data: bytes, where: str) -> None:
     """Refuse what is no manifest, or of a newer chopper, of which nothing else may be read."""
     problem = f"{where}: not a chopper manifest"
@@ -289,4 +330,9 @@ def _check_version(data: bytes, where: str) -> None:
 
 
 def _damaged_or(data: bytes, where: str, kind: type[_M]) -> _M:
-    return decode_json(data, kind, f"{where}: damaged manifest", error=RunFormatError)
+    return decode_json(_told(data), kind, f"{where}: damaged manifest", error=RunFormatError)
+
+
+def _told(data: bytes) -> bytes:
+    """Return a document without the secrets of the addresses in it, such as a command's."""
+    return msgspec.json.encode(cleaned(msgspec.json.decode(data))) if may_tell(data) else data

@@ -1,8 +1,13 @@
-"""Files at addresses (``s3://…``, ``https://…``), through fsspec: read as copies, written whole.
+"""Files at addresses (``s3://…``, ``https://…``): read as copies, written whole.
 
 Copies lie in ``$XDG_CACHE_HOME/chopper/remote`` (``~/.cache`` by default) and are taken again only
 where the file has changed (size, ETag or time); :mod:`chopper.storage.caches` says how long they
-stay. Credentials and endpoints are those of each file system's own library.
+stay. Credentials and endpoints are those of each file system's own library; all but HTTP's come
+from fsspec.
+
+A run at an address lies below a folder of its own, ``upload-0123456789abcdef``, which
+``manifest.json`` names with its files. That is written last, and the files of the run that it
+replaces go then: of two uploads at once, one whole run results.
 """
 
 from __future__ import annotations
@@ -13,32 +18,48 @@ import glob
 import os
 import queue
 import re
+import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
+from chopper.limits import Arrival
+from chopper.storage import manifest as m
+from chopper.storage.addresses import is_address, remember, scheme_of, without_secrets
 from chopper.storage.caches import cache_folder
-from chopper.storage.destination import is_of_run
 from chopper.storage.files import inside, write_atomic
-from chopper.storage.layout import MANIFEST
-from chopper.wording import some
+from chopper.storage.layout import (
+    MANIFEST,
+    foreign_files,
+    is_file_of,
+    is_upload,
+    rank_dir_name,
+)
+from chopper.storage.web import Web
+from chopper.wording import bytes_, some
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gs"),
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "abfs"),
     "hf": "hf",
 }
+_T = TypeVar("_T")
+_LOCAL = ("file", "local")
 _SCHEMES = "s3, gs, abfs, hf, http, https or file"
 _MOST_FILES = 10_000
 _ATTEMPTS = 3
 _THREADS = 8
 _CONNECT_S, _READ_S = 10, 30
+_LOOK_S = 120.0
+"""Patience with a server that is asked what there is."""
+_POLL_S = 0.2
+_MOST_MANIFEST_BYTES = 1 << 30
 _STOP_S = 1.0
 """Patience with files on their way when one has failed or the user interrupts."""
 _DEAD_PART_S = 86_400
@@ -67,11 +88,6 @@ _shown_by_key: dict[str, str] = {}
 """Name of a folder of copies → the address that it stands for, of this process."""
 _address_by_folder: dict[Path, str] = {}
 """Folder of copies → the address as it was named."""
-
-
-def is_address(name: object) -> bool:
-    """Return whether a name is an address rather than a path."""
-    return isinstance(name, str) and _ADDRESS.match(name) is not None
 
 
 def here(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[str | Path]:
@@ -111,22 +127,13 @@ def files_of(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[P
     return files
 
 
-def without_secrets(name: str) -> str:
-    """Return an address without the password and the signature that it may hold."""
-    if _scheme(name) not in ("http", "https") or not is_address(name):
-        return name
-    scheme, _, rest = name.partition("?")[0].partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
 def in_addresses(text: str) -> str:
     """Return a message with addresses in place of the copies that it names, on any machine."""
     for folder in _address_by_folder:  # may have spaces in it
         text = text.replace(str(folder), f"/chopper/remote/{folder.name}")
     for key, shown in _shown_by_key.items():
         text = re.sub(rf"[^\s'\"(]*/chopper/remote/{key}", lambda _, s=shown: s, text)  # type: ignore[misc]
-    return text
+    return without_secrets(text)
 
 
 def origin(path: Path) -> tuple[str, str] | None:
@@ -155,112 +162,232 @@ def restored(address: str, below: str) -> Path:
 
 def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
     with _explained(address, InputError, "read"):
-        if _scheme(address) in ("file", "local"):
-            return (opened(address)[1],)
-        listing = _listing(address)
-        if address not in _address_by_folder.values():
+        if (path := on_this_machine(remember(address))) is not None:
+            return (path,)
+        for attempt in range(2):
+            listing = _listing(address)
+            if address in _address_by_folder.values():
+                break
             try:
                 _fetch(listing, listing.files, tell)
-            except BaseException:
+            except BaseException as exc:
                 _listing.cache_clear()  # a next try looks again
-                raise
+                if not isinstance(exc, FileNotFoundError) or attempt:
+                    raise
+                continue  # the run was replaced meanwhile
             _address_by_folder[listing.folder] = address
             _remove_others(listing)
+            break
         return tuple(listing.places.values()) if listing.whole is None else (listing.whole,)
 
 
 @functools.cache
 def _listing(address: str) -> _Listing:
     fs, path = opened(address)
-    files, base, is_whole = _listed(fs, path, address)
+    names, base, is_whole = _within(lambda: _listed(fs, path, address))
     folder = cache_folder("remote", address)
     _shown_by_key[folder.name] = without_secrets(_shown(address, fs, base))
-    return _Listing(
-        fs,
-        files,
-        {name: _copy_of(folder, base, name) for name in files},
-        folder,
-        folder.joinpath(*PurePosixPath(base).parts[-1:]) if is_whole else None,
-    )
+    top = PurePosixPath(_below_host(base)).name
+    places = {name: _copy_of(folder, top, below) for name, (_, below) in names.items()}
+    files = {name: info for name, (info, _) in names.items()}
+    return _Listing(fs, files, places, folder, folder / top if is_whole else None)
+
+
+def _within(look: Callable[[], _T]) -> _T:
+    """Ask a server something, and give up what takes too long."""
+    found: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            found.put((look(), None))
+        except BaseException as exc:  # noqa: BLE001  (raised by who waits for it)
+            found.put((None, exc))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        value, error = found.get(timeout=_LOOK_S)
+    except queue.Empty:
+        raise TimeoutError(f"no answer for {_LOOK_S:g} s") from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def name_of(address: str) -> str:
+    """Return a name for the run at an address."""
+    return PurePosixPath(_below_host(address)).name or "run"
+
+
+def on_this_machine(address: str) -> Path | None:
+    """Return the path that an address of this machine stands for; None for any other.
+
+    Raises:
+        InputError: it has user information, a query or a fragment.
+    """
+    if scheme_of(address) not in _LOCAL:
+        return None
+    if without_secrets(address) != address:
+        raise InputError(
+            f"{without_secrets(address)}: a path has no user, query or fragment, but this address "
+            "has one; name the path itself"
+        )
+    return Path(address.partition("://")[2])
 
 
 def opened(address: str) -> tuple[Any, str]:
     """Return the file system of an address, as fsspec has it, and the path in it.
 
     Raises:
-        InputError: fsspec is not installed.
+        InputError: fsspec is not installed, or the address is none that is read.
     """
+    scheme = scheme_of(remember(address))
+    address = scheme + address[len(scheme) :]
+    if scheme in Web.protocol:
+        return Web(), address.partition("#")[0]
+    shown = without_secrets(address)
+    if "::" in address:
+        raise InputError(f"{shown}: is several addresses in one (::), expected one")
     try:
         import fsspec
     except ImportError:
         raise InputError(
-            f"{address}: needs fsspec, which is not installed: "
-            "pip install 'chopper-profiler[remote]'"
+            f"{shown}: needs fsspec, which is not installed: pip install 'chopper-profiler[remote]'"
         ) from None
     options: dict[str, Any] = {}
-    scheme = _scheme(address)
-    address = scheme + address[len(scheme) :]
     if scheme in ("s3", "s3a"):
         times = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S}
         options = {"config_kwargs": {**times, "retries": {"max_attempts": 1}}}
-    elif scheme in ("http", "https"):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": timeout}}
     fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
     if scheme in ("s3", "s3a"):
         fs.retries = 1  # of botocore's own; a server that hangs would be tried ten times
     return fs, str(path)
 
 
-def _scheme(address: str) -> str:
-    return address.partition("://")[0].lower()
+def _below_host(path: str) -> str:
+    """Return a path in a file system, without the server, the query and the fragment of one."""
+    path = without_secrets(path)
+    return path.partition("://")[2] if is_address(path) else path
 
 
-def _names_of(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _listed(fs: Any, path: str, address: str) -> tuple[dict[str, dict[str, Any]], str, bool]:
+def _listed(
+    fs: Any, path: str, address: str
+) -> tuple[dict[str, tuple[dict[str, Any], str]], str, bool]:
     """Return the files that an address means, the folder that they are in, and whether it is that.
 
-    Of a folder that is no run, files deeper in it are left out.
+    Each with what is said of it and its path in that folder. Of a folder that is no run, files
+    deeper in it are left out.
     """
-    magic = re.search(r"[*?\[]", path.partition("?")[0] if "http" in _names_of(fs) else path)
+    is_web = isinstance(fs, Web)
+    begin = path.find("/", path.find("://") + 3) if is_web else 0
+    query = path.find("?", max(begin, 0)) if is_web else -1
+    plain = path[:query] if query >= 0 else path
+    magic = re.search(r"[*?\[]", plain[max(begin, 0) :])
     if magic:
         found = fs.glob(path, detail=True)
-        base = path[: magic.start()].rpartition("/")[0]
-    elif path.endswith("/") or ("http" not in _names_of(fs) and fs.isdir(path)):
-        base = path.rstrip("/")
+        base = plain[: max(begin, 0) + magic.start()].rpartition("/")[0]
+    elif plain.endswith("/") or (not is_web and fs.isdir(path)):
+        base = plain.rstrip("/")
+        run = _run_at(fs, base)
+        if isinstance(run, m.Upload):
+            return (
+                {
+                    f"{base}/{run.folder}/{name}": (_told_of(run, size), name)
+                    for name, size in run.files.items()
+                },
+                base,
+                True,
+            )
         found = fs.find(base, detail=True)
-        if f"{base}/{MANIFEST}" not in found:
+        if run is None:
             found = {n: i for n, i in found.items() if "/" not in n[len(base) + 1 :]}
     else:
-        return {path: fs.info(path)}, path.rpartition("/")[0], False
-    files = {name: info for name, info in found.items() if info.get("type") == "file"}
+        base, _, name = plain.rpartition("/")
+        return {path: (fs.info(path), name)}, base, False
+    files = {
+        name: (info, name[len(base) :].lstrip("/"))
+        for name, info in found.items()
+        if info.get("type") == "file"
+    }
     if not files:
-        raise InputError(f"{address}: no file is there, or the pattern matches none")
+        raise InputError(
+            f"{without_secrets(address)}: no file is there, or the pattern matches none"
+        )
     if magic and len(files) > _MOST_FILES:
         raise InputError(
-            f"{address}: the pattern matches {len(files)} files, expected at most {_MOST_FILES}; "
-            "name fewer"
+            f"{without_secrets(address)}: the pattern matches {len(files)} files, expected at most "
+            f"{_MOST_FILES}; name fewer"
         )
     return files, base, not magic
 
 
-def _fetch(listing: _Listing, names: Collection[str], tell: Tell = lambda _: None) -> None:
-    """Copy those files that are not there as they are now."""
-    listing.folder.mkdir(parents=True, exist_ok=True)
+def _told_of(run: m.Upload, size: int) -> dict[str, Any]:
+    """Return what is known of a file that was uploaded: nobody changes it there."""
+    return {"type": "file", "size": size, "ETag": run.folder}
 
-    def copy(name: str, progress: Any) -> None:
+
+def _run_at(fs: Any, base: str) -> m.Upload | m.RunManifest | None:
+    """Return what the manifest of a folder says; None where no run is."""
+    place = f"{base}/{MANIFEST}"
+    shown = without_secrets(place)
+    try:
+        size = fs.info(place).get("size")
+        if (size or 0) > _MOST_MANIFEST_BYTES:
+            raise RunFormatError(f"{shown}: has {bytes_(size)}, too large for a manifest")
+        if isinstance(fs, Web):
+            data = fs.cat_file(place)
+        else:
+            data = fs.cat_file(place, start=0, end=size) if size else b""
+    except FileNotFoundError as exc:
+        if exc.__cause__ is not None:  # no bucket, or no answer
+            raise
+        return None
+    try:
+        return m.decode_stored(data, shown)
+    except m.NewerRunError:
+        raise
+    except RunFormatError:
+        return None
+
+
+def _fetch(listing: _Listing, names: Collection[str], tell: Tell = lambda _: None) -> None:
+    """Copy those files that are not there as they are now, within the limits."""
+    listing.folder.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in names if not _is_current(listing, name)]
+    coming: dict[str, tuple[Arrival, Path]] = {}
+
+    def copy(name: str, is_over: Callable[[], bool]) -> None:
         place, info = listing.places[name], listing.files[name]
-        _download(listing.fs, name, place, info.get("size"), progress)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}.part")
+
+        def begin() -> Arrival:
+            arrival = Arrival(in_addresses(str(place)), listing.folder)
+            arrival.expect(info.get("size"))
+            coming[name] = arrival, part
+            return arrival
+
+        try:
+            _download(listing.fs, name, part, info.get("size"), begin, is_over)
+            part.replace(place)
+        finally:
+            part.unlink(missing_ok=True)
         noted = _noted(listing, name)
         noted.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(noted, (_version(info) or "").encode())
 
-    _each(copy, [name for name in names if not _is_current(listing, name)], tell)
+    def watch(count: int) -> None:
+        for arrival, part in [*coming.values()]:
+            with contextlib.suppress(FileNotFoundError):
+                if not isinstance(listing.fs, Web):  # which counts what is sent itself
+                    arrival.at(part.stat().st_size)
+        so_far_bytes = sum(arrival.sent_bytes for arrival, _ in [*coming.values()])
+        tell(f" ({count} of {len(wanted)} files copied, {bytes_(so_far_bytes)})")
+
+    try:
+        _each(copy, wanted, watch)
+    finally:
+        for _, part in [*coming.values()]:  # of threads that hang
+            part.unlink(missing_ok=True)
 
 
 def _is_current(listing: _Listing, name: str) -> bool:
@@ -296,19 +423,23 @@ def _remove_others(listing: _Listing) -> None:
                 path.unlink()
 
 
-def _each(move: Callable[[str, Any], None], names: Collection[str], tell: Tell) -> None:
-    """Move files, several at a time; where one fails or the user interrupts, all stop."""
-    import fsspec
+def _each(
+    move: Callable[[str, Callable[[], bool]], None],
+    names: Collection[str],
+    watch: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Move files, several at a time; where one fails or the user interrupts, all stop.
 
+    Args:
+        move: is given a name, and what tells that it shall stop.
+        names: of the files.
+        watch: is told how many are done, often; what it raises stops them.
+    """
     stop = threading.Event()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
-
-    def check(*_: object, **__: object) -> None:
-        if stop.is_set():
-            raise _Stopped
 
     def work() -> None:
         while not stop.is_set():
@@ -317,7 +448,7 @@ def _each(move: Callable[[str, Any], None], names: Collection[str], tell: Tell) 
             except queue.Empty:
                 return
             try:
-                move(name, fsspec.Callback(hooks={"stop": check}))
+                move(name, stop.is_set)
             except BaseException as exc:  # noqa: BLE001  (raised by who waits for it)
                 ended.put(exc)
             else:
@@ -328,10 +459,13 @@ def _each(move: Callable[[str, Any], None], names: Collection[str], tell: Tell) 
     try:
         for thread in threads:
             thread.start()
-        for count in range(1, len(names) + 1):
-            if (error := ended.get()) is not None:
-                raise error
-            tell(f" ({count} of {len(names)} files copied)")
+        count = 0
+        while count < len(names):
+            with contextlib.suppress(queue.Empty):
+                if (error := ended.get(timeout=_POLL_S)) is not None:
+                    raise error
+                count += 1
+            watch(count)
     finally:
         stop.set()
         until_s = time.monotonic() + _STOP_S
@@ -346,12 +480,13 @@ class _Stopped(Exception):
 
 def _copy_of(folder: Path, base: str, name: str) -> Path:
     """Return the place of a file's copy: in the folder of copies, below its folder's own name."""
-    below = PurePosixPath(name[len(base) :].lstrip("/").partition("?")[0])
     try:
-        inside(folder, str(below))
-        return inside(folder, str(PurePosixPath(*PurePosixPath(base).parts[-1:]) / below))
+        inside(folder, name)
+        return inside(folder, PurePosixPath(base) / name)
     except RunFormatError as exc:
-        raise InputError(f"{name}: not a file name below {base}") from exc
+        raise InputError(
+            f"{without_secrets(name)}: not a file name below {without_secrets(base)}"
+        ) from exc
 
 
 def _version(info: Mapping[str, Any]) -> str | None:
@@ -361,64 +496,117 @@ def _version(info: Mapping[str, Any]) -> str | None:
     return None if mark is None else f"{info.get('size')} {mark}"
 
 
-def _download(fs: Any, name: str, place: Path, size: int | None, progress: Any) -> None:
+def _download(
+    fs: Any,
+    name: str,
+    part: Path,
+    size: int | None,
+    begin: Callable[[], Arrival],
+    is_over: Callable[[], bool],
+) -> None:
     """Copy a file; one that comes in part is tried again, and never lies there as if whole."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                fs.get_file(name, str(part), callback=progress)
-                got = part.stat().st_size
-                if size is not None and got != size:
-                    raise OSError(f"{got} of {size} bytes arrived")
-            except (FileNotFoundError, PermissionError, _Stopped):
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            _get(fs, name, part, begin(), is_over)
+            got = part.stat().st_size
+            if size is not None and got != size:
+                raise OSError(f"{got} of {size} bytes arrived")
+        except (FileNotFoundError, PermissionError, ChopperError, _Stopped):
+            raise
+        except Exception:
+            if not left or is_over():
                 raise
-            except Exception:
-                if not left:
-                    raise
-            else:
-                part.replace(place)
-                return
-    finally:
-        part.unlink(missing_ok=True)
+        else:
+            return
+
+
+def _get(fs: Any, name: str, part: Path, arrival: Arrival, is_over: Callable[[], bool]) -> None:
+    if isinstance(fs, Web):
+        fs.get_file(name, str(part), arrival)
+        return
+    import fsspec
+
+    def check(_size: object = None, value: object = None, **_more: object) -> None:
+        if is_over():
+            raise _Stopped
+        arrival.at(value if isinstance(value, int) else 0)
+
+    fs.get_file(name, str(part), callback=fsspec.Callback(hooks={"limits": check}))
 
 
 def _shown(address: str, fs: Any, base: str) -> str:
     """Return the address of the folder that holds a base, as the user writes it."""
-    if "http" in _names_of(fs):
+    if isinstance(fs, Web):
         return base.rpartition("/")[0]
-    return f"{_scheme(address)}://{base}".rpartition("/")[0]
+    return f"{scheme_of(address)}://{base}".rpartition("/")[0]
 
 
-def upload(folder: Path, address: str) -> None:
-    """Copy a run directory to an address; its manifest comes last, so that no part looks whole.
+def upload(folder: Path, address: str, *, force: bool = False) -> None:
+    """Copy a run directory to an address: below a folder of its own, and its manifest last.
 
-    A run that is there is replaced; what is no part of a run stays.
+    Then the files of the run that it replaces are removed, and nothing else.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: it cannot be written, or, without ``force``, a run is there now.
     """
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
         path = path.rstrip("/")
-        place = f"{path}/{MANIFEST}"
-        if fs.exists(place):
-            fs.rm_file(place)
-        stale = {name for name in fs.find(path) if is_of_run(name[len(path) + 1 :].split("/")[0])}
-        files = {
-            f"{path}/{file.relative_to(folder).as_posix()}": file
+        own = f"upload-{secrets.token_hex(8)}"
+        sizes = {
+            file.relative_to(folder).as_posix(): file.stat().st_size
             for file in sorted(folder.rglob("*"))
-            if file.is_file() and file != folder / MANIFEST
+            if file.is_file() and not file.is_symlink()
         }
-        _each(lambda name, progress: _put(fs, files[name], name, progress), files, lambda _: None)
-        if stale := stale - files.keys():
-            fs.rm(sorted(stale))
-        sizes = {name: info.get("size") for name, info in fs.find(path, detail=True).items()}
-        for name, file in files.items():
-            if sizes.get(name) != file.stat().st_size:
-                raise OSError(f"{name}: {sizes.get(name)} of {file.stat().st_size} bytes arrived")
-        _put(fs, folder / MANIFEST, place)
+        names = {f"{path}/{own}/{name}": folder / name for name in sizes}
+        try:
+            _each(lambda name, _: _put(fs, names[name], name), names)
+            found = fs.find(f"{path}/{own}", detail=True)
+            for name, size in sizes.items():
+                got = found.get(f"{path}/{own}/{name}", {}).get("size")
+                if got != size:
+                    raise OSError(f"{name}: {got} of {size} bytes arrived")
+            replaced = _run_at(fs, path)
+            if replaced is not None and not force:
+                raise OutputError(_holds_run(address))
+            with tempfile.TemporaryDirectory() as made:
+                manifest = Path(made, MANIFEST)
+                manifest.write_bytes(m.encode_stored(m.Upload(folder=own, files=sizes)))
+                _put(fs, manifest, f"{path}/{MANIFEST}")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                _within(lambda: _remove(fs, names))
+            raise
+        _remove(fs, _listed_by(replaced, fs, path))
+
+
+def _holds_run(address: str) -> str:
+    return f"{address}: holds a run already; pass --force to replace it, or choose another -o"
+
+
+def _remove(fs: Any, names: Collection[str]) -> None:
+    def remove(name: str, _is_over: object) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(name)
+
+    _each(remove, names)
+
+
+def _listed_by(run: m.Upload | m.RunManifest | None, fs: Any, path: str) -> list[str]:
+    """Return those files of a run at an address that its manifest names."""
+    if run is None:
+        return []
+    if isinstance(run, m.Upload):
+        return [f"{path}/{run.folder}/{name}" for name in run.files]
+    folders = {rank_dir_name(part.rank): m.named_by(part) for part in run.ranks}
+    found = (name[len(path) + 1 :] for name in fs.find(path))
+    return [
+        f"{path}/{name}"
+        for name in found
+        if (parts := name.split("/"))[0] in folders
+        and len(parts) == 2
+        and (is_file_of(name) or parts[1] in folders[parts[0]])
+    ]
 
 
 def check_upload(address: str, *, force: bool) -> None:
@@ -429,30 +617,38 @@ def check_upload(address: str, *, force: bool) -> None:
     """
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
-        if "http" in _names_of(fs):
+        if isinstance(fs, Web):
             raise OutputError(f"{address}: is only read; choose a path or a store for -o")
-        path = path.rstrip("/")
-        try:
-            listed = fs.ls(path, detail=False)
-        except FileNotFoundError as exc:
-            if exc.__cause__ is not None:  # no bucket, or no answer
-                raise
-            return
-        names = {PurePosixPath(name).name for name in listed if name.rstrip("/") != path}
-        if others := sorted(name for name in names if not is_of_run(name)):
-            raise OutputError(
-                f"{address}: holds files that are no part of a run ({some(others)}); choose "
-                "another -o"
-            )
-        if MANIFEST in names and not force:
-            raise OutputError(
-                f"{address}: holds a run already; pass --force to replace it, or choose another -o"
-            )
+        _within(lambda: _check_upload(fs, path.rstrip("/"), address, force=force))
 
 
-def _put(fs: Any, file: Path, path: str, progress: Any = None) -> None:
+def _check_upload(fs: Any, path: str, address: str, *, force: bool) -> None:
+    try:
+        listed = fs.ls(path, detail=False)
+    except FileNotFoundError as exc:
+        if exc.__cause__ is not None:  # no bucket, or no answer
+            raise
+        return
+    names = {PurePosixPath(name).name for name in listed if name.rstrip("/") != path}
+    run = _run_at(fs, path) if MANIFEST in names else None
+    others = sorted(name for name in names if not is_upload(name))
+    if run is not None:
+        others.remove(MANIFEST)
+    if isinstance(run, m.RunManifest):  # of an earlier version: its files lie beside it
+        named = {f"{rank_dir_name(p.rank)}/{name}" for p in run.ranks for name in m.named_by(p)}
+        below = (name[len(path) + 1 :] for name in fs.find(path))
+        others = foreign_files((n for n in below if not is_upload(n.partition("/")[0])), named)
+    if others:
+        raise OutputError(
+            f"{address}: holds files that are no part of a run ({some(others)}); choose another -o"
+        )
+    if run is not None and not force:
+        raise OutputError(_holds_run(address))
+
+
+def _put(fs: Any, file: Path, path: str) -> None:
     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-    fs.put_file(str(file), path, **({} if progress is None else {"callback": progress}))
+    fs.put_file(str(file), path)
 
 
 @contextlib.contextmanager
@@ -460,32 +656,38 @@ def _explained(address: str, error: type[ChopperError], verb: str) -> Iterator[N
     """Have whatever a file system raises said in a line."""
     try:
         yield
-    except ChopperError as exc:
-        raise error(str(exc)) from exc
-    except FileNotFoundError as exc:
+    except Exception as exc:  # noqa: BLE001  (libraries of file systems raise what they like)
+        said = f"{type(exc).__name__}: {exc} {exc.__cause__}"
+        raised = error(without_secrets(_said(exc, address, verb)))
+        # Python shows the cause, too.
+        raise raised from (exc if without_secrets(said) == said else None)
+
+
+def _said(exc: Exception, address: str, verb: str) -> str:
+    """Return what an error of any library means."""
+    if isinstance(exc, ChopperError):
+        return str(exc)
+    if isinstance(exc, FileNotFoundError):
         if exc.__cause__ is None:
-            raise error(f"{address}: not found") from exc
+            return f"{address}: not found"
         # fsspec's, of a server that refuses or does not answer
         denied = getattr(exc.__cause__, "status", None) in (401, 403)
         said = "access is denied" if denied else f"cannot be {verb}"
-        raise error(f"{address}: {said} ({_named(exc.__cause__)})") from exc
-    except PermissionError as exc:
-        raise error(f"{address}: access is denied ({_named(exc)}); check the credentials") from exc
-    except ImportError as exc:
-        extra = _EXTRAS.get(_scheme(address), "remote")
-        raise error(
+        return f"{address}: {said} ({_named(exc.__cause__)})"
+    if isinstance(exc, PermissionError):
+        return f"{address}: access is denied ({_named(exc)}); check the credentials"
+    if isinstance(exc, ImportError):
+        extra = _EXTRAS.get(scheme_of(address), "remote")
+        return (
             f"{address}: needs a package that is not installed: pip install "
             f"'chopper-profiler[{extra}]'"
-        ) from exc
-    except Exception as exc:  # libraries of file systems raise what they like
-        if isinstance(exc, ValueError) and "rotocol" in str(exc):
-            raise error(
-                f"{address}: {_scheme(address)} is no known kind of address; expected {_SCHEMES}"
-            ) from exc
-        remedy = "; check the credentials" if "Credentials" in type(exc).__name__ else ""
-        raise error(f"{address}: cannot be {verb} ({_named(exc)}){remedy}") from exc
+        )
+    if isinstance(exc, ValueError) and "rotocol" in str(exc):
+        return f"{address}: {scheme_of(address)} is no known kind of address; expected {_SCHEMES}"
+    remedy = "; check the credentials" if "Credentials" in type(exc).__name__ else ""
+    return f"{address}: cannot be {verb} ({_named(exc)}){remedy}"
 
 
 def _named(exc: BaseException) -> str:
     """Return the kind of an error, and its first line."""
-    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
+    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0][:200]}"

@@ -1,0 +1,405 @@
+"""Files at ``http://`` and ``https://`` addresses, with the standard library.
+
+What a server sends is bounded (:class:`chopper.limits.Arrival`). A redirection is followed to the
+same host; to another one only where the user allows it, and never to a network that is nearer to
+this machine than the one that was named. What a refused one leads to is neither asked nor quoted.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import http.client
+import io
+import ipaddress
+import os
+import re
+import socket
+import zlib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from chopper.errors import InputError, printable
+from chopper.limits import Arrival
+from chopper.storage.addresses import without_secrets
+
+ALLOW_REDIRECTS = "CHOPPER_ALLOW_REDIRECTS"
+"""In the environment, for the processes that a command starts, too."""
+_CONNECT_S, _READ_S = 10.0, 30.0
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 5
+_MOST_FILES, _MOST_PAGE_BYTES = 10_000, 8 << 20
+_MOST_HEAD_BYTES = 16 << 20
+"""Of an answer, beyond its content."""
+_PIECE_BYTES = 1 << 16
+_PORTS = {"http": 80, "https": 443}
+_SAFE = "/%:@!$&'()*+,;=~-._[]?"
+_METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")
+"""What machines of clouds ask who they are."""
+_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48")))
+"""Addresses of IPv4 in the last bits of IPv6, besides those that Python knows."""
+_HERE, _LINK, _PRIVATE, _INTERNET = range(4)
+
+
+def distance_of(address: str) -> int:
+    """Return how far a network is: 0 this machine, 1 its link, 2 a private one, 3 the internet."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if str(ip) in _METADATA:
+        return _LINK
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
+        if inner is None and int(ip) > 1 and any(ip in network for network in _EMBEDDING):
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return distance_of(str(inner))
+    if ip.is_loopback or ip.is_unspecified or (ip.version == 4 and ip.packed[0] == 0):
+        return _HERE
+    if ip.is_link_local or ip.is_multicast or ip.is_reserved:
+        return _LINK
+    return _INTERNET if ip.is_global else _PRIVATE
+
+
+class _Paced(io.RawIOBase):
+    """What a socket receives, counted; also the lines before the content."""
+
+    def __init__(self, raw: Any, arrival: Arrival) -> None:
+        self._raw, self._arrival = raw, arrival
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        count: int = self._raw.readinto(buffer)
+        self._count += count
+        self._arrival.at(self._count, 0)
+        if self._count > _MOST_HEAD_BYTES + 8 * self._arrival.content_bytes:
+            raise OSError("the server sends much that is no content")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Socket:
+    """As much of a socket as an answer is read from."""
+
+    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
+        self._sock, self._arrival = sock, arrival
+
+    def makefile(self, *_args: object) -> io.BufferedReader:
+        return io.BufferedReader(_Paced(self._sock.makefile("rb", buffering=0), self._arrival))
+
+
+def _response(
+    arrival: Arrival, sock: socket.socket, *args: Any, **more: Any
+) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_Socket(sock, arrival), *args, **more)  # type: ignore[arg-type]
+
+
+class _Links(HTMLParser):
+    """What a page links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if (tag, name) == ("a", "href") and value]
+
+
+class Web:
+    """Reads files at addresses, with the functions of a file system of fsspec."""
+
+    protocol: ClassVar[tuple[str, ...]] = ("http", "https")
+
+    def info(self, name: str) -> dict[str, Any]:
+        """Return the size and version of a file, as far as the server tells.
+
+        Raises:
+            OSError: there is none, or it cannot be read.
+        """
+        try:
+            with self._answer("HEAD", name, Arrival(without_secrets(name))) as response:
+                return _info(response)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError:  # an address that is signed for GET alone
+            with self._answer("GET", name, Arrival(without_secrets(name))) as response:
+                return _info(response)
+
+    def get_file(self, name: str, place: str, arrival: Arrival) -> None:
+        """Copy a file.
+
+        Raises:
+            InputError: it is beyond the limits.
+            OSError: it cannot be read, or comes in part.
+        """
+        with self._answer("GET", name, arrival) as response, Path(place).open("wb") as file:
+            for piece in _content(response, arrival):
+                file.write(piece)
+
+    def cat_file(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """Return a file, or a range of one."""
+        arrival = Arrival(without_secrets(name))
+        if end is None:
+            with self._answer("GET", name, arrival) as response:
+                return b"".join(_content(response, arrival))
+        arrival.content_bytes = end - start
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        with self._answer("GET", name, arrival, headers, status=206) as response:
+            return response.read(end - start)
+
+    def open(self, name: str, _mode: str = "rb") -> io.BufferedReader:
+        """Open a file whose server sends ranges of it."""
+        return io.BufferedReader(_Ranges(self, name, int(self.info(name)["size"] or 0)), 1 << 20)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the address of a file."""
+        return name
+
+    def find(self, base: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the files that the pages of a folder, and of those in it, link to."""
+        del detail
+        waiting, found = [base.rstrip("/") + "/"], dict[str, dict[str, Any]]()
+        for folder in waiting:
+            for link in self._links(folder):
+                if not link.endswith("/"):
+                    found[link] = {"type": "file"}
+                elif link not in waiting:
+                    waiting.append(link)
+                if len(found) + len(waiting) > _MOST_FILES:
+                    raise InputError(
+                        f"{without_secrets(base)}: holds more than {_MOST_FILES} files; name fewer"
+                    )
+        return found
+
+    def glob(self, pattern: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the files that match a pattern."""
+        parts = pattern.split("/")
+        first = next(i for i, part in enumerate(parts) if i > 2 and re.search(r"[*\[]", part))
+        return {
+            name: info
+            for name, info in self.find("/".join(parts[:first]), detail=detail).items()
+            if len(own := name.split("/")) == len(parts)
+            and all(map(fnmatchcase, own[first:], parts[first:]))
+        }
+
+    def _links(self, folder: str) -> list[str]:
+        """Return what the page of a folder links to in it."""
+        with self._answer("GET", folder, Arrival(without_secrets(folder))) as response:
+            text = response.read(_MOST_PAGE_BYTES).decode("utf-8", "replace")
+        page = _Links()
+        page.feed(text)
+        plain = folder.partition("?")[0]
+        links = [urljoin(plain, link.partition("#")[0]) for link in page.found]
+        return [x for x in links if x.startswith(plain) and x != plain and "?" not in x]
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        method: str,
+        address: str,
+        arrival: Arrival,
+        headers: Mapping[str, str] | None = None,
+        status: int = 200,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Ask a server, and those that it redirects to."""
+        shown, least, hops = without_secrets(address), _HERE, 0
+        first = at = _split(address, shown)
+        while True:
+            connection, response = _connection(at, least, hops, arrival, shown), None
+            try:
+                own = _authorization(first) if _is_same(first, at) else {}
+                target = (at.path or "/") + (f"?{at.query}" if at.query else "")
+                given = {"Accept-Encoding": "identity", "User-Agent": "chopper", **(headers or {})}
+                connection.request(method, quote(target, safe=_SAFE), headers=given | own)
+                if not hops:
+                    least = distance_of(connection.sock.getpeername()[0])
+                response = connection.getresponse()
+                if response.status not in _REDIRECTS:
+                    _check_status(response, address, status)
+                    yield response
+                    return
+                location = response.getheader("Location") or ""
+            finally:
+                if response is not None:
+                    response.close()
+                connection.close()
+            hops += 1
+            at = _redirected(shown, first, at, location, hops)
+
+
+def _split(address: str, shown: str) -> SplitResult:
+    """Return the parts of an address.
+
+    Raises:
+        InputError: it is none that can be asked.
+    """
+    with contextlib.suppress(ValueError):
+        at = urlsplit(address)
+        if at.scheme in _PORTS and at.hostname and (at.port is None or at.port > 0):
+            return at
+    raise InputError(f"{shown}: is no valid http or https address")
+
+
+def _origin(at: SplitResult) -> tuple[str, str | None, int]:
+    return at.scheme, at.hostname, at.port or _PORTS[at.scheme]
+
+
+def _is_same(first: SplitResult, at: SplitResult) -> bool:
+    """Return whether an address is of the same server, or of that with encryption."""
+    host = first.hostname
+    upgraded = (_origin(first), _origin(at)) == (("http", host, 80), ("https", host, 443))
+    return _origin(at) == _origin(first) or upgraded
+
+
+def _authorization(at: SplitResult) -> dict[str, str]:
+    if at.username is None:
+        return {}
+    user = f"{unquote(at.username)}:{unquote(at.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+
+
+def _redirected(
+    shown: str, first: SplitResult, at: SplitResult, location: str, hops: int
+) -> SplitResult:
+    """Return where a server redirects to.
+
+    Raises:
+        InputError: it is another host, or less safe.
+    """
+    try:
+        to = _split(urljoin(at.geturl(), location) if location else "", shown)
+    except (ValueError, InputError):
+        raise InputError(f"{shown}: redirects to what is no http or https address") from None
+    if hops > _MOST_REDIRECTS:
+        raise InputError(f"{shown}: redirects more than {_MOST_REDIRECTS} times")
+    if (at.scheme, to.scheme) == ("https", "http"):
+        raise InputError(f"{shown}: redirects from https to http, which anybody on the way reads")
+    if not _is_same(first, to) and not os.environ.get(ALLOW_REDIRECTS):
+        _, host, port = _origin(to)
+        raise InputError(
+            f"{shown}: redirects to another server, {printable(str(host)[:100])}:{port}, which is "
+            "not followed; name that one, or put `chopper --allow-redirects` before the command"
+        )
+    return to
+
+
+def _connection(
+    at: SplitResult, least: int, hops: int, arrival: Arrival, shown: str
+) -> http.client.HTTPConnection:
+    """Return a connection, not open yet; of a redirection only to where it may lead."""
+
+    def connect(address: tuple[str, int], timeout: Any, _source: Any = None) -> socket.socket:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        for *_, (ip, *_more) in found if hops else ():
+            distance = distance_of(str(ip))
+            if distance < least or (distance == _LINK != least):
+                raise InputError(
+                    f"{shown}: redirects to {printable(address[0][:100])}, which lies in a network "
+                    "nearer to this machine, and is not followed"
+                )
+        error: OSError | None = None
+        for family, kind, protocol, _, place in found:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(timeout)
+                sock.connect(place)
+                sock.settimeout(_READ_S)
+            except OSError as exc:
+                error = exc
+                sock.close()
+            else:
+                return sock
+        raise error or OSError("the host has no address")
+
+    kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
+    connection = kind(str(at.hostname), at.port, timeout=_CONNECT_S)
+    setattr(connection, "_create_connection", connect)  # noqa: B010 - which types do not know
+    setattr(connection, "response_class", functools.partial(_response, arrival))  # noqa: B010
+    return connection
+
+
+def _check_status(response: http.client.HTTPResponse, address: str, expected: int) -> None:
+    if response.status in (404, 410):
+        raise FileNotFoundError(address)
+    if response.status in (401, 403):
+        raise PermissionError(f"HTTP status {response.status}")
+    if response.status != expected:
+        raise OSError(f"HTTP status {response.status}, expected {expected}")
+    length = response.getheader("Content-Length")
+    if length is not None and not (length.isascii() and length.isdigit()):
+        raise OSError("the server tells a length that is no number")
+
+
+def _info(response: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return what the head of an answer tells of a file."""
+    plain = _coding(response) in ("", "identity")
+    length = response.getheader("Content-Length") if plain else None
+    marks = {"ETag": "ETag", "LastModified": "Last-Modified"}
+    told = {ours: response.getheader(theirs) for ours, theirs in marks.items()}
+    return {"type": "file", "size": None if length is None else int(length), **told}
+
+
+def _coding(response: http.client.HTTPResponse) -> str:
+    return (response.getheader("Content-Encoding") or "").strip().lower()
+
+
+def _content(response: http.client.HTTPResponse, arrival: Arrival) -> Iterator[bytes]:
+    """Yield the content of an answer, unpacked where the server packed it unasked."""
+    coding = _coding(response)
+    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise OSError("the server packs the file in a way that was not asked for")
+    packed = coding not in ("", "identity")
+    bits = 47  # either of gzip and zlib
+    inflate = zlib.decompressobj(bits)
+    unpacked = 0
+    while piece := response.read1(_PIECE_BYTES):
+        arrival.content_bytes += len(piece)
+        while piece:
+            data = inflate.decompress(piece, _PIECE_BYTES * 16) if packed else piece
+            unpacked += len(data)
+            arrival.at(arrival.sent_bytes, unpacked)
+            yield data
+            piece = (inflate.unconsumed_tail or inflate.unused_data) if packed else b""
+            if packed and inflate.eof:
+                inflate = zlib.decompressobj(bits) if piece else inflate
+    if response.length:
+        raise OSError(f"{response.length} bytes of it did not arrive")
+    if packed and not inflate.eof:
+        raise OSError("the file that the server packed ends early")
+
+
+class _Ranges(io.RawIOBase):
+    """A file of a server, read in ranges."""
+
+    def __init__(self, web: Web, name: str, size: int) -> None:
+        self._web, self._name, self._size = web, name, size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._size, self._at + len(buffer))
+        data = self._web.cat_file(self._name, self._at, end) if end > self._at else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
