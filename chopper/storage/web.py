@@ -321,7 +321,7 @@ def _connection(
         raise error or OSError("the host has no address")
 
     kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-    connection = kind(str(at.hostname), at.port, timeout=_CONNECT_S)
+    connection = kind(str(at.hostname), _origin(at)[2], timeout=_CONNECT_S)
     setattr(connection, "_create_connection", connect)  # noqa: B010 - which types do not know
     setattr(connection, "response_class", functools.partial(_response, arrival))  # noqa: B010
     return connection

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chopper.storage import remote
+from chopper.storage import addresses, remote
 from tests.waiting import until
 
 BUCKET = "s3://bucket"
@@ -72,3 +72,4 @@ def forget() -> None:
     remote._listing.cache_clear()
     remote._address_by_folder.clear()
     remote._shown_by_key.clear()
+    addresses._hidden.clear()

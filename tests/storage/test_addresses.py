@@ -1,0 +1,488 @@
+"""What is told of addresses, and what servers cannot do."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import http.server
+import json
+import os
+import shutil
+import socket
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import chopper
+from chopper import limits
+from chopper.errors import InputError
+from chopper.storage import addresses, remote, web
+from chopper.storage.addresses import remember, without_secrets
+from chopper.storage.layout import MANIFEST, foreign_files
+from tests.command import run
+from tests.ingest.test_logs import trace
+from tests.storage.s3_server import BUCKET, forget
+
+SECRET = "Sw0rdfish"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("s3://bucket/run@v2/x: not found", "s3://bucket/run@v2/x: not found"),
+        (f"(http://me:{SECRET}@h:8/x?s={SECRET}#{SECRET})", "(http://h:8/x)"),
+        (f"next: chopper report 'sftp://me:{SECRET}@h/x'", "next: chopper report 'sftp://h/x'"),
+        (f"ftp://me:{SECRET}/{SECRET}@h/x, hdfs://{SECRET}@h/x", "ftp://h/x, hdfs://h/x"),
+        (f"s3://k:{SECRET}?{SECRET}@b/x", "s3://b/x"),
+        (f"http%3A%2F%2Fme%3A{SECRET}%40h%2Fx%3Fsig%3D{SECRET}", "http%3A%2F%2Fh%2Fx"),
+        (f"HTTPS%253a%252f%252fme%253a{SECRET}%2540h%252Fx", "HTTPS%253a%252f%252fh%252Fx"),
+        ("abfs://box@account.net/x", "abfs://box@account.net/x"),
+        (f"abfs://me:{SECRET}@account.net/x", "abfs://account.net/x"),
+        ("hf://datasets/a/b@main/x", "hf://datasets/a/b@main/x"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+    ],
+)
+def test_addresses_are_told_without_secrets(text: str, told: str) -> None:
+    assert without_secrets(text) == told
+
+
+def test_parts_of_an_address_that_was_named_are_not_told_either() -> None:
+    forget()
+    remember(f"https://me:{SECRET} x@h/f?X-Sig=abc/{SECRET}&t=1#frag {SECRET}")
+    said = f"auth of me:{SECRET}%20x failed; abc%2F{SECRET}; frag%20{SECRET}, abc/{SECRET}&t=1"
+    assert SECRET not in without_secrets(said)
+    forget()
+
+
+class Hostile(http.server.BaseHTTPRequestHandler):
+    """Does what the address says: its path is ``/BASE64(JSON)/name``."""
+
+    trace: ClassVar[bytes] = b""
+    ended: ClassVar[threading.Event]
+    asked: ClassVar[list[tuple[str, str, str | None]]]
+
+    def do_GET(self) -> None:
+        self.asked.append((self.command, self.path, self.headers["Authorization"]))
+        asked = self.path.split("/")[1]
+        how = json.loads(base64.urlsafe_b64decode(asked)) if len(asked) > 7 else {}
+        body = self.trace if how.get("body") is None else how["body"].encode()
+        coding = how.get("coding")
+        if coding == "gzip":
+            body = gzip.compress(body)
+        elif coding == "deflate":
+            body = zlib.compress(body)
+        if bomb := how.get("bomb"):
+            body = gzip.compress(bytes(bomb))
+        with contextlib.suppress(OSError):
+            self._send(how, body, coding)
+
+    do_HEAD = do_GET
+
+    def _send(self, how: dict[str, Any], body: bytes, coding: str | None) -> None:
+        self.send_response(how.get("status", 200))
+        if coding is not None:
+            self.send_header("Content-Encoding", coding)
+        if "to" in how:
+            self.send_header("Location", how["to"])
+        for name, value in how.get("headers", {}).items():
+            self.send_header(name, value)
+        endless = how.get("endless")
+        if not endless and "Content-Length" not in how.get("headers", {}):
+            self.send_header("Content-Length", str(len(body) + how.get("more", 0)))
+        if how.get("drip") == "head":
+            while not self.ended.wait(0.05):
+                self.wfile.write(b"X")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if how.get("drip"):
+            while not self.ended.wait(0.05):
+                self.wfile.write(b" ")
+        while endless and not self.ended.is_set():
+            self.wfile.write(b" " * (1 << 16))
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serving(body: bytes) -> Iterator[Any]:
+    """A function that returns addresses of what a server on the loopback does."""
+
+    class Handler(Hostile):
+        trace = body
+        ended = threading.Event()
+        asked: ClassVar[list[tuple[str, str, str | None]]] = []
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        served.daemon_threads = True
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{served.server_address[1]}"
+
+        def address(name: str = "rank0.json", user: str = "", host: str = place, **how: Any) -> str:
+            packed = base64.urlsafe_b64encode(json.dumps(how).encode()).decode()
+            return f"http://{user}{host}/{packed}/{name}"
+
+        address.asked = Handler.asked  # type: ignore[attr-defined]
+        address.place = place  # type: ignore[attr-defined]
+        yield address
+        Handler.ended.set()
+        served.shutdown()
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(web.ALLOW_REDIRECTS, raising=False)
+    forget()
+    with serving(trace(tmp_path / "rank0.json", 0, 2).read_bytes()) as address:
+        yield address
+    forget()
+
+
+def parts_left(tmp_path: Path) -> list[Path]:
+    return [*(tmp_path / "cache").rglob("*.part")]
+
+
+def test_secrets_are_nowhere(hostile: Any, tmp_path: Path) -> None:
+    address = f"{hostile(user=f'me:{SECRET}@')}?X-Amz-Signature={SECRET}#{SECRET}"
+    bad = f"{hostile(user=f'me:{SECRET}@', body='no trace')}?X-Amz-Signature={SECRET}"
+    for words in (
+        ("analyze", address),
+        ("analyze", bad),
+        ("import", address, "-o", str(tmp_path / "run")),
+        ("report", address, "-o", str(tmp_path / "page.json")),
+        ("report", address, "-o", str(tmp_path / "page.html")),
+        ("query", address),
+        ("export", address, "--to", "csv", "-o", str(tmp_path / "csv")),
+        ("compare", address, bad),
+        ("analyse", address),
+        ("report", "x", "-o", address),
+        ("import", str(tmp_path / "rank0.json"), "-o", address),
+        ("gather", bad, bad),
+    ):
+        outcome = run(*words)
+        assert "Traceback" not in outcome.err
+        assert SECRET not in outcome.out + outcome.err, words
+    for file in tmp_path.rglob("*"):
+        assert SECRET not in str(file)
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    assert json.loads((tmp_path / "run" / MANIFEST).read_bytes())["addresses"]
+    assert {auth for *_, auth in hostile.asked} == {
+        f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
+    }
+    with pytest.raises(InputError) as caught:
+        chopper.load(f"{hostile(status=500, user=f'me:{SECRET}@')}?{SECRET}")
+    shown: BaseException | None = caught.value
+    while shown is not None:
+        assert SECRET not in str(shown)
+        shown = shown.__cause__
+
+
+@pytest.mark.parametrize("address", ["file://u:p@/x", "file:///x?a", "file:///x#a"])
+def test_a_path_has_no_query(address: str, tmp_path: Path) -> None:
+    assert "has no user, query or fragment" in run("analyze", address).line
+    assert "has no user, query or fragment" in run("import", "x", "-o", address).line
+
+
+def test_manifests_hold_no_secrets_of_commands(tmp_path: Path) -> None:
+    from chopper.storage import manifest as m
+
+    command = ("train.py", f"--data=s3://me:{SECRET}@bucket/x?sig={SECRET}")
+    part = m.RankManifest(rank=0, command=command)
+    assert SECRET.encode() not in m.encode(part)
+    forged = m.encode(m.RankManifest(rank=0)).replace(b"null", f'"ftp://{SECRET}@h"'.encode(), 1)
+    assert SECRET not in str(m.decode_rank(forged, "x"))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", None])
+def test_what_a_server_packs_is_unpacked(hostile: Any, tmp_path: Path, coding: str | None) -> None:
+    (copy,) = remote.here([hostile(coding=coding)])
+    assert Path(copy).read_bytes() == (tmp_path / "rank0.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"coding": "gzip", "bomb": 64 << 20}, "more than 200 times as much"),
+        ({"endless": True}, "set by --max-input"),
+        ({"headers": {"Content-Length": "99000000000"}}, "set by --max-input"),
+        ({"drip": "body", "endless": True}, "bytes arrived in 0.3 s, expected at least"),
+        ({"drip": "head"}, "bytes arrived in 0.3 s, expected at least"),
+        ({"coding": "br"}, "packs the file in a way that was not asked for"),
+        ({"headers": {"Content-Length": "-5"}}, "a length that is no number"),
+        ({"more": 7}, "did not arrive"),
+        ({"status": 500}, "HTTP status 500"),
+        ({"status": 302}, "redirects to what is no http"),
+    ],
+)
+def test_a_server_is_bounded(
+    hostile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: dict[str, Any], said: str
+) -> None:
+    if "drip" in how:
+        monkeypatch.setattr(limits, "SLOW_S", 0.3)
+    if "max-input" in said:
+        monkeypatch.setenv(limits.VARIABLE, "5MB")
+    assert said in run("analyze", hostile(**how)).line
+    assert parts_left(tmp_path) == []
+
+
+def test_a_download_leaves_half_of_the_disk(
+    hostile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free = [100 << 20]
+    usage = type(shutil.disk_usage("/"))
+
+    def filling(_path: object) -> Any:
+        free[0] -= 20 << 20
+        return usage(1 << 30, 0, free[0])
+
+    monkeypatch.setattr(shutil, "disk_usage", filling)
+    assert "leave too little of the disk" in run("analyze", hostile(endless=True)).line
+    assert parts_left(tmp_path) == []
+
+
+def test_redirections_stay_on_the_server(hostile: Any, tmp_path: Path) -> None:
+    to = hostile()
+    assert chopper.load(hostile(status=302, to=to.partition(hostile.place)[2])).ranks
+    with serving(SECRET.encode()) as other:
+        elsewhere = hostile(status=307, to=other(), user="me:pw12345@")
+        line = run("analyze", elsewhere).line
+        assert f"redirects to another server, {other.place}" in line
+        assert "chopper --allow-redirects" in line
+        assert other.asked == []
+        outcome = run("--allow-redirects", "analyze", elsewhere)
+        assert outcome.code == 1
+        assert "not JSON" in outcome.line
+        assert {auth for *_, auth in other.asked} == {None}
+    os.environ.pop(web.ALLOW_REDIRECTS, None)
+    loop = hostile(status=301, to="loop")
+    assert "redirects more than 5 times" in run("analyze", loop).line
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://[fd00:ec2::254]/",
+        "http://2852039166/",
+        "http://[fe80::1]/",
+    ],
+)
+def test_no_redirection_leads_to_a_nearer_network(
+    hostile: Any, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    monkeypatch.setenv(web.ALLOW_REDIRECTS, "1")
+    assert (
+        "nearer to this machine, and is not followed"
+        in run("analyze", hostile(status=302, to=to)).line
+    )
+
+
+@pytest.mark.parametrize(
+    ("ip", "distance"),
+    [
+        *((ip, 0) for ip in ("127.9.9.9", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1", "::7f00:1")),
+        *((ip, 0) for ip in ("64:ff9b::7f00:1", "2002:7f00:1::", "0.1.2.3")),
+        *((ip, 1) for ip in ("169.254.1.1", "fe80::1%eth0", "224.0.0.1", "168.63.129.16")),
+        *((ip, 2) for ip in ("10.0.0.1", "192.168.1.1", "172.16.9.9", "fd00::1", "100.64.0.1")),
+        *((ip, 3) for ip in ("8.8.8.8", "2606:4700::1111")),
+    ],
+)
+def test_how_far_a_network_is(ip: str, distance: int) -> None:
+    assert web.distance_of(ip) == distance
+
+
+@pytest.mark.parametrize(
+    ("first", "to", "refused"),
+    [
+        ("8.8.8.8", "127.0.0.1", True),
+        ("8.8.8.8", "10.0.0.1", True),
+        ("10.0.0.1", "::ffff:127.0.0.1", True),
+        ("10.0.0.1", "169.254.169.254", True),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_the_address_behind_a_name_decides(
+    monkeypatch: pytest.MonkeyPatch, first: str, to: str, refused: bool
+) -> None:
+    place = (socket.AF_INET, socket.SOCK_STREAM, 0, "", (to, 80))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_a, **_k: [place])
+    monkeypatch.setattr(socket, "socket", lambda *_a: (_ for _ in ()).throw(TimeoutError))
+    at = web._split("http://innocent.example/x", "x")
+    arrival = limits.Arrival("x")
+    connection = web._connection(at, web.distance_of(first), 1, arrival, "http://x")
+    with pytest.raises(InputError if refused else TimeoutError):
+        connection.connect()
+
+
+def test_https_is_never_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(web.ALLOW_REDIRECTS, "1")
+    at = web._split("https://h/x", "x")
+    with pytest.raises(InputError, match="from https to http"):
+        web._redirected("https://h/x", at, at, "http://h/x", 1)
+
+
+def test_runs_and_patterns_come_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "www").mkdir()
+    for rank in range(2):
+        trace(tmp_path / "www" / f"rank{rank}.json", rank, 2)
+    assert run("import", str(tmp_path / "www"), "-o", str(tmp_path / "www" / "run")).code == 0
+
+    def handler(*args: Any) -> http.server.SimpleHTTPRequestHandler:
+        return Quiet(*args, directory=str(tmp_path / "www"))
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    forget()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{served.server_address[1]}"
+        assert len(chopper.load(f"{base}/rank*.json").ranks) == 2
+        assert len(chopper.load(f"{base}/run/").ranks) == 2
+        counted = run("query", f"{base}/run/", "SELECT count(*) n FROM device_event")
+        there = run("query", str(tmp_path / "www" / "run"), "SELECT count(*) n FROM device_event")
+        assert (counted.code, counted.out) == (0, there.out)
+        served.shutdown()
+    forget()
+
+
+# ---------------------------------------------------------------- runs at addresses
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    trace(tmp_path / "rank0.json", 0, 1)
+    assert run("import", str(tmp_path / "rank0.json"), "-o", str(tmp_path / "run")).code == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "name", ["tables/x.parquet", "rank-00000/trace.json", "attempt-1/notes", "weights/a", MANIFEST]
+)
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_where_no_run_is_nothing_is_removed(
+    s3: Any, made: Path, name: str, words: tuple[str, ...]
+) -> None:
+    s3.pipe(f"bucket/p/{name}", b"precious")
+    outcome = run("import", str(made.parent / "rank0.json"), "-o", f"{BUCKET}/p", *words)
+    assert "holds files that are no part of a run" in outcome.line
+    assert s3.find("bucket/p") == [f"bucket/p/{name}"]
+    assert s3.cat(f"bucket/p/{name}") == b"precious"
+
+
+def test_a_run_of_an_earlier_version_is_read_and_replaced(s3: Any, made: Path) -> None:
+    s3.put(f"{made}/", "bucket/old/", recursive=True)
+    assert chopper.load(f"{BUCKET}/old").ranks == [0]
+    words = ("import", str(made.parent / "rank0.json"), "-o", f"{BUCKET}/old")
+    assert "holds a run already" in run(*words).line
+    s3.pipe("bucket/old/rank-00000/notes.txt", b"mine")
+    assert "(rank-00000/notes.txt)" in run(*words, "--force").line
+    s3.rm("bucket/old/rank-00000/notes.txt")
+    s3.pipe("bucket/old/rank-00007/step.arrow", b"of no rank")
+    assert run(*words, "--force").code == 0
+    left = [n for n in s3.find("bucket/old") if "/upload-" not in n]
+    assert left == ["bucket/old/manifest.json", "bucket/old/rank-00007/step.arrow"]
+    forget()
+    assert chopper.load(f"{BUCKET}/old").ranks == [0]
+
+
+def test_of_two_uploads_at_once_one_whole_run_results(s3: Any, tmp_path: Path) -> None:
+    runs = []
+    for number, ranks in enumerate((1, 3)):
+        folder = tmp_path / f"traces{number}"
+        folder.mkdir()
+        for rank in range(ranks):
+            trace(folder / f"rank{rank}.json", rank, ranks)
+        runs.append(tmp_path / f"run{number}")
+        assert run("import", str(folder), "-o", str(runs[-1])).code == 0
+    for turn in range(6):
+        place = f"{BUCKET}/both{turn}"
+        ended: list[str] = []
+
+        def upload(folder: Path, place: str = place, ended: list[str] = ended) -> None:
+            try:
+                remote.upload(folder, place, force=bool(turn % 2))  # noqa: B023
+                ended.append("done")
+            except chopper.ChopperError as exc:
+                ended.append(str(exc))
+
+        threads = [threading.Thread(target=upload, args=(folder,)) for folder in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert "done" in ended
+        forget()
+        assert len(chopper.load(place).ranks) in (1, 3)
+        (copy,) = remote.here([place])
+        assert any(same_files(Path(copy), folder) for folder in runs)
+
+
+def same_files(a: Path, b: Path) -> bool:
+    """Whether two folders hold the same."""
+    one, other = (
+        {p.relative_to(f): p.read_bytes() for p in f.rglob("*") if p.is_file()} for f in (a, b)
+    )
+    return one == other
+
+
+def test_a_manifest_leads_to_no_other_place(s3: Any, made: Path) -> None:
+    s3.pipe("bucket/p/other/x", b"mine")
+    for upload in (
+        {"folder": "../other", "files": {"x": 4}},
+        {"folder": f"upload-{'0' * 16}", "files": {"../other/x": 4}},
+        {"folder": f"upload-{'0' * 16}\n", "files": {"x": 4}},
+    ):
+        s3.pipe(
+            f"bucket/q/{MANIFEST}", json.dumps({"schema_version": 2, "upload": upload}).encode()
+        )
+        words = ("import", str(made.parent / "rank0.json"), "-o", f"{BUCKET}/q", "--force")
+        assert "holds files that are no part of a run" in run(*words).line
+        assert run("analyze", f"{BUCKET}/q").code == 1
+    assert s3.cat("bucket/p/other/x") == b"mine"
+
+
+@pytest.mark.parametrize("name", ["rank-00000/notes.txt", "rank-00000/deep/x", "process-2/x.csv"])
+def test_on_disk_the_same_files_stay(made: Path, name: str) -> None:
+    (made / name).parent.mkdir(exist_ok=True)
+    (made / name).write_text("mine")
+    outcome = run("import", str(made.parent / "rank0.json"), "-o", str(made), "--force")
+    assert f"files that chopper did not write ({name})" in outcome.line
+    assert (made / name).read_text() == "mine"
+
+
+def test_which_files_are_of_a_run() -> None:
+    own = ["manifest.json", "rank-00000/trace.json.gz", "attempt-0/rank-00001/step.arrow"]
+    assert foreign_files(own) == []
+    others = ["rank-٠٠٠٠٠/step.arrow", "rank-00000/step.arrow\n", "tables/x", "rank-1/step.arrow"]
+    assert foreign_files([*own, *others]) == sorted(others)
+    assert foreign_files(["rank-00000/trace-a.csv"], {"rank-00000/trace-a.csv"}) == []
+
+
+def test_query_reads_runs_at_addresses(s3: Any, made: Path) -> None:
+    remote.upload(made, f"{BUCKET}/runs/one")
+    sql = "SELECT count(*) n FROM host_span"
+    away, here = (run("query", str(place), sql) for place in (f"{BUCKET}/runs/one", made))
+    assert (away.code, away.out) == (0, here.out)
+    assert run("query", f"{BUCKET}/runs/one").code == 0
+
+
+def test_chained_addresses_are_refused() -> None:
+    assert "is several addresses in one" in run("analyze", "zip://x::http://h/x").line
+
+
+def test_addresses_are_found_in_linear_time() -> None:
+    for text in ("a" * 200_000, "://" * 60_000, "%" * 200_000, "http://" + "@" * 200_000):
+        without_secrets(text)
+    assert addresses.is_address("s3://x")
