@@ -482,7 +482,7 @@ def _copy_of(folder: Path, base: str, name: str) -> Path:
     """Return the place of a file's copy: in the folder of copies, below its folder's own name."""
     try:
         inside(folder, name)
-        return inside(folder, PurePosixPath(base) / name)
+        return inside(folder, str(PurePosixPath(base) / name))
     except RunFormatError as exc:
         raise InputError(
             f"{without_secrets(name)}: not a file name below {without_secrets(base)}"

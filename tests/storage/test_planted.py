@@ -183,7 +183,7 @@ def test_no_name_leaves_its_folder(name: str, tmp_path: Path) -> None:
 def test_a_copy_lies_in_its_folder(base: str, tmp_path: Path) -> None:
     for name in ("a", "../a", "b/../../a", "b\0a"):
         if (base, name) == ("bucket/job", "a"):
-            assert remote._copy_of(tmp_path, base, f"{base}/{name}") == tmp_path / "job" / "a"
+            assert remote._copy_of(tmp_path, Path(base).name, name) == tmp_path / "job" / "a"
             continue
         with pytest.raises(InputError):
-            remote._copy_of(tmp_path, base, f"{base}/{name}")
+            remote._copy_of(tmp_path, Path(base).name, name)
