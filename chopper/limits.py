@@ -35,6 +35,8 @@ SLOW_S, SLOWEST_BYTES_PER_S = 30.0, 1_000
 """A server that sends less than that for so long is given up."""
 LONGEST_S = 6 * 3_600.0
 """Of the download of one file."""
+UNTOLD_BYTES = 2 << 30
+"""That a server may send of a file whose size it has not told before."""
 _DISK_EACH_BYTES = 8 << 20
 
 
@@ -158,6 +160,8 @@ class Arrival:
         self._since_bytes = 0
         self._disk_at_bytes = _DISK_EACH_BYTES
         self._least_free_bytes = 0 if folder is None else self._reserve(folder)
+        self._most_bytes: int | None = None
+        self._is_told = self._intake.allowed_bytes is not None
         self.sent_bytes = 0
         """So far."""
         self.unpacked_bytes = 0
@@ -170,9 +174,11 @@ class Arrival:
         named = self._intake.allowed_bytes is not None
         return min(disk.total // 50, 2 << 30) if named else disk.free // 2
 
-    def expect(self, size_bytes: int | None) -> None:
-        """Refuse a file of this size before it is sent."""
+    def expect(self, size_bytes: int | None, *, is_packed: bool = False) -> None:
+        """Take notice of the size that a server tells; refuse one beyond the limits."""
         if size_bytes is not None:
+            self._is_told = True
+            self._most_bytes = None if is_packed else size_bytes
             self._intake.check(size_bytes, size_bytes)
             if self._folder is not None and size_bytes > _DISK_EACH_BYTES:
                 self._check_disk(size_bytes)
@@ -183,6 +189,17 @@ class Arrival:
         unpacked_bytes = sent_bytes if unpacked_bytes is None else unpacked_bytes
         self.unpacked_bytes = max(self.unpacked_bytes, unpacked_bytes)
         self._intake.check(self.sent_bytes, self.unpacked_bytes)
+        if self._most_bytes is not None and self.unpacked_bytes > self._most_bytes:
+            raise InputError(
+                f"{self._name}: more arrives than the {bytes_(self._most_bytes)} that the server "
+                "told; try again"
+            )
+        if not self._is_told and max(self.sent_bytes, self.unpacked_bytes) > UNTOLD_BYTES:
+            raise InputError(
+                f"{self._name}: more than {bytes_(UNTOLD_BYTES)} arrived of a file whose size the "
+                "server has not told; if it is genuine, allow its size with `chopper --max-input "
+                "10GB` before the command"
+            )
         if self._folder is not None and self.unpacked_bytes >= self._disk_at_bytes:
             self._disk_at_bytes = self.unpacked_bytes + _DISK_EACH_BYTES
             self._check_disk(0)

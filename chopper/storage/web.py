@@ -142,6 +142,9 @@ class Web:
             OSError: it cannot be read, or comes in part.
         """
         with self._answer("GET", name, arrival) as response, Path(place).open("wb") as file:
+            length = response.getheader("Content-Length")
+            is_packed = _coding(response) not in ("", "identity")
+            arrival.expect(None if length is None else int(length), is_packed=is_packed)
             for piece in _content(response, arrival):
                 file.write(piece)
 

@@ -15,6 +15,7 @@ from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured
 from chopper.ingest import write_run
 from chopper.recording.finish import finalize
+from chopper.storage.manifest import Upload, encode_stored
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
 from chopper.tables import GROUPS, TABLES, Table
@@ -242,6 +243,16 @@ def _runs(folder: Path) -> None:
     runs.mkdir()
     (runs / "imported").mkdir()
     write_run([folder / "ranks"], runs / "imported")
+    stored = folder / "store"
+    shutil.copytree(runs / "imported", stored / "old")
+    shutil.copytree(runs / "imported", stored / "new" / "upload-0123456789abcdef")
+    sizes = {
+        p.relative_to(stored / "old").as_posix(): p.stat().st_size
+        for p in (stored / "old").rglob("*")
+        if p.is_file()
+    }
+    upload = Upload(folder="upload-0123456789abcdef", files=sizes)
+    (stored / "new" / "manifest.json").write_bytes(encode_stored(upload))
     (runs / "layers").mkdir()
     write_run([folder / "trace" / "layers.json"], runs / "layers")
     recorded(runs / "recorded")

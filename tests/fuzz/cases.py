@@ -19,7 +19,7 @@ from typing import Any
 
 from chopper.views import VIEWS
 from tests.command import Outcome, run
-from tests.fuzz import mutating
+from tests.fuzz import mutating, servers
 from tests.fuzz.mutating import SECRET
 
 EDITS_MOST = 5
@@ -169,6 +169,40 @@ def _expression(case: Case, bases: Path, place: Path) -> Commands:
     return [case.random("commands").choice(commands)]
 
 
+def _web(case: Case, bases: Path, place: Path) -> Commands:
+    """A trace, whole or not, from a server that need not be one's friend."""
+    file = _copy(case, bases / "trace", place)
+    random = case.random("commands")
+    if random.random() < 0.3:
+        case.edit(lambda r: mutating.edit_file(r, file))
+    allowed = ["--allow-redirects"] * (random.random() < 0.2)
+    name = servers.address(case.random("server"), f"in/{file.name}", allowed=bool(allowed))
+    commands = _reading(random, name, str(bases / "trace" / "0.json"))
+    return [[*allowed, *command] for command in commands]
+
+
+def _store(case: Case, bases: Path, place: Path) -> Commands:
+    """What lies where a run is to be written, or read from."""
+    random = case.random("commands")
+    kind = random.choice(("new", "old", "new", "old", "none"))
+    (place / "store").mkdir()
+    if kind != "none":
+        shutil.copytree(bases / "store" / kind, place / "store", dirs_exist_ok=True)
+        if random.random() < 0.6:
+            case.edit(lambda r: mutating.edit_directory(r, place / "store"))
+    for _ in range(random.choice((0, 0, 1, 2))):
+        foreign = place / "store" / random.choice(servers.FOREIGN)
+        with contextlib.suppress(OSError):
+            foreign.parent.mkdir(parents=True, exist_ok=True)
+            if not foreign.exists():
+                foreign.write_text("precious")
+    if random.random() < 0.3:
+        return _reading(random, "STORE", str(bases / "trace" / "0.json"), imports=False)
+    force = ["--force"] * (random.random() < 0.6)
+    trace = str(bases / "trace" / "0.json")
+    return [["import", trace, "-o", "STORE", *force], ["analyze", "STORE", "--json"]]
+
+
 SQL = (
     "SELECT * FROM host_span, step",
     "SELECT rank, name, sum(dur_ns) FROM device_event GROUP BY ALL",
@@ -230,9 +264,12 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "expression": _expression,
     "sql": _sql,
     "tables": _tables,
+    "web": _web,
+    "store": _store,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
-           "expression": 2, "sql": 2, "tables": 3}  # fmt: skip
+           "expression": 2, "sql": 2, "tables": 3,
+           "web": 4, "store": 3}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -251,8 +288,13 @@ def judge(commands: Commands, folder: Path) -> str | None:
     problem, outcomes = None, list[Outcome]()
     with contextlib.chdir(folder), _environment(folder), warnings.catch_warnings():
         warnings.simplefilter("error")
+        objects = servers.Objects(folder / "in" / "store")
         for command in commands:
-            problem = _judge_command(command, outcomes) or _disagreement(commands, outcomes)
+            problem = (
+                _judge_command(command, outcomes)
+                or _disagreement(commands, outcomes)
+                or objects.problem(command, outcomes)
+            )
             if problem is not None:
                 problem = f"chopper {' '.join(command)}\n{problem}"
                 break
@@ -260,6 +302,10 @@ def judge(commands: Commands, folder: Path) -> str | None:
         problem = f"chopper {' '.join(commands[-1])}\nchanged files outside: {changed}"
     if problem is None and (file := _telling(folder / "out")) is not None:
         problem = f"chopper {' '.join(commands[-1])}\na foreign file's words in {file}"
+    if problem is None and "--allow-redirects" not in commands[0]:
+        told = [p for p in (folder / "home").rglob("*") if SECRET in p.name]
+        if told or _telling(folder / "home") is not None:
+            problem = f"chopper {' '.join(commands[-1])}\na secret in a cache"
     return problem
 
 
@@ -277,13 +323,13 @@ def _environment(folder: Path) -> Any:
 
 def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
     try:
-        outcome = run(*command)
+        outcome = run(*map(servers.placed, command))
     except MemoryError as exc:
         return f"memory: {_where(exc)}"
     except Exception as exc:  # noqa: BLE001 - that is what is looked for
         return _where(exc)
     outcomes.append(outcome)
-    return _judge_outcome(command, outcome)
+    return _judge_outcome([w for w in command if w != "--allow-redirects"], outcome)
 
 
 def _disagreement(commands: Commands, outcomes: list[Outcome]) -> str | None:

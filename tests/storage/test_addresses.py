@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import gzip
 import http.server
 import json
 import os
 import shutil
 import socket
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -26,6 +23,7 @@ from chopper.storage.addresses import remember, without_secrets
 from chopper.storage.layout import MANIFEST, foreign_files
 from tests.command import run
 from tests.ingest.test_logs import trace
+from tests.storage.hostile_server import serving
 from tests.storage.s3_server import BUCKET, forget
 
 SECRET = "Sw0rdfish"
@@ -57,83 +55,6 @@ def test_parts_of_an_address_that_was_named_are_not_told_either() -> None:
     said = f"auth of me:{SECRET}%20x failed; abc%2F{SECRET}; frag%20{SECRET}, abc/{SECRET}&t=1"
     assert SECRET not in without_secrets(said)
     forget()
-
-
-class Hostile(http.server.BaseHTTPRequestHandler):
-    """Does what the address says: its path is ``/BASE64(JSON)/name``."""
-
-    trace: ClassVar[bytes] = b""
-    ended: ClassVar[threading.Event]
-    asked: ClassVar[list[tuple[str, str, str | None]]]
-
-    def do_GET(self) -> None:
-        self.asked.append((self.command, self.path, self.headers["Authorization"]))
-        asked = self.path.split("/")[1]
-        how = json.loads(base64.urlsafe_b64decode(asked)) if len(asked) > 7 else {}
-        body = self.trace if how.get("body") is None else how["body"].encode()
-        coding = how.get("coding")
-        if coding == "gzip":
-            body = gzip.compress(body)
-        elif coding == "deflate":
-            body = zlib.compress(body)
-        if bomb := how.get("bomb"):
-            body = gzip.compress(bytes(bomb))
-        with contextlib.suppress(OSError):
-            self._send(how, body, coding)
-
-    do_HEAD = do_GET
-
-    def _send(self, how: dict[str, Any], body: bytes, coding: str | None) -> None:
-        self.send_response(how.get("status", 200))
-        if coding is not None:
-            self.send_header("Content-Encoding", coding)
-        if "to" in how:
-            self.send_header("Location", how["to"])
-        for name, value in how.get("headers", {}).items():
-            self.send_header(name, value)
-        endless = how.get("endless")
-        if not endless and "Content-Length" not in how.get("headers", {}):
-            self.send_header("Content-Length", str(len(body) + how.get("more", 0)))
-        if how.get("drip") == "head":
-            while not self.ended.wait(0.05):
-                self.wfile.write(b"X")
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if how.get("drip"):
-            while not self.ended.wait(0.05):
-                self.wfile.write(b" ")
-        while endless and not self.ended.is_set():
-            self.wfile.write(b" " * (1 << 16))
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def serving(body: bytes) -> Iterator[Any]:
-    """A function that returns addresses of what a server on the loopback does."""
-
-    class Handler(Hostile):
-        trace = body
-        ended = threading.Event()
-        asked: ClassVar[list[tuple[str, str, str | None]]] = []
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        served.daemon_threads = True
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{served.server_address[1]}"
-
-        def address(name: str = "rank0.json", user: str = "", host: str = place, **how: Any) -> str:
-            packed = base64.urlsafe_b64encode(json.dumps(how).encode()).decode()
-            return f"http://{user}{host}/{packed}/{name}"
-
-        address.asked = Handler.asked  # type: ignore[attr-defined]
-        address.place = place  # type: ignore[attr-defined]
-        yield address
-        Handler.ended.set()
-        served.shutdown()
 
 
 @pytest.fixture
@@ -212,6 +133,8 @@ def test_what_a_server_packs_is_unpacked(hostile: Any, tmp_path: Path, coding: s
     [
         ({"coding": "gzip", "bomb": 64 << 20}, "more than 200 times as much"),
         ({"endless": True}, "set by --max-input"),
+        ({"endless": True, "untold": True}, "a file whose size the server has not told"),
+        ({"endless": True, "size": 9}, "more arrives than the 9 B that the server told"),
         ({"headers": {"Content-Length": "99000000000"}}, "set by --max-input"),
         ({"drip": "body", "endless": True}, "bytes arrived in 0.3 s, expected at least"),
         ({"drip": "head"}, "bytes arrived in 0.3 s, expected at least"),
@@ -225,6 +148,8 @@ def test_what_a_server_packs_is_unpacked(hostile: Any, tmp_path: Path, coding: s
 def test_a_server_is_bounded(
     hostile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: dict[str, Any], said: str
 ) -> None:
+    if "untold" in how:
+        monkeypatch.setattr(limits, "UNTOLD_BYTES", 1 << 20)
     if "drip" in how:
         monkeypatch.setattr(limits, "SLOW_S", 0.3)
     if "max-input" in said:
