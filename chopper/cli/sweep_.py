@@ -20,6 +20,7 @@ from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import ChopperError, CollectorUnavailable, UsageError
+from chopper.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
     from chopper.collectors.knobs import Knob
@@ -173,7 +174,7 @@ def _show_plan(
         lines.append(f"  {knob.label} (supports {least} to {most})")
     lines += [f"Note: {note}" for note in dict.fromkeys(knob.note for knob in knobs) if note]
     lines.append("Nothing was set and nothing ran; --apply does both.")
-    click.echo("\n".join(lines))
+    click.echo(without_secrets("\n".join(lines)))
 
 
 def _measure(

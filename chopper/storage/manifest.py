@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from chopper.errors import RunFormatError
-from chopper.storage.addresses import cleaned, may_tell
+from chopper.storage.addresses import told
 from chopper.storage.files import decode_json, encode_json
 from chopper.storage.layout import MOST_RANKS, is_upload
 
@@ -275,7 +275,7 @@ class _Counted(msgspec.Struct):
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
     """Serialize as indented JSON, without the secrets of addresses in it."""
-    return msgspec.json.format(_told(encode_json(manifest)), indent=2) + b"\n"
+    return msgspec.json.format(told(encode_json(manifest)), indent=2) + b"\n"
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:
@@ -330,9 +330,4 @@ def _check_version(data: bytes, where: str) -> None:
 
 
 def _damaged_or(data: bytes, where: str, kind: type[_M]) -> _M:
-    return decode_json(_told(data), kind, f"{where}: damaged manifest", error=RunFormatError)
-
-
-def _told(data: bytes) -> bytes:
-    """Return a document without the secrets of the addresses in it, such as a command's."""
-    return msgspec.json.encode(cleaned(msgspec.json.decode(data))) if may_tell(data) else data
+    return decode_json(told(data), kind, f"{where}: damaged manifest", error=RunFormatError)

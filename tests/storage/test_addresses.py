@@ -411,3 +411,34 @@ def test_addresses_are_found_in_linear_time() -> None:
     for text in ("a" * 200_000, "://" * 60_000, "%" * 200_000, "http://" + "@" * 200_000):
         without_secrets(text)
     assert addresses.is_address("s3://x")
+
+
+def test_ranges_are_read_as_files() -> None:
+    """As the loaders of a workload read shards of Parquet."""
+    content = bytes(range(256)) * 9_000
+
+    class Ranges(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            first, last = 0, len(content) - 1
+            if asked := self.headers["Range"]:
+                first, last = map(int, asked.partition("=")[2].split("-"))
+            self.send_response(206 if asked else 200)
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content[first : last + 1])
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        fs, name = remote.opened(f"http://127.0.0.1:{served.server_address[1]}/a.parquet")
+        with fs.open(name, "rb") as file:
+            file.seek(-300, os.SEEK_END)
+            assert file.read() == content[-300:]
+            file.seek(5)
+            assert file.read(70_000) == content[5:70_005]
+        served.shutdown()
