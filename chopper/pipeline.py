@@ -187,7 +187,10 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
     common = None
     if facts.common_steps is not None:
-        number = pick(traced_steps(joined.step).number, joined.event_step)
+        numbers = traced_steps(joined.step).number
+        # What was launched after the last step is of none.
+        within = np.where(joined.event_step < len(numbers), joined.event_step, -1)
+        number = pick(numbers, within)
         common = np.isin(number, [*facts.common_steps])
     part = participation(facts.rank, joined.communication, common=common)
     others = None
