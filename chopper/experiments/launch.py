@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,8 +48,8 @@ def find_command(name: str, env: Mapping[str, str]) -> str:
 
 
 def is_program(name: str) -> bool:
-    """Return whether a name is a script or a program that a shell finds."""
-    return name.endswith((".py", ".sh")) or shutil.which(name) is not None
+    """Return whether a name is a script, Python, or a program that a shell finds."""
+    return bool(re.fullmatch(r"python[\d.]*|.+\.(py|sh)", name)) or shutil.which(name) is not None
 
 
 def runnable(command: Sequence[str]) -> tuple[str, ...]:

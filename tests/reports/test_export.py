@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from chopper.cli import cli
-from chopper.errors import OutputError
+from chopper.errors import OutputError, csv_text
 from chopper.reports.export import export, tables
 from chopper.views import VIEWS, view
 from tests.kineto_writer import small_trace
@@ -42,7 +42,8 @@ def test_csv_holds_all_rows_whatever_the_names(tmp_path: Path) -> None:
     rows = _read(tmp_path / "piece.csv")
     assert sum(int(r["time_ns"]) for r in rows) == EXACT.observed_ns
     kernels = _read(tmp_path / "views" / "kernels.csv")
-    assert [r["kernel"] for r in kernels] == view(EXACT, "kernels")["kernel"].to_pylist()
+    names = view(EXACT, "kernels")["kernel"].to_pylist()
+    assert [r["kernel"] for r in kernels] == [csv_text(name) for name in names]
 
 
 def test_the_timeline_has_all_events_and_the_attributions_tracks(tmp_path: Path) -> None:
