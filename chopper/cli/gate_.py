@@ -14,7 +14,7 @@ from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
 from chopper.cli.compare_ import compared, show
 from chopper.errors import InputError, OutputError, UsageError, message_line, reason_of
-from chopper.storage.addresses import told
+from chopper.storage.addresses import json_without_secrets
 from chopper.storage.files import decode_json, encode_json, read_bytes, write_atomic
 from chopper.storage.layout import is_experiment
 
@@ -184,7 +184,9 @@ def add_run(folder: Path, run: PastRun) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise OutputError(f"{folder}: cannot be made ({reason_of(exc)})") from exc
-    write_atomic(folder / f"{run.time_ns}-{run.id}.json", told(encode_json(run)) + b"\n")
+    write_atomic(
+        folder / f"{run.time_ns}-{run.id}.json", json_without_secrets(encode_json(run)) + b"\n"
+    )
 
 
 def _judged(

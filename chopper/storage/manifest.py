@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from chopper.errors import RunFormatError
-from chopper.storage.addresses import told
+from chopper.storage.addresses import json_without_secrets
 from chopper.storage.files import decode_json, encode_json
 from chopper.storage.layout import MOST_RANKS, is_upload
 
@@ -257,9 +257,6 @@ class _Stored(msgspec.Struct):
     upload: Upload
 
 
-_M = TypeVar("_M")
-
-
 class NewerRunError(RunFormatError):
     """The run was written by a newer chopper: nothing in it may be guessed."""
 
@@ -275,24 +272,26 @@ class _Counted(msgspec.Struct):
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
     """Serialize as indented JSON, without the secrets of addresses in it."""
-    return msgspec.json.format(told(encode_json(manifest)), indent=2) + b"\n"
+    return msgspec.json.format(json_without_secrets(encode_json(manifest)), indent=2) + b"\n"
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:
     """Read a rank's part. ``where`` names the file in errors."""
     _check_version(data, where)
-    return _damaged_or(data, where, RankManifest)
+    data = json_without_secrets(data)
+    return decode_json(data, RankManifest, f"{where}: damaged manifest", error=RunFormatError)
 
 
 def decode_run(data: bytes, where: str) -> RunManifest:
     """Read a run's manifest. ``where`` names the file in errors."""
     _check_version(data, where)
-    count = len(_damaged_or(data, where, _Counted).ranks)
+    damaged = f"{where}: damaged manifest"
+    count = len(decode_json(data, _Counted, damaged, error=RunFormatError).ranks)
     if count > MOST_RANKS:
         raise RunFormatError(
             f"{where}: names {count} ranks, expected at most {MOST_RANKS}; record the run again"
         )
-    return _damaged_or(data, where, RunManifest)
+    return decode_json(json_without_secrets(data), RunManifest, damaged, error=RunFormatError)
 
 
 def named_by(part: RankManifest) -> set[str]:
@@ -327,7 +326,3 @@ def _check_version(data: bytes, where: str) -> None:
             f"{where}: written by a newer chopper (schema {version}, this one reads up to "
             f"{SCHEMA_VERSION}); upgrade chopper-profiler"
         )
-
-
-def _damaged_or(data: bytes, where: str, kind: type[_M]) -> _M:
-    return decode_json(told(data), kind, f"{where}: damaged manifest", error=RunFormatError)

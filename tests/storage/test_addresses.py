@@ -17,9 +17,10 @@ import pytest
 
 import chopper
 from chopper import limits
-from chopper.errors import InputError
+from chopper.errors import InputError, RunFormatError
 from chopper.storage import addresses, remote, web
-from chopper.storage.addresses import remember, without_secrets
+from chopper.storage import manifest as m
+from chopper.storage.addresses import json_without_secrets, remember, without_secrets
 from chopper.storage.layout import MANIFEST, foreign_files
 from tests.command import run
 from tests.ingest.test_logs import trace
@@ -401,6 +402,18 @@ def test_query_reads_runs_at_addresses(s3: Any, made: Path) -> None:
     away, here = (run("query", str(place), sql) for place in (f"{BUCKET}/runs/one", made))
     assert (away.code, away.out) == (0, here.out)
     assert run("query", f"{BUCKET}/runs/one").code == 0
+
+
+@pytest.mark.parametrize("odd", [b'"\xff"', b"1e999", b"[" * 9_000 + b"]" * 9_000])
+@pytest.mark.parametrize("decode", [m.decode_run, m.decode_rank, m.decode_stored])
+def test_a_damaged_manifest_with_an_address_is_one_error(decode: Any, odd: bytes) -> None:
+    with pytest.raises(RunFormatError, match=r"^run/manifest\.json: (damaged|not a chopper)"):
+        decode(b'{"schema_version": 1, "a": "s3://x", "b": ' + odd + b"}", "run/manifest.json")
+
+
+def test_a_slash_that_json_escapes_hides_no_secret() -> None:
+    shown = json_without_secrets(rb'{"a": "http:\/\/user:secret@host\/x?token=hidden"}')
+    assert json.loads(shown) == {"a": "http://host/x"}
 
 
 def test_chained_addresses_are_refused() -> None:
