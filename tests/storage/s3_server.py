@@ -21,7 +21,7 @@ BUCKET = "s3://bucket"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An S3 server on the loopback (moto's), and the variables with which it is found."""
     pytest.importorskip("s3fs", reason="s3fs is not installed (chopper-profiler[s3])")
-    pytest.importorskip("moto.server", reason="moto is not installed")
+    pytest.importorskip("moto.server", exc_type=ImportError)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
