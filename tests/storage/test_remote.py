@@ -408,7 +408,7 @@ def test_a_partial_download_is_no_truncated_trace(
 
 
 class _Slow(_Server):
-    """Serves a file a little at a time, and never to its end: 1 GiB, which any disk has room for."""
+    """Serves a file a little at a time, never to its end; any disk has room for the length told."""
 
     def do_GET(self) -> None:
         self.send_response(200)
