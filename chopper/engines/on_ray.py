@@ -9,6 +9,7 @@ import itertools
 import os
 import pickle
 import platform
+import stat
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ from chopper.engines.workers import limited, work_alone
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
 from chopper.storage import remote, values
+from chopper.storage.files import is_users
 from chopper.version import __version__
 
 _Packed = tuple[bytes, int]
@@ -40,6 +42,7 @@ _READY = 8
 """Tasks beyond two for each worker: Ray gives a process back as soon as no task waits for it."""
 _ANSWER_S = 30.0
 """Patience with the nodes of a cluster, which start a process to answer."""
+_ADDRESS_MOST_BYTES = 300
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,8 @@ class OnRay:
     on each: Ray has none that is ready when a command comes.
 
     Args:
-        address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS`` or of this machine;
-            one is started where there is none.
+        address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS``, or the one that this
+            user has on this machine; one is started where there is none.
         reason: why this engine was chosen.
         memory_bytes: what a task may allocate; None for no limit.
         progress: called with a label and how many of its tasks are done.
@@ -345,11 +348,28 @@ def _running() -> str | None:
     if named := os.environ.get("RAY_ADDRESS"):
         return named
     for folder in {os.environ.get("RAY_TMPDIR", "/tmp"), tempfile.gettempdir()}:
-        with contextlib.suppress(OSError, ChopperError):
-            address = (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+        with contextlib.suppress(OSError, ValueError, ChopperError):
+            address = _own_text(Path(folder) / "ray" / "ray_current_cluster").strip()
             ray_cluster.answers(address)
             return address
     return None
+
+
+def _own_text(file: Path) -> str:
+    """Read a short file that only this user can have written, in a folder that is open to all.
+
+    Raises:
+        OSError: it is not there, or a link, a pipe, or another user's.
+    """
+    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(opened)
+        others = status.st_mode & stat.S_IWOTH or status.st_nlink != 1 or not is_users(status)
+        if others or not stat.S_ISREG(status.st_mode):
+            raise PermissionError(file)
+        return os.read(opened, _ADDRESS_MOST_BYTES).decode()
+    finally:
+        os.close(opened)
 
 
 def _check_nodes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import io
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ _KILLED_S = 5.0
 """Patience with the kernel for ending what is killed."""
 ANSWER_S = 8
 """Patience with a named cluster for its answer."""
+CONNECT_S = 20.0
+"""Patience with one that answers, until it is joined: Ray ends this process after 30 s."""
+_DIAL_S = 5
+_LEAVE_S = 5.0
 _SETTINGS, _FRAME_BYTES = 4, 9
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 """What a client of gRPC begins with: HTTP/2's preface, and a frame of no settings (RFC 9113, 3.4
@@ -63,7 +68,7 @@ def cluster(
     if address is None and token is None:
         token = new_token()
     if address is not None:
-        answers(address)
+        _within(ANSWER_S + _DIAL_S, address, lambda: answers(address))
     ray = load_ray(token, address)
     options: dict[str, Any] = {
         "namespace": namespace or f"chopper-{os.getpid()}",
@@ -73,7 +78,7 @@ def cluster(
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
     _handle(signal.SIGTERM, _leave)
-    directory = None
+    directory, joined = None, False
     if address is None:
         if ended := clear_leftovers():
             sys.stderr.write(f"ended {len(ended)} Ray processes of an earlier run\n")
@@ -84,6 +89,7 @@ def cluster(
         options["address"] = address
     try:
         _start(ray, directory, options)
+        joined = directory is None
         # Ray's own handler prints a stack, and leaves its directory behind.
         _handle(signal.SIGTERM, _leave)
         yield ray.get_runtime_context().gcs_address
@@ -94,7 +100,12 @@ def cluster(
     finally:
         _go_on_whatever_comes()
         try:
-            ray.shutdown()
+            if joined:
+                _within(_LEAVE_S, str(address), ray.shutdown)
+            elif directory is not None:
+                ray.shutdown()
+        except LoaderError:
+            pass  # it notices by itself that this process has gone
         finally:
             if directory is not None:
                 _end_all_of(directory)
@@ -114,10 +125,45 @@ def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
     with _quiet_environment(directory), contextlib.chdir(PACKAGE_PARENT):
         _without_lines_of_raylets()
         try:
-            ray.init(**options)
+            if directory is None:
+                _within(CONNECT_S, options["address"], lambda: ray.init(**options))
+            else:
+                ray.init(**options)
+        except LoaderError:
+            raise
         except Exception as exc:  # Ray raises whatever its parts do
             said = " ".join(str(exc).split()) or type(exc).__name__
             raise LoaderError(f"Ray did not start ({said})") from exc
+
+
+def _within(limit_s: float, address: str, work: Callable[[], object]) -> None:
+    """Do what waits for a cluster, in a thread: no signal ends what waits in C++.
+
+    Raises:
+        LoaderError: it takes longer.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as exc:  # noqa: BLE001 - raised below
+            failed.append(exc)
+
+    working = threading.Thread(target=run, daemon=True)
+    working.start()
+    try:
+        working.join(limit_s)
+    finally:
+        if working.is_alive() and (ray := sys.modules.get("ray")) is not None:
+            atexit.unregister(ray.shutdown)  # which would wait for it when this process ends
+    if working.is_alive():
+        raise LoaderError(
+            f"{address}: Ray did not connect to it within {limit_s:.0f} s; `ray status --address "
+            f"{address}`, on a node of the cluster, shows whether that works"
+        )
+    if failed:
+        raise failed[0]
 
 
 def _without_lines_of_raylets() -> None:
@@ -193,14 +239,14 @@ def answers(address: str) -> None:
     if digits(port) is None:
         raise _no_cluster(address, "it names no port")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), 5) as asked:
+        with socket.create_connection((host.strip("[]"), int(port)), _DIAL_S) as asked:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return
             asked.settimeout(ANSWER_S)
             asked.sendall(_GREETING)
             frame = asked.recv(_FRAME_BYTES, socket.MSG_WAITALL)
     except TimeoutError as exc:
-        raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S} s") from exc
+        raise _no_cluster(address, f"no answer in Ray's protocol within {ANSWER_S:.0f} s") from exc
     except (OSError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
     if len(frame) < _FRAME_BYTES or frame[3] != _SETTINGS:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +34,7 @@ from tests.engines import tasks
 from tests.engines.nodes import Nodes, started_nodes
 from tests.engines.tasks import done
 from tests.ingest.test_logs import trace
+from tests.storage.test_planted import PLANTED
 from tests.waiting import PATIENCE_S, until
 
 if importlib.util.find_spec("ray") is None:
@@ -226,6 +230,97 @@ def test_an_address_that_is_no_cluster_is_one_line() -> None:
         for address, why in ((where, ""), ("here", r" \(it names no port\)")):
             with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there{why}"):
                 OnRay(address)
+
+
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a server of HTTP/2 says first: Ray then waits for its answers."""
+
+
+@contextlib.contextmanager
+def listener(says: bytes) -> Iterator[tuple[str, list[Any]]]:
+    """A server that says this and no more; yields its address, and whom it accepted."""
+    accepted: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(server.accept()[0])
+                    accepted[-1].sendall(says)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", accepted
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
+
+
+CONNECTING = """
+import sys
+from chopper import cli
+from chopper.engines import ray_cluster
+ray_cluster.ANSWER_S = ray_cluster.CONNECT_S = float(sys.argv.pop(1))
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (b"", "no answer in Ray's protocol within 1 s"),
+        (SETTINGS, "did not connect to it within 1 s"),
+    ],
+)
+def test_connecting_to_what_is_silent_ends_in_a_line(says: bytes, why: str, tmp_path: Path) -> None:
+    file = trace(tmp_path / "rank0.json", 0, 1)
+    with listener(says) as (where, _):
+        ended = subprocess.run(
+            [sys.executable, "-c", CONNECTING, "1", "analyze", file, "--ray", where],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, line.startswith(f"chopper: {where}: ")) == (1, True), line
+    assert why in line
+
+
+@pytest.mark.parametrize("says", [b"", SETTINGS])
+def test_an_interrupt_ends_connecting(says: bytes, tmp_path: Path) -> None:
+    file = trace(tmp_path / "rank0.json", 0, 1)
+    command = [sys.executable, "-c", CONNECTING, str(PATIENCE_S), "analyze", file, "--ray"]
+    with (
+        listener(says) as (where, accepted),
+        subprocess.Popen([*command, where], stderr=subprocess.PIPE, text=True) as connecting,
+    ):
+        # Ray connects again, after the first try has been answered.
+        until(lambda: len(accepted) > bool(says), "a connection")
+        connecting.send_signal(signal.SIGINT)
+        _, err = connecting.communicate(timeout=60)
+    assert (connecting.returncode, err.split()) == (130, ["chopper:", "interrupted"])
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_cluster_that_another_user_names_is_not_asked(
+    plant: Callable[[Path, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    file, victim = tmp_path / "ray" / "ray_current_cluster", tmp_path / "victim"
+    file.parent.mkdir()
+    with listener(SETTINGS) as (where, accepted):
+        victim.write_text(where)
+        plant(file, victim)
+        if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:
+            file.write_text(where)
+        assert on_ray._running() is None
+        assert accepted == []
+        file.unlink()
+        file.write_text(where)
+        assert on_ray._running() == where
+        file.chmod(0o666)
+        assert on_ray._running() is None
 
 
 def test_the_address_of_a_client_is_one_line_that_says_what_to_give(
