@@ -381,7 +381,7 @@ def _ordered(
     span = time[target] - time[source]
     possible = span >= 0
     contradicted = int((~possible).sum())
-    level, cyclic = _levels_of_ties(len(time), source, target, np.flatnonzero(span == 0))
+    level, cyclic = levels_of_ties(len(time), source, target, np.flatnonzero(span == 0))
     if len(cyclic):
         contradicted += len(cyclic)
         possible[cyclic] = False
@@ -446,10 +446,10 @@ def _own_lags(
     lag[of] = 0
 
 
-_ROUNDS_MAX = 4096
+_ROUNDS_MAX = 32
 
 
-def _levels_of_ties(
+def levels_of_ties(
     count: int, source: np.ndarray, target: np.ndarray, tied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Order among moments of one time, by the edges between them; the edges that close circles.
@@ -466,4 +466,29 @@ def _levels_of_ties(
         if not wrong.any():
             return level, tied[:0]
         np.maximum.at(level, b[wrong], level[a[wrong]] + 1)
+    # A long chain takes as many rounds over all edges as it has edges: walk it instead.
+    moments, index = np.unique(np.concatenate([a, b]), return_inverse=True)
+    level[moments] = _levels_along(len(moments), index[: len(a)], index[len(a) :])
     return level, tied[level[b] <= level[a]]
+
+
+def _levels_along(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:
+    """Return for each moment the length of the longest way to it; a circle begins somewhere."""
+    following = target[np.argsort(source, kind="stable")].tolist()
+    first = np.append(0, np.cumsum(np.bincount(source, minlength=count))).tolist()
+    missing = np.bincount(target, minlength=count).tolist()
+    level = [0] * count
+    ready = [moment for moment in range(count) if not missing[moment]]
+    for begin in (-1, *range(count)):
+        if begin >= 0 and missing[begin] > 0:
+            missing[begin] = 0
+            ready.append(begin)
+        while ready:
+            moment = ready.pop()
+            for after in following[first[moment] : first[moment + 1]]:
+                if missing[after] > 0:
+                    level[after] = max(level[after], level[moment] + 1)
+                    missing[after] -= 1
+                    if not missing[after]:
+                        ready.append(after)
+    return level

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers.replay.graph import EVENT, Graph
+from chopper.analyzers.replay.graph import EVENT, Graph, levels_of_ties
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.solve import critical_path, in_python, solve
 from chopper.causes import CODES
@@ -314,3 +314,16 @@ def test_what_lies_before_the_first_step_stays() -> None:
     scenario.scale(0, np.array([0.5, 0.5]))
     scenario.without_host(0, np.ones(len(found.graph.ranks[0].program.parts.owner), dtype=bool))
     assert scenario.solve().windows(0).tolist() == [520, 570]
+
+
+def test_a_long_chain_at_one_time_is_ordered_and_a_circle_opened_once() -> None:
+    # Kernels of one time stamp follow each other in their stream: 0 → 1 → … → 19 999.
+    chain = np.arange(20_000)
+    level, cyclic = levels_of_ties(20_000, chain[:-1], chain[1:], chain[:-1])
+    assert level.tolist() == chain.tolist()
+    assert not len(cyclic)
+    # 50 → 51 → … → 99 → 50 and on to 100: one edge of the circle is left out, none of the chain.
+    source, target = np.append(chain[:200], 99), np.append(chain[1:201], 50)
+    level, cyclic = levels_of_ties(201, source, target, np.arange(201))
+    assert cyclic.tolist() == [200]
+    assert level.tolist() == [*range(201)]
