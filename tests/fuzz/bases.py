@@ -10,11 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from chopper.analyzers.compare.history import past_run
+from chopper.cli.gate_ import add_run
 from chopper.experiments import results
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured
 from chopper.ingest import write_run
+from chopper.pipeline import attribute, read
 from chopper.recording.finish import finalize
+from chopper.storage import manifest as m
 from chopper.storage.manifest import Upload, encode_stored
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
@@ -62,6 +68,8 @@ def make(folder: Path) -> None:
     _tables(folder)
     _runs(folder)
     _documents(folder)
+    _full(folder)
+    _history(folder)
 
 
 def write_trace(path: Path, trace: Trace) -> None:
@@ -277,6 +285,99 @@ def _runs(folder: Path) -> None:
         shutil.copytree(runs / "recorded", runs / "experiment" / name)
 
 
+def _full(folder: Path) -> None:
+    """A run whose manifests have every field."""
+    run = folder / "run" / "full"
+    recorded(run, telemetry=True)
+    (stored,) = calibration.load_all(folder / "document" / "calibration.json")[:1]
+    manifest = m.decode_run((run / "manifest.json").read_bytes(), "base")
+    manifest.created_ns, manifest.workload = BASE_NS, "gemm"
+    for part in manifest.ranks:
+        _fill(part, stored)
+        (run / f"rank-0000{part.rank}" / "manifest.json").write_bytes(m.encode(part))
+    (run / "manifest.json").write_bytes(m.encode(manifest))
+
+
+def _fill(part: m.RankManifest, stored: Calibration) -> None:
+    part.node, part.device_id, part.steps_count, part.traced_steps = 0, 0, 8, (2, 6)
+    part.pid, part.process_started, part.steps_source = 100 + part.rank, 12_345, "range"
+    part.devices = [
+        m.Device(
+            device_id=0,
+            name="NVIDIA A100-SXM4-40GB",
+            memory_bytes=40 << 30,
+            multiprocessor_count=108,
+            uuid="GPU-1",
+            pci_address="0000:3b:00.0",
+        )
+    ]
+    part.process_groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+    part.environment |= {"cores_allowed": "4", "TORCHELASTIC_RESTART_COUNT": "0"}
+    part.collectors = [
+        m.CollectorReport(
+            name="nvml",
+            status="obtained",
+            requested_hz=100.0,
+            achieved_hz=99.0,
+            samples_count=900,
+            dropped_count=1,
+            late_count=2,
+            jitter_p50_ns=1_000,
+            jitter_p99_ns=9_000,
+            call_p50_ns=50_000,
+            call_p99_ns=90_000,
+            calls={"power": m.CallCost(p50_ns=50_000, p99_ns=90_000, count=100)},
+            cpu_ratio=0.01,
+            clock_alignment_error_ns=500,
+            absent={"device_clock.power_w": "not supported"},
+        )
+    ]
+    anchor = m.ClockAnchor(realtime_ns=BASE_NS, monotonic_ns=10**12, monotonic_raw_ns=10**12)
+    part.clock_anchors = [anchor, anchor]
+    part.overhead = m.Overhead(
+        setup_ns=10**9,
+        per_step_ns=100,
+        export_ns=10**8,
+        close_ns=10**8,
+        traced_step_ns=2_600,
+        untraced_step_ns=2_500,
+    )
+    part.measures = [
+        m.Measure(name="step_ns", value=2_500, labels={"size_bytes": 64, "ratio": 0.5})
+    ]
+    part.calibration = calibration.to_manifest(stored)
+    part.findings = [
+        m.Finding(
+            code="trace.truncated",
+            severity="warning",
+            message="cut",
+            rank=part.rank,
+            count=3,
+            withholds=("compute.ideal",),
+            share_ratio=0.1,
+        )
+    ]
+
+
+def _history(folder: Path) -> None:
+    """Twelve runs of the job of the run that was imported."""
+    (folder / "history").mkdir()
+    base = past_run(attribute(read(folder / "run" / "full")))
+    for number in range(12):
+        earlier = msgspec.structs.replace(
+            base,
+            id=f"{number:016x}",
+            time_ns=base.time_ns - (12 - number) * 3_600 * 10**9,
+            median_ns=base.median_ns + 7 * (number % 5),
+            mean_ns=base.mean_ns + 7 * (number % 5),
+            error_ratio=0.01,
+            other_cores=0.5,
+            clock_hz=1_400_000_000,
+            accepted=number == 2,
+        )
+        add_run(folder / "history", earlier)
+
+
 def _rates(*names: str) -> list[Measured]:
     return [
         Measured(what=name, best_per_s=1e11, median_per_s=9e10, spread_ratio=0.01, repeats_count=5)
@@ -330,8 +431,6 @@ def _config() -> dict[str, Any]:
 
 
 def _topology() -> dict[str, Any]:
-    import msgspec
-
     from chopper.analyzers.estimates.network import Topology
 
     plain: dict[str, Any] = msgspec.to_builtins(Topology())

@@ -25,6 +25,7 @@ from tests.fuzz.mutating import SECRET
 EDITS_MOST = 5
 LEVELS = ("cause", "step", "phase", "layer", "op", "kernel", "rank")
 _LINE_MOST = 6_000
+_NUMBER_MOST = 1e24
 
 _ATTRIBUTED = ("host_span", "device_event", "step", "collective")
 """Tables that every attribution reads."""
@@ -211,6 +212,42 @@ SQL = (
 )
 
 
+def _manifest(case: Case, bases: Path, place: Path) -> Commands:
+    """A run whose documents hold numbers that nobody measured."""
+    random = case.random("commands")
+    name = random.choice(("full", "full", "full", "imported", "telemetry", "experiment"))
+    shutil.copytree(bases / "run" / name, place / "run")
+    files = sorted((place / "run").rglob("*.json"))
+    files = [f for f in files if f.name != "trace.json"]
+    case.edit(lambda r: mutating.forge_file(r, r.choice(files)))
+    if name == "experiment":
+        return [["report", "in/run", "-o", f"out/page{random.choice(('.html', '.json', '.md'))}"]]
+    if random.random() < 0.1:
+        return [["gate", "in/run", "--history", str(bases / "history"), "--json"]]
+    return _reading(random, "in/run", str(bases / "run" / name), imports=False)
+
+
+def _history(case: Case, bases: Path, place: Path) -> Commands:
+    """The runs that a run is judged by."""
+    folder = place.parent / "home" / "history"
+    shutil.copytree(bases / "history", folder)
+    case.edit(lambda r: mutating.edit_history(r, folder))
+    random = case.random("commands")
+    options = (
+        ["--json"],
+        ["--add"],
+        ["--accept"],
+        ["--junit", "out/junit.xml"],
+        ["--strict"],
+        [],
+        [],
+    )
+    run = str(bases / "run" / "full")
+    how = [*random.choice(options), *random.choice(([], [], ["--find", "0.01"]))]
+    gate = ["gate", run, "--history", "home/history"]
+    return [[*gate, *how], [*gate, *random.choice((["--json"], ["-o", "out/page.html"]))]]
+
+
 def _tables(case: Case, bases: Path, place: Path) -> Commands:
     """Tables that are well-formed and strange: SQL and the attribution must agree on them."""
     random = case.random("commands")
@@ -266,10 +303,12 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "tables": _tables,
     "web": _web,
     "store": _store,
+    "manifest": _manifest,
+    "history": _history,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
            "expression": 2, "sql": 2, "tables": 3,
-           "web": 4, "store": 3}  # fmt: skip
+           "web": 4, "store": 3, "manifest": 4, "history": 2}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -390,6 +429,8 @@ def _judge_answer(command: list[str], out: str) -> str | None:
         answer = json.loads(out, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as exc:
         return f"JSON that is none: {exc}"
+    if (number := _absurd(answer)) is not None:
+        return f"a number beyond reason: {number!r}"
     if command[0] != "analyze" or "--view" in command:
         return None
     parents = {c["parent"] for c in answer["causes"]}
@@ -404,6 +445,15 @@ def _judge_answer(command: list[str], out: str) -> str | None:
     if sum(r["observed_ns"] for r in answer["ranks"]) != answer["observed_ns"]:
         return "ranks do not sum to the observed time"
     return None
+
+
+def _absurd(answer: Any) -> float | None:
+    """A number of an answer that no machine measures."""
+    if isinstance(answer, dict | list):
+        members = answer.values() if isinstance(answer, dict) else answer
+        return next((n for n in map(_absurd, members) if n is not None), None)
+    beyond = isinstance(answer, int | float) and abs(answer) > _NUMBER_MOST
+    return answer if beyond else None
 
 
 def _refuse_constant(name: str) -> None:

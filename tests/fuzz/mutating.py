@@ -102,6 +102,77 @@ def edit_json(random: Random, document: Any) -> Any:
     return document
 
 
+FORGED: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, -2, 2**31 - 1, 2**31, -(2**31), 2**53, 2**61, 2**62, 2**63 - 1,
+    0.0, 2**63, -(2**63), 2**64, 10**25, -(10**25), 10**400, 1e300, -1e300, 5e-324, 1e-300, 0.5,
+    -0.5, 1.5, 1e18, 1e25, float("nan"), float("inf"), float("-inf"), 10**15, 1e9, "7", "",
+)  # fmt: skip
+"""Values to stand where a number is."""
+
+
+def forge(random: Random, document: Any) -> Any:
+    """Change numbers of a document: one, or all of a name; sometimes another member."""
+    paths = list(places(document))
+    numbers = [p for p in paths if type(_at(document, p)) in (int, float)]
+    if not numbers or random.random() < 0.2:
+        return edit_json(random, document)
+    chosen = [random.choice(numbers)]
+    if random.random() < 0.3:
+        chosen = [p for p in numbers if p[-1] == chosen[0][-1]]
+    value = random.choice(FORGED)
+    for path in chosen:
+        _at(document, path[:-1])[path[-1]] = value
+    return document
+
+
+def _at(document: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        document = document[key]
+    return document
+
+
+def forge_file(random: Random, file: Path) -> None:
+    """Change numbers of a JSON file that may be damaged already."""
+    data = file.read_bytes()
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        file.write_bytes(edit_bytes(random, data))
+    else:
+        file.write_bytes(to_text(random, forge(random, document)))
+
+
+def edit_history(random: Random, folder: Path) -> None:
+    """Change the runs of a history: their numbers, texts, order, number, schema."""
+    files = sorted(folder.iterdir())
+    file, other = random.choice(files), random.choice(files)
+    texts = ("chopper.history/0", "chopper.history/2", "", "other", "k" * 5000, "\x1b[31m")
+    match random.choice(("forge",) * 8 + ("file", "again", "swap", "drop", "schema", "few", "all")):
+        case "forge":
+            forge_file(random, file)
+        case "file":
+            edit_file(random, file)
+        case "again":
+            shutil.copyfile(file, file.with_name(f"{random.randrange(9)}-{file.name}"))
+        case "swap":
+            data = file.read_bytes()
+            file.write_bytes(other.read_bytes())
+            other.write_bytes(data)
+        case "drop" if len(files) > 1:
+            file.unlink()
+        case "schema":
+            text = random.choice(texts)
+            file.write_bytes(file.read_bytes().replace(b"chopper.history/1", text.encode()))
+        case "few":
+            for one in files[random.randrange(1, 4) :]:
+                one.unlink()
+        case "all":
+            kept = random.getstate()
+            for one in files:
+                random.setstate(kept)
+                forge_file(random, one)
+
+
 def edit_event(random: Random, document: Any) -> Any:
     """Change the events of a trace: order, number, overlap, device, nesting."""
     events = document.get("traceEvents") if isinstance(document, dict) else document
