@@ -28,7 +28,7 @@ from chopper.errors import (
     reason_of,
 )
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
-from chopper.storage.addresses import remember, without_secrets
+from chopper.storage.addresses import message_without_secrets, remember
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -260,7 +260,9 @@ def main() -> None:
             code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
-        click.UsageError(message_line(without_secrets(exc.format_message())), exc.ctx).show()
+        click.UsageError(
+            message_line(message_without_secrets(exc.format_message())), exc.ctx
+        ).show()
         sys.exit(2)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
@@ -268,7 +270,7 @@ def main() -> None:
         click.echo("chopper: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as exc:
-        exc.message = message_line(without_secrets(exc.message))  # type: ignore[misc]
+        exc.message = message_line(message_without_secrets(exc.message))  # type: ignore[misc]
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
@@ -295,7 +297,8 @@ def main() -> None:
                 f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name else ""
             )
             click.echo(
-                f"chopper: {message_line(without_secrets(where + reason_of(exc)))}", err=True
+                f"chopper: {message_line(message_without_secrets(where + reason_of(exc)))}",
+                err=True,
             )
             sys.exit(1)
         click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)

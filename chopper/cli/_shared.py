@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import OutputError, UsageError, message_line, printable
-from chopper.storage.addresses import without_secrets
+from chopper.storage.addresses import message_without_secrets, without_secrets
 from chopper.wording import plural
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def present(
 def say(message: str) -> None:
     """Tell the user something on stderr; that nobody listens is no reason to fail."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo(message_line(f"chopper: {without_secrets(message)}"), err=True)
+        click.echo(message_line(f"chopper: {message_without_secrets(message)}"), err=True)
         sys.stderr.flush()
 
 
@@ -511,7 +511,7 @@ def write_run(
     else:
         click.echo(without_secrets(str(output)))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        said = without_secrets(f"{finding.severity}: {finding.message}")
+        said = message_without_secrets(f"{finding.severity}: {finding.message}")
         click.echo(message_line(said), err=True)
     click.echo(f"next: chopper analyze {quoted(output)}", err=True)
 

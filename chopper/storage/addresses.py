@@ -6,10 +6,16 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ONE_SLASH, _ONE_COLON = r"(?:\\?/|%(?:25){0,3}2f)", r"(?::|%(?:25){0,3}3a)"
 _IN_TEXT = re.compile(
-    r"([a-z0-9+.-]{0,32})((?::|%(?:25){0,3}3a)(?:/|%(?:25){0,3}2f){2})([^\s'\"<>`]+)", re.IGNORECASE
+    rf"([a-z0-9+.-]{{0,32}})"
+    # One slash where the address was taken for a path; C:/ is a disk.
+    rf"({_ONE_COLON}(?:{_ONE_SLASH}{{2}}|(?<=[a-z0-9+.-]{{2}}:){_ONE_SLASH}))"
+    r"((?:[^\s/]*@)?[^\s'\"<>`]+)",
+    re.IGNORECASE,
 )
+_MOST_NESTED = 16
 _AT = re.compile(r"@|%(?:25){0,3}40")
 _COLON = re.compile(r":|%(?:25){0,3}3a", re.IGNORECASE)
 _SLASH = {
@@ -26,7 +32,9 @@ _LEAST_PASSWORD, _LEAST_VALUE = 4, 8
 """Characters: shorter words occur in what libraries say for other reasons."""
 
 _hidden: dict[str, str] = {}
-"""Addresses that were named in this process, and their secret parts → what is told instead."""
+"""Addresses that were named in this process → what is told instead."""
+_parts: set[str] = set()
+"""Secret parts of these addresses."""
 
 
 def is_address(name: object) -> bool:
@@ -40,17 +48,14 @@ def scheme_of(address: str) -> str:
 
 
 def remember(address: str) -> str:
-    """Keep what must not be told of an address, whatever a library says of it; returns it.
-
-    Its parts are found where they stand alone, too, and percent-encoded.
-    """
+    """Keep what must not be told of an address, whatever a library says of it; returns it."""
     if (begin := _IN_TEXT.search(address)) is None:
         return address
-    shown = address[: begin.start(3)] + _plain(begin[1], begin[2], address[begin.start(3) :])
+    rest = address[begin.start(3) :]
+    shown = address[: begin.start(3)] + _told(_plain(begin[1], begin[2], rest))
     if shown == address:
         return address
     _hidden[address] = shown
-    rest = address[begin.start(3) :]
     before, _, query = rest.partition("?")
     query, _, fragment = (query if query else before).partition("#")
     user = before.rpartition("@")[0]
@@ -59,7 +64,7 @@ def remember(address: str) -> str:
     for part, least in [(p, _LEAST_PASSWORD) for p in parts] + [(v, _LEAST_VALUE) for v in values]:
         for form in (part, unquote(part), quote(part, safe=""), quote_plus(part), quote(part)):
             if len(form) >= least and form not in shown:
-                _hidden.setdefault(form, "…")
+                _parts.add(form)
     return address
 
 
@@ -69,9 +74,30 @@ def without_secrets(text: str) -> str:
     Everything that is printed or stored of an address goes through here.
     """
     for known in sorted(_hidden, key=len, reverse=True):
-        if known in text:
-            text = text.replace(known, _hidden[known])
-    return _IN_TEXT.sub(lambda found: found[1] + found[2] + _plain(*found.groups()), text)
+        text = text.replace(known, _hidden[known])
+    return _told(text)
+
+
+def message_without_secrets(text: str) -> str:
+    """Return a message, of whatever library, in which no part of a named address stands alone.
+
+    Percent-encoded neither. Only messages: any word may be somebody's password.
+    """
+    text = without_secrets(text)
+    for part in sorted(_parts, key=len, reverse=True):
+        text = text.replace(part, "…")
+    return text
+
+
+def _told(text: str, nested: int = _MOST_NESTED) -> str:
+    """Return a text whose addresses are plain, those within others, too (``http://a,http://b``)."""
+    return _IN_TEXT.sub(
+        lambda found: (
+            f"{found[1]}{found[2]}"
+            + (_told(_plain(*found.groups()), nested - 1) if nested else "…")
+        ),
+        text,
+    )
 
 
 def json_without_secrets(document: bytes) -> bytes:
@@ -79,7 +105,7 @@ def json_without_secrets(document: bytes) -> bytes:
 
     A damaged one is returned as it is: whoever reads it says what is wrong.
     """
-    if not re.search(rb"//|%2f|\\/|\\u002f", document, re.IGNORECASE):
+    if not re.search(rb"//|:/|%2f|\\/|\\u00", document, re.IGNORECASE):
         return document
     import msgspec
 
@@ -109,6 +135,8 @@ def _plain(scheme: str, separator: str, rest: str) -> str:
     name, *port = _COLON.split(text[:host_end], 1)
     if not signs and port and not name.startswith("[") and not port[0].isdecimal():
         signs = [*_AT.finditer(text)]  # of a password with a slash in it
+        if not signs and name != "arn" and not port[0].partition(",")[0].isdecimal():
+            text = name + text[host_end:]  # of an address that was cut
     if signs and (scheme.lower() not in _CONTAINERS or port):
         text = text[signs[-1].end() :]
     query = _QUERY.search(text)

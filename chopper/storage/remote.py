@@ -30,7 +30,13 @@ from typing import Any, TypeVar
 from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
 from chopper.limits import Arrival
 from chopper.storage import manifest as m
-from chopper.storage.addresses import is_address, remember, scheme_of, without_secrets
+from chopper.storage.addresses import (
+    is_address,
+    message_without_secrets,
+    remember,
+    scheme_of,
+    without_secrets,
+)
 from chopper.storage.caches import cache_folder
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import (
@@ -133,7 +139,7 @@ def in_addresses(text: str) -> str:
         text = text.replace(str(folder), f"/chopper/remote/{folder.name}")
     for key, shown in _shown_by_key.items():
         text = re.sub(rf"[^\s'\"(]*/chopper/remote/{key}", lambda _, s=shown: s, text)  # type: ignore[misc]
-    return without_secrets(text)
+    return message_without_secrets(text)
 
 
 def origin(path: Path) -> tuple[str, str] | None:
@@ -658,9 +664,9 @@ def _explained(address: str, error: type[ChopperError], verb: str) -> Iterator[N
         yield
     except Exception as exc:  # noqa: BLE001  (libraries of file systems raise what they like)
         said = f"{type(exc).__name__}: {exc} {exc.__cause__}"
-        raised = error(without_secrets(_said(exc, address, verb)))
+        raised = error(message_without_secrets(_said(exc, address, verb)))
         # Python shows the cause, too.
-        raise raised from (exc if without_secrets(said) == said else None)
+        raise raised from (exc if message_without_secrets(said) == said else None)
 
 
 def _said(exc: Exception, address: str, verb: str) -> str:
@@ -690,4 +696,5 @@ def _said(exc: Exception, address: str, verb: str) -> str:
 
 def _named(exc: BaseException) -> str:
     """Return the kind of an error, and its first line."""
-    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0][:200]}"
+    said = message_without_secrets(str(exc)).strip()  # before an address is cut
+    return f"{type(exc).__name__}: {said.partition(chr(10))[0][:200]}"

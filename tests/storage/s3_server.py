@@ -73,3 +73,4 @@ def forget() -> None:
     remote._address_by_folder.clear()
     remote._shown_by_key.clear()
     addresses._hidden.clear()
+    addresses._parts.clear()

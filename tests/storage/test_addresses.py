@@ -20,7 +20,12 @@ from chopper import limits
 from chopper.errors import InputError, RunFormatError
 from chopper.storage import addresses, remote, web
 from chopper.storage import manifest as m
-from chopper.storage.addresses import json_without_secrets, remember, without_secrets
+from chopper.storage.addresses import (
+    json_without_secrets,
+    message_without_secrets,
+    remember,
+    without_secrets,
+)
 from chopper.storage.layout import MANIFEST, foreign_files
 from tests.command import run
 from tests.ingest.test_logs import trace
@@ -44,6 +49,15 @@ SECRET = "Sw0rdfish"
         (f"abfs://me:{SECRET}@account.net/x", "abfs://account.net/x"),
         ("hf://datasets/a/b@main/x", "hf://datasets/a/b@main/x"),
         ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        (f"--data=s3://k:{SECRET}@b,s3://k:{SECRET}@c/x", "--data=s3://b,s3://c/x"),
+        (f"http://h/http://me:{SECRET}@i/x", "http://h/http://i/x"),
+        (f"simplecache::s3://k:{SECRET}@b/x", "simplecache::s3://b/x"),
+        (f"https:/me:{SECRET}@h/x: not found", "https:/h/x: not found"),
+        (f"ftp://me:a'\"<{SECRET}@h/x", "ftp://h/x"),
+        (f'{{"a": "ftp:\\/\\/me:{SECRET}@h"}}', '{"a": "ftp:\\/\\/h"}'),
+        (f"http://me:{SECRET} (which was cut)", "http://me (which was cut)"),
+        ("s3://arn:aws:s3:us-west-2:1:accesspoint/x", "s3://arn:aws:s3:us-west-2:1:accesspoint/x"),
+        ("etcd://a:1,b:2/x C:/runs/rank?.json", "etcd://a:1,b:2/x C:/runs/rank?.json"),
     ],
 )
 def test_addresses_are_told_without_secrets(text: str, told: str) -> None:
@@ -54,8 +68,17 @@ def test_parts_of_an_address_that_was_named_are_not_told_either() -> None:
     forget()
     remember(f"https://me:{SECRET} x@h/f?X-Sig=abc/{SECRET}&t=1#frag {SECRET}")
     said = f"auth of me:{SECRET}%20x failed; abc%2F{SECRET}; frag%20{SECRET}, abc/{SECRET}&t=1"
-    assert SECRET not in without_secrets(said)
+    assert SECRET not in message_without_secrets(said)
     forget()
+
+
+def test_a_run_is_whole_though_its_words_are_parts_of_its_address(
+    hostile: Any, tmp_path: Path
+) -> None:
+    address = f"{hostile(user='me:imported@')}?kind=recorded&status=complete&in=trace.json"
+    outcome = run("import", address, "-o", tmp_path / "imported")
+    assert outcome.out == f"{tmp_path / 'imported'}\n"
+    assert m.decode_run((tmp_path / "imported" / MANIFEST).read_bytes(), "").kind == "imported"
 
 
 @pytest.fixture
@@ -417,7 +440,8 @@ def test_a_slash_that_json_escapes_hides_no_secret() -> None:
 
 
 def test_chained_addresses_are_refused() -> None:
-    assert "is several addresses in one" in run("analyze", "zip://x::http://h/x").line
+    for address in ("zip://x::http://h/x", "simplecache::s3://b/x"):
+        assert "is several addresses in one" in run("analyze", address).line
 
 
 def test_addresses_are_found_in_linear_time() -> None:
