@@ -162,8 +162,8 @@ def command(
                 seen = _messages(notes)
             finally:
                 notes.unlink(missing_ok=True)
-            code = _close(path, shown, command_line, code, seen)
-        _upload(target, output, force=force)
+            code, following = _close(path, shown, command_line, code, seen)
+        _end(target, output, following, force=force)
         return code
     except (ChopperError, OSError) as exc:
         if code is None:
@@ -189,10 +189,12 @@ def _places(output: Path | str | None, *, force: bool) -> tuple[Path, Path]:
     return target, _relative(target)
 
 
-def _upload(run: Path, output: Path | str | None, *, force: bool) -> None:
-    """Copy a recorded run to its address, if it has one; here it stays."""
+def _end(run: Path, output: Path | str | None, following: str | None, *, force: bool) -> None:
+    """Say what to do next, and copy a recorded run to its address, if it has one; it stays here."""
     from chopper.storage import remote
 
+    if following is not None:
+        shared.say(f"next: {following}")
     if isinstance(output, str):
         try:
             remote.upload(run, output, force=force)
@@ -235,8 +237,12 @@ def _watched(
 
 def _close(
     path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Messages
-) -> int:
-    """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
+) -> tuple[int, str | None]:
+    """Make a run of what the ranks wrote and say what it holds.
+
+    Returns:
+        The exit code, and what to do next, if anything was recorded.
+    """
     from chopper.recording.finish import OF_WHOLE_RUN, finalize
     from chopper.recording.handover import HANDED_OVER
     from chopper.storage import processes
@@ -257,7 +263,7 @@ def _close(
             else f"the command removed the output directory {shown}"
         )
         shared.say(f"nothing was recorded: {why}{ended}")
-        return code or 1
+        return code or 1, None
     except OutputError as exc:
         shared.say(f"{exc}; what the ranks recorded is kept and readable")
         run = read_manifest(path)
@@ -274,8 +280,7 @@ def _close(
     following = f"chopper analyze {named}"
     if any(f.code == "run.ranks_missing" for f in run.findings):
         following = f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes"
-    shared.say(f"next: {following}")
-    return code or int(failed)
+    return code or int(failed), following
 
 
 _LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accelerate", "fabric")

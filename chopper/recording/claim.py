@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING
 from chopper.errors import OutputError
 from chopper.hardware.launchers import job_name
 from chopper.quantities import digits
+from chopper.recording.messages import say
 from chopper.storage import manifest as m
 from chopper.storage import process_identity as identity
 from chopper.storage import processes
-from chopper.storage.destination import claim_file, is_own
+from chopper.storage.destination import (
+    claim_file,
+    is_own,
+    recover,
+    replaces,
+    set_aside,
+    settle,
+    waiting_for,
+)
 from chopper.storage.files import inside
-from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run, sub_runs
+from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run
 from chopper.storage.parts import restart_count
 from chopper.version import __version__
 
@@ -143,7 +152,8 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
     A process that is no rank of the job that records into ``path`` gets a run inside it: one
     without rank while others record, or after one that took steps; and the ranks of another job.
     Else an earlier recording of the same rank, by a process that ended, is moved to
-    ``attempt-<n>/``, which is a run of its own. Folders of living processes are never touched.
+    ``attempt-<n>/``, which is a run of its own; with ``force`` the whole run that was there waits
+    beside it, until :func:`settled`. Folders of living processes are never touched.
 
     Raises:
         OSError: the directory cannot be written.
@@ -155,8 +165,12 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
         with contextlib.suppress(identity.HeldElsewhere):
             lock = identity.locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S)
             held.enter_context(lock)
+        force = force and not launched(path) and not _restarts()
+        if force:
+            for line in recover(path):
+                say(line)
         while True:
-            claimed = _choose(path, part, force=force and not launched(path) and not _restarts())
+            claimed = _choose(path, part, force=force)
             if _occupy(claimed.path, part):
                 return claimed
 
@@ -217,9 +231,7 @@ def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
         return Claim(_sub_run_for(path, part), part, None)
     finding = None
     if force and not any(map(_contemporary, folders)):
-        shutil.rmtree(folder, ignore_errors=True)
-        if part.rank == 0:
-            _clear_stale(path, part.world_size or 1)
+        set_aside(path.resolve())
     elif folder.exists():
         finding = _set_aside(path, folder)
     return Claim(path, part, finding)
@@ -280,7 +292,8 @@ def _contemporary(folder: Path) -> bool:
     part = processes.part_of(folder)
     if part is None or part.end_ns is None or _own(part):
         return False
-    return part.end_ns > identity.started_ns()
+    began_ns = identity.started_ns(os.getpid())
+    return began_ns is None or part.end_ns > began_ns
 
 
 def _restarts() -> int:
@@ -304,12 +317,24 @@ def _set_aside(path: Path, directory: Path) -> m.Finding:
     )
 
 
-def _clear_stale(path: Path, world_size: int) -> None:
-    """Remove what belongs to the run that ``force`` replaces and no rank of this one will."""
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path / "tables", ignore_errors=True)
-    for inner in sub_runs(path):
-        shutil.rmtree(inner)
-    for folder in rank_dirs(path):
-        if (digits(folder.name[5:]) or 0) >= world_size:
-            shutil.rmtree(folder)
+def settled(path: Path) -> Path | None:
+    """Have a run that ended replace the one that its first rank set aside, or put that one back.
+
+    The last of its ranks to end decides, or the first that took a step. ``path`` has its links
+    followed.
+
+    Returns:
+        Where the recording is kept, as it took no step; None when it stays where it is.
+
+    Raises:
+        OutputError: the run that was set aside cannot be put back.
+    """
+    kept = None
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(identity.HeldElsewhere):
+            held.enter_context(identity.locked(claim_file(path), wait_s=processes.LOCK_WAIT_S))
+        for old in waiting_for(path):
+            if not replaces(path, old) and processes.recorders(path):
+                return None
+            kept = settle(path, old)
+    return kept

@@ -67,7 +67,8 @@ def profile(
         trace_limit: size limit of a trace, as a multiple of the default: about 300,000 events,
             1 GB of memory and 60 s. Tracing ends before a step that would exceed it.
         name: stored in the run, and part of the default path.
-        force: replace an earlier run in ``output``.
+        force: replace an earlier run in ``output``. A recording without a step replaces none: it is
+            kept as ``<output>.no-steps``.
 
     Raises:
         CaptureError: this is not Linux, where nothing can be recorded.
@@ -133,6 +134,7 @@ class Profile:
         session, self._session = self._session, None
         if session is not None and not self._guest:
             session.end_with(exc)
+            self._output = session.path
             if not self._quiet:
                 session.announce()
 

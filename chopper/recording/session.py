@@ -40,6 +40,7 @@ from chopper.recording.steps import OptimizerCycle, Window
 from chopper.recording.trainers import Evaluations, TrainerPhases
 from chopper.recording.windows import TraceWindows
 from chopper.storage import manifest as m
+from chopper.storage.destination import no_step
 from chopper.storage.parts import RunWriter
 
 _T = TypeVar("_T")
@@ -131,8 +132,10 @@ class Session:
         global _active
         began_ns = time.perf_counter_ns()
         claimed = claim.claim(self.path, self.info, force=self.options.force)
+        self._replaced = self._output.resolve()
         self.path = claimed.path
-        self._part = RunWriter(self.path, self.info.rank, claimed.part)
+        self._place = self.path.resolve()  # the program may change its directory
+        self._part = RunWriter(self._place, self.info.rank, claimed.part)
         self._manifest = self._part.manifest
         self._overhead = self._manifest.overhead = m.Overhead()
         self._steps = steps = StepRecorder(
@@ -185,7 +188,7 @@ class Session:
     def _context(self) -> CollectorContext:
         return CollectorContext(
             directory=self._part.directory,
-            run_path=self.path,
+            run_path=self._place,
             rank=self.info.rank,
             local_rank=self.info.local_rank,
             world_size=self.info.world_size,
@@ -347,6 +350,7 @@ class Session:
             self._collecting.stop()
             self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
             self._safely(self._close_files, closing_ns)
+            self._safely(self._settle)
             if self.options.gather and self._store is None:
                 self._store = self._safely(handover.job_store)
             self._closed = self._manifest.end_ns is not None and _active is self
@@ -422,7 +426,18 @@ class Session:
         if self.info.world_size == 1 and not (
             self.path == self._output and claim.launched(self.path)
         ):
-            finalize(self.path, command=manifest.command, workload=self.options.name)
+            finalize(self._place, command=manifest.command, workload=self.options.name)
+
+    def _settle(self) -> None:
+        """Have this recording replace the run that was there, if it was told to and has a step."""
+        if not self.options.force or claim.launched(self._output):
+            return
+        kept = claim.settled(self._replaced)
+        if kept is not None:
+            beside = self._output.with_name(kept.name)
+            inside = self.path.relative_to(self._output)
+            self.path, self._place = beside / inside, kept / inside
+            say(no_step(self._output, beside))
 
     def announce(self) -> None:
         """Say on stderr, at the end of a profile, where the run is and what its findings warn of.
@@ -431,7 +446,7 @@ class Session:
         """
         if self.info.rank == 0 and self._closed and not claim.launched():
             with contextlib.suppress(Exception):  # the profiler never changes the program
-                messages.announce(self.path, self._manifest)
+                messages.announce(self._place, self.path, self._manifest)
 
     def _give_up(self, exc: BaseException) -> None:
         """Stop recording for good; the program goes on."""
@@ -465,6 +480,7 @@ class Session:
             manifest.steps_source = steps.log.source
             manifest.collectors = self._collecting.reports()
             self._part.save()
+            self._settle()
 
     def forked(self) -> None:
         """Stop, in a forked child: this process does not record."""

@@ -1,13 +1,16 @@
 """Places of new runs: refused where something would be lost, and the run that was there kept.
 
 ``.NAME.HOST-PID.old`` is a run that is being replaced, ``.NAME.HOST-PID.new`` one that is being
-written; the next command that writes to the same place finds what a killed one left.
+written or removed, ``.NAME.HOST-PID.moving`` a part of the run in NAME that is being moved; the
+next command that writes to the same place finds what a killed one left.
+A recording that may not replace the run that was there is kept as ``NAME.no-steps``.
 ``chopper-USE-HOST-PID-*`` among the temporary files is removed by the next command that wants one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -29,7 +32,7 @@ from chopper.storage.layout import (
     is_run,
 )
 from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
-from chopper.storage.processes import recorders
+from chopper.storage.processes import LOCK, content_of, may_replace, recorders
 from chopper.wording import some
 
 NOTES = ".hook-notes"
@@ -185,17 +188,18 @@ def new_output(
     """Provide an empty directory for a new run; one that ``force`` replaces goes in the end.
 
     The old run waits beside its place. When no rank has recorded by the end, it is back there, and
-    a directory that was made for the new run is gone. What an earlier command left there when it
-    was killed is put back first, and said in one line each. Recorders of one ``job`` share a
-    directory, which the first of them provides.
+    a directory that was made for the new run is gone. So it is when no rank took a step, and the
+    new recording is kept beside it. What an earlier command left there when it was killed is put
+    back first, and said in one line each. Recorders of one ``job`` share a directory, which the
+    first of them provides.
 
     Yields:
         The directory, absolute and with links followed.
 
     Raises:
         OutputError: as :func:`check_output`; another command writes a run there; the directory
-            cannot be written; or, at the end, the old run cannot be put back (it is kept where
-            the message says).
+            cannot be written; or, at the end, the old run stays as no step was recorded, or cannot
+            be put back (what is kept where, the message says).
     """
     with claimed(path, job) as announce:
         if announce is None:
@@ -207,8 +211,8 @@ def new_output(
         replace = check_output(path, force=force)
         run_dir = _real(path)
         existed = run_dir.is_dir()
-        old = working_dir(run_dir, "old")
-        if replace:
+        old = working_dir(run_dir, "old") if replace else None
+        if old is not None:
             try:
                 run_dir.replace(old)
             except OSError as exc:
@@ -221,11 +225,31 @@ def new_output(
                 with contextlib.suppress(OSError):
                     announce(f"{os.getpid()} {job}")
             yield run_dir
-        finally:
-            if not holds_recording(run_dir):
-                _put_back(run_dir, old if replace else None, existed=existed)
-            elif replace:
-                shutil.rmtree(old, ignore_errors=True)
+        except BaseException:
+            problem = _finish(path, old, existed=existed)
+            if problem is not None and say is not None:
+                say(problem)
+            raise
+        problem = _finish(path, old, existed=existed)
+        if problem is not None:
+            raise OutputError(problem)
+
+
+def _finish(path: Path, old: Path | None, *, existed: bool) -> str | None:
+    """Have what was recorded replace the run in ``old``, if any; return why it did not."""
+    run_dir = _real(path)
+    if old is None:
+        if not holds_recording(run_dir):
+            _put_back(run_dir, None, existed=existed)
+        return None
+    if recorders(run_dir) and not replaces(run_dir, old):
+        visible = old.replace(_unused(run_dir, "before"))
+        return (
+            f"{path}: is still being recorded into, without a step so far; the run that was there "
+            f"is kept as {path.with_name(visible.name)}"
+        )
+    kept = settle(run_dir, old)
+    return None if kept is None else no_step(path, path.with_name(kept.name))
 
 
 @contextlib.contextmanager
@@ -307,10 +331,26 @@ def recover(path: Path) -> list[str]:
     lines: list[str] = []
     for unfinished in _left_by_the_dead(run_dir, "new"):
         shutil.rmtree(unfinished, ignore_errors=True)
+    for moving in _left_by_the_dead(run_dir, "moving"):
+        try:
+            _move_in(run_dir, moving)
+        except OSError as exc:
+            raise OutputError(
+                f"{moving}: holds files of the run in {path}, and cannot be put back "
+                f"({reason_of(exc)}); move them there"
+            ) from exc
     for old in _left_by_the_dead(run_dir, "old"):
-        if run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
+        if recorders(run_dir):
+            break
+        if run_dir.is_dir() and holds_recording(run_dir) and not replaces(run_dir, old):
+            kept = settle(run_dir, old)
+            assert kept is not None
+            lines.append(
+                f"an earlier command was killed: {no_step(path, path.with_name(kept.name))}"
+            )
+        elif run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
             try:
-                visible = _renamed_visibly(old, run_dir)
+                visible = old.replace(_unused(run_dir, "before"))
             except OSError as exc:
                 raise OutputError(
                     f"{old}: holds a run that was being replaced, and cannot be renamed "
@@ -327,6 +367,66 @@ def recover(path: Path) -> list[str]:
                 f"to replace is back in {path}"
             )
     return lines
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Move the run in a directory aside, until :func:`settle`; what else is in there stays.
+
+    Returns:
+        Where it is; None when there is none.
+    """
+    entries = [e for e in run_dir.iterdir() if is_own(e) and e.name != LOCK]
+    if not entries:
+        return None
+    moving, old = (working_dir(run_dir, what) for what in ("moving", "old"))
+    moving.mkdir()
+    for entry in entries:
+        entry.replace(moving / entry.name)
+    return moving.replace(old)
+
+
+def settle(run_dir: Path, old: Path) -> Path | None:
+    """Remove the run in ``old`` if what was recorded in ``run_dir`` replaces it; else put it back.
+
+    Returns:
+        Where a recording is kept that replaced nothing; None when there is none.
+
+    Raises:
+        OutputError: the old run cannot be put back; it is kept where the message says.
+    """
+    if replaces(run_dir, old):
+        gone = working_dir(run_dir, "new")  # what is removed in part is no run
+        with contextlib.suppress(OSError):
+            old = old.replace(gone)
+        shutil.rmtree(old, ignore_errors=True)
+        return None
+    kept = None
+    if run_dir.is_dir() and holds_recording(run_dir):
+        kept = _unused(run_dir, "no-steps")
+        try:
+            kept.mkdir()
+            for entry in [e for e in run_dir.iterdir() if is_own(e) and e.name != LOCK]:
+                entry.replace(kept / entry.name)
+        except OSError as exc:
+            raise OutputError(
+                f"{run_dir}: what was recorded cannot be moved ({reason_of(exc)}); the previous "
+                f"run is kept as {old}"
+            ) from exc
+    _put_back(run_dir, old)
+    return kept
+
+
+def no_step(path: Path, kept: Path) -> str:
+    """Say that a recording replaced nothing."""
+    return (
+        f"{path}: no step was recorded, so the run that was there stays; what was recorded is kept "
+        f"as {kept}"
+    )
+
+
+def replaces(run_dir: Path, old: Path) -> bool:
+    """Return whether what was recorded in a directory may replace the run in ``old``."""
+    return holds_recording(run_dir) and may_replace(content_of(run_dir), content_of(old))
 
 
 def _put_back(run_dir: Path, old: Path | None, *, existed: bool = True) -> None:
@@ -347,15 +447,25 @@ def _put_back(run_dir: Path, old: Path | None, *, existed: bool = True) -> None:
         if old is not None and not run_dir.exists():
             old.replace(run_dir)
         elif old is not None:
-            for entry in old.iterdir():
-                entry.replace(run_dir / entry.name)
-            old.rmdir()
+            old = old.replace(working_dir(run_dir, "moving"))
+            _move_in(run_dir, old)
     except OSError as exc:
         remains = f"; the previous run is kept as {old}" if old is not None else ""
         raise OutputError(f"{run_dir}: cannot be put back ({reason_of(exc)}){remains}") from exc
 
 
-def working_dir(run_dir: Path, what: Literal["old", "new"]) -> Path:
+def _move_in(run_dir: Path, moving: Path) -> None:
+    """Move the entries of a run back into its directory."""
+    run_dir.mkdir(exist_ok=True)
+    for entry in moving.iterdir():
+        entry.replace(run_dir / entry.name)
+    moving.rmdir()
+
+
+_Aside = Literal["old", "new", "moving"]
+
+
+def working_dir(run_dir: Path, what: _Aside) -> Path:
     """Return where this process holds a run while it replaces the one in ``run_dir``."""
     return run_dir.with_name(f".{run_dir.name}.{socket.gethostname()}-{os.getpid()}.{what}")
 
@@ -369,11 +479,17 @@ def holds_recording(run_dir: Path) -> bool:
     )
 
 
-def _left_by_the_dead(run_dir: Path, what: Literal["old", "new"]) -> Iterator[Path]:
+def _left_by_the_dead(run_dir: Path, what: _Aside) -> Iterator[Path]:
     """Yield what killed commands of this host left beside ``run_dir``, oldest first."""
     host = re.escape(socket.gethostname())
     name = rf"\.{re.escape(run_dir.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}"
     yield from _of_the_dead(run_dir.parent, name)
+
+
+def waiting_for(run_dir: Path) -> list[Path]:
+    """Return the runs that were set aside for ``run_dir``, by any process of its ranks."""
+    name = rf"\.{re.escape(run_dir.name)}\.[^/]+-(?P<pid>\d+)\.old"
+    return [folder for *_, folder in _folders(run_dir.parent, name)]
 
 
 @contextlib.contextmanager
@@ -398,28 +514,29 @@ def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
 
     Of another host's, nobody can tell from here whether they run. Those of other users are theirs.
     """
-    folders: list[tuple[int, Path]] = []
+    for moved_ns, pid, entry in _folders(directory, pattern):
+        if not ran_at(pid, moved_ns):
+            yield entry
+
+
+def _folders(directory: Path, pattern: str) -> list[tuple[int, int, Path]]:
+    """Return this user's folders named after processes: when each was moved, the pid, its path."""
+    folders: list[tuple[int, int, Path]] = []
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
             match = re.fullmatch(pattern, entry.name, re.ASCII)
             if match is None:
                 continue
             status = entry.lstat()
-            if not stat.S_ISDIR(status.st_mode) or not is_users(status):
-                continue
-            moved_ns = status.st_ctime_ns
-            if not ran_at(int(match["pid"]), moved_ns):
-                folders.append((moved_ns, entry))
-    for _, entry in sorted(folders):
-        yield entry
+            if stat.S_ISDIR(status.st_mode) and is_users(status):
+                folders.append((status.st_ctime_ns, int(match["pid"]), entry))
+    return sorted(folders)
 
 
-def _renamed_visibly(old: Path, run_dir: Path) -> Path:
-    """Give a run that was being replaced a name that its user sees; nothing is overwritten."""
-    number = 1
-    while True:
-        visible = run_dir.with_name(f"{run_dir.name}.before" + (f"-{number}" if number > 1 else ""))
+def _unused(run_dir: Path, word: str) -> Path:
+    """Return a name that a user sees, beside a run directory, which nothing has."""
+    for number in itertools.count(1):
+        visible = run_dir.with_name(f"{run_dir.name}.{word}" + (f"-{number}" if number > 1 else ""))
         if not visible.exists() and not visible.is_symlink():
-            old.replace(visible)
             return visible
-        number += 1
+    raise AssertionError

@@ -54,15 +54,11 @@ def runs(process: ProcessIdentity) -> bool | None:
 
 def ran_at(pid: int, time_ns: int) -> bool:
     """Return whether a process of this machine had this number at a time, in Unix ns."""
-    import psutil
-
     if pid == os.getpid() or not _look_up(pid)[0]:
         return pid == os.getpid()
-    try:
-        # A process that began later has its number by chance. Its start is known to 10 ms.
-        return int(psutil.Process(pid).create_time() * 1e9) <= time_ns + 20_000_000
-    except psutil.Error:  # it is hidden from this user, or ended just now
-        return True
+    began_ns = started_ns(pid)
+    # A process that began later has its number by chance. Its start is known to 10 ms.
+    return began_ns is None or began_ns <= time_ns + 20_000_000
 
 
 @functools.cache
@@ -106,11 +102,21 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def started_ns() -> int:
-    """Return when this process started, in Unix ns, to some 10 ms."""
+def started_ns(pid: int) -> int | None:
+    """Return when a process of this machine started, in Unix ns, to some 10 ms; None if hidden."""
+    ticks = _look_up(pid)[1]
+    if ticks is not None:
+        # Not by the time of the boot, which /proc and psutil know to a second.
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
+            "SC_CLK_TCK"
+        )
+        return time.time_ns() - age_ns
     import psutil
 
-    return int(psutil.Process().create_time() * 1e9)
+    try:
+        return int(psutil.Process(pid).create_time() * 1e9)
+    except psutil.Error:  # it is hidden from this user, or ended just now
+        return None
 
 
 class HeldElsewhere(Exception):

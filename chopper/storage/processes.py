@@ -10,7 +10,9 @@ import contextlib
 import os
 import shlex
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 
 from chopper.errors import RunFormatError
@@ -71,6 +73,42 @@ def has_steps(folder: Path) -> bool:
         return (folder / "step.arrow").stat().st_size > 0
     except OSError:
         return False
+
+
+class Content(IntEnum):
+    """How much a recording holds, ascending."""
+
+    TELEMETRY = 0
+    UNSTEPPED = 1
+    """Traces, or numbers that the program measured, but no step."""
+    STEPS = 2
+    """Or an import, which was complete when it was written."""
+
+
+def content(folders: Iterable[tuple[m.RankManifest | None, bool]]) -> Content:
+    """Return how much a run holds whose ranks have these parts and, or not, steps."""
+    found = Content.TELEMETRY
+    for part, steps in folders:
+        if steps or (part is not None and part.status == "imported"):
+            return Content.STEPS
+        if part is not None and (part.traces or part.measures):
+            found = Content.UNSTEPPED
+    return found
+
+
+def may_replace(new: Content, old: Content) -> bool:
+    """Return whether a recording replaces an earlier run, where it was told to.
+
+    One without a step replaces no run that has any, and only with a trace or measures one that has
+    none either.
+    """
+    return new > Content.TELEMETRY and new >= old
+
+
+def content_of(path: Path) -> Content:
+    """Return how much a run directory holds, with the runs inside it, or an experiment."""
+    found = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
+    return content((part_of(folder), has_steps(folder)) for folder in found)
 
 
 def yield_ranks(path: Path) -> None:

@@ -46,6 +46,7 @@ from chopper.storage.layout import (
     is_upload,
     rank_dir_name,
 )
+from chopper.storage.processes import Content, content, content_of, may_replace
 from chopper.storage.web import Web
 from chopper.wording import bytes_, some
 
@@ -553,7 +554,8 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
     Then the files of the run that it replaces are removed, and nothing else.
 
     Raises:
-        OutputError: it cannot be written, or, without ``force``, a run is there now.
+        OutputError: it cannot be written, or a run is there now that is not to be replaced, or may
+            not be, as ``folder`` holds no step.
     """
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
@@ -573,8 +575,13 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 if got != size:
                     raise OSError(f"{name}: {got} of {size} bytes arrived")
             replaced = _run_at(fs, path)
-            if replaced is not None and not force:
-                raise OutputError(_holds_run(address))
+            if replaced is not None:
+                if not force:
+                    raise OutputError(_holds_run(address))
+                if not may_replace(content_of(folder), _content_at(fs, path, replaced)):
+                    raise OutputError(
+                        f"{address}: no step was recorded, so the run that was there stays"
+                    )
             with tempfile.TemporaryDirectory() as made:
                 manifest = Path(made, MANIFEST)
                 manifest.write_bytes(m.encode_stored(m.Upload(folder=own, files=sizes)))
@@ -584,6 +591,15 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 _within(lambda: _remove(fs, names))
             raise
         _remove(fs, _listed_by(replaced, fs, path))
+
+
+def _content_at(fs: Any, path: str, run: m.Upload | m.RunManifest) -> Content:
+    """Return how much a run at an address holds."""
+    if isinstance(run, m.RunManifest):
+        return content((part, part.steps_source is not None) for part in run.ranks)
+    inner = _run_at(fs, f"{path}/{run.folder}")
+    # Of a run that was never closed, or is damaged: it may have steps.
+    return _content_at(fs, path, inner) if isinstance(inner, m.RunManifest) else Content.STEPS
 
 
 def _holds_run(address: str) -> str:

@@ -32,7 +32,7 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0, j
         part.world_size = world
         part.hostname, part.job = path.name, job
         part.start_ns, part.end_ns = start_ns, start_ns + 60 * 10**9
-        part.status = "complete"
+        part.status, part.steps_source = "complete", "mark"
         part.environment = {"TORCHELASTIC_RUN_ID": run_id}
         writer.save()
         steps = StreamWriter(writer.directory / "step.arrow", "step")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,6 +169,94 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(task):
             for _ in range(2 if force else 1):
                 task.step()
         assert len(steps_of("run")) == (2 if force else 1)
+
+
+def test_a_recording_without_a_step_replaces_no_run(task, capfd):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        task.step()
+    Path("run/notes.txt").write_text("mine")
+    before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
+    Path("elsewhere").mkdir()
+    with chopper.profile("run", collect=[], trace=False, force=True) as prof:
+        os.chdir("elsewhere")
+    os.chdir("..")
+    assert {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()} == before
+    assert prof.output == Path("run.no-steps")
+    assert len(steps_of("run")) == 1
+    said = capfd.readouterr().err
+    assert "run: no step was recorded, so the run that was there stays" in said
+    assert "next: chopper analyze run.no-steps" in said
+    with chopper.profile("run", collect=[], trace=False, force=True) as prof:
+        # What waits beside it is put back by the next command, if this one is killed.
+        assert len([*Path().glob(".run.*.old/rank-00000")]) == 1
+        prof.step()
+        prof.step()
+    assert len(steps_of("run")) == 2
+    assert sorted(p.name for p in Path().iterdir()) == ["elsewhere", "run", "run.no-steps"]
+
+
+_KILLED = """
+import os, sys, chopper
+with chopper.profile("run", collect=[], trace=False, force=True) as prof:
+    if len(sys.argv) > 1: prof.step()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_recording_replaces_no_run():
+    with chopper.profile("run", collect=[], trace=False) as prof:
+        for _ in range(3):
+            prof.step()
+    for words in ((), ("step",), ()):
+        subprocess.run([sys.executable, "-c", _KILLED, *words], check=False)
+    with chopper.profile("run", collect=[], trace=False, force=True):
+        pass
+    assert (len(steps_of("run.before")), len(steps_of("run"))) == (3, 1)
+
+
+_RANKED = """
+import os, sys, chopper
+with chopper.profile("run", collect=[], trace=False, force=True) as prof:
+    print("entered", flush=True)
+    sys.stdin.readline()
+    for _ in range(int(sys.argv[1])): prof.step()
+print("left", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("steps", [(0, 0), (2, 0), (0, 2)])
+def test_the_ranks_of_a_job_replace_a_run_if_any_took_a_step(steps, monkeypatch):
+    with chopper.profile("run", collect=[], trace=False) as prof:
+        for _ in range(3):
+            prof.step()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    ranks: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        for rank, count in enumerate(steps):
+            env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            words = [sys.executable, "-c", _RANKED, str(count)]
+            how: Any = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "text": True,
+                "env": env,
+            }
+            ranks.append(stack.enter_context(subprocess.Popen(words, **how)))
+            assert ranks[-1].stdout.readline() == "entered\n"
+        for process in ranks:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "left\n"
+        for process in ranks:
+            process.communicate("\n")
+    if any(steps):
+        assert sorted(p.name for p in Path("run").glob("rank-*")) == ["rank-00000", "rank-00001"]
+        assert [p.name for p in Path().iterdir()] == ["run"]
+    else:
+        assert len(steps_of("run")) == 3
+        assert len([*Path("run.no-steps").glob("rank-*")]) == 2
 
 
 def test_files_that_are_no_run_are_never_touched():

@@ -50,7 +50,7 @@ from pathlib import Path
 from chopper.storage.parts import RunWriter
 rank = RunWriter(Path(os.environ["CHOPPER_OUTPUT"]), 0)
 rank.manifest.status = "complete"
-rank.manifest.steps_source = "mark"
+rank.manifest.steps_source, rank.manifest.end_ns = "mark", 1
 rank.save()
 """
 """What a rank leaves that recorded, in a tenth of the time that torch takes to be imported."""
@@ -587,6 +587,21 @@ def test_the_earlier_run_is_there_until_the_new_one_is(record):
     assert record.run().table(0, "step").num_rows == 3
     assert record.run().part(0).traces == ()
     assert sorted(p.name for p in record.directory.iterdir()) == ["run", "script.py"]
+
+
+def test_a_recording_without_a_step_replaces_no_run(record):
+    script = record.script(STEPS)
+    options = ("-o", "run", "--no-trace", "--force")
+    assert record(sys.executable, script, "3", options=options).returncode == 0
+    done = record(sys.executable, script, "0", options=options)
+    assert done.returncode == 1
+    last = lines_of_chopper(done.stderr)[-1]
+    assert "run: no step was recorded, so the run that was there stays;" in last
+    assert last.endswith("what was recorded is kept as run.no-steps")
+    assert record.run().table(0, "step").num_rows == 3
+    assert Run.open(record.directory / "run.no-steps").part(0).steps_count == 0
+    names = sorted(p.name for p in record.directory.iterdir())
+    assert names == ["run", "run.no-steps", "script.py"]
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -26,7 +26,7 @@ from chopper.storage import remote
 from chopper.storage import web as web_files
 from chopper.storage.layout import MANIFEST
 from tests.cli.test_import_again import PROGRAM
-from tests.command import process, run
+from tests.command import Outcome, process, run
 from tests.ingest.test_logs import trace
 from tests.recording.test_gather import node
 from tests.storage.s3_server import BUCKET, forget
@@ -164,6 +164,36 @@ def test_a_file_that_arrives_in_part_is_no_run(
     with pytest.raises(OutputError, match=r"cannot be written \(OSError: .* bytes arrived\)"):
         remote.upload(tmp_path / "run", f"{BUCKET}/runs/cut")
     assert not s3.exists(f"bucket/runs/cut/{MANIFEST}")
+
+
+_STEPS = """
+import sys, chopper
+with chopper.profile(trace=False, collect=[]) as prof:
+    for _ in range(int(sys.argv[1])): prof.step()
+"""
+
+
+def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_path: Path) -> None:
+    address = f"{BUCKET}/runs/mine"
+
+    def recorded(steps: int, place: Path) -> Outcome:
+        place.mkdir()
+        command = ("--", sys.executable, "-c", _STEPS, str(steps))
+        return run("record", "-o", address, "--no-trace", "--force", *command, cwd=place)
+
+    assert recorded(3, tmp_path / "a").code == 0
+    before = s3.find("bucket/runs/mine")
+    outcome = recorded(0, tmp_path / "b")
+    assert outcome.code == 1
+    assert outcome.lines[-1] == (
+        f"chopper: {address}: no step was recorded, so the run that was there stays; the run is in "
+        "runs/mine"
+    )
+    assert s3.find("bucket/runs/mine") == before
+    assert recorded(2, tmp_path / "c").code == 0
+    forget()
+    assert chopper.load(address).table(0, "step").num_rows == 2
+    assert len(s3.find("bucket/runs/mine")) == len(before)
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])

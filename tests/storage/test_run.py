@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -21,10 +22,18 @@ from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
 from chopper.storage import destination
 from chopper.storage import process_identity as _process_identity
-from chopper.storage.destination import check_output, new_output, prepare_output, scratch
+from chopper.storage.destination import (
+    check_output,
+    new_output,
+    prepare_output,
+    recover,
+    scratch,
+    set_aside,
+    settle,
+)
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import is_run, rank_dir_name
-from chopper.storage.manifest import RankManifest, RunManifest, encode
+from chopper.storage.manifest import Measure, RankManifest, RunManifest, encode
 from chopper.storage.parts import RunWriter
 from chopper.storage.process_identity import identity_of
 from chopper.storage.run import Run
@@ -226,6 +235,9 @@ def test_rank_folder_that_cannot_be_made(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- replacing a run
 
 
+STEPS: dict[str, Any] = {"steps_source": "mark", "end_ns": 1}
+
+
 def recorded(path: Path, rank: int = 0, **fields: object) -> Path:
     writer = RunWriter(path, rank)
     writer.manifest.status = "complete"
@@ -271,7 +283,7 @@ def test_force_removes_what_chopper_wrote_and_nothing_else(tmp_path: Path) -> No
     (run / "model.ckpt").unlink()
     with new_output(run, force=True) as place:
         assert list(place.iterdir()) == []
-        recorded(place, rank=3)
+        recorded(place, rank=3, **STEPS)
     assert list(files(run)) == ["rank-00003/manifest.json"]
 
 
@@ -289,9 +301,81 @@ def test_the_old_run_goes_when_the_new_one_has_a_rank(tmp_path: Path) -> None:
         assert files(run) == before
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
     with new_output(run, force=True) as place:
-        recorded(place, rank=3)
+        recorded(place, rank=3, **STEPS)
     assert list(files(run)) == ["rank-00003/manifest.json"]
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+MEASURES: dict[str, Any] = {"measures": [Measure(name="peak_bytes", value=1)]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replaces"),
+    [
+        (STEPS, {}, False),
+        (STEPS, {"traces": ("trace.json",)}, False),
+        (STEPS, {"status": "running"}, False),
+        ({}, {}, False),
+        (MEASURES, {}, False),
+        (MEASURES, {"traces": ("trace.json",)}, True),
+        (MEASURES, STEPS, True),
+        (STEPS, {"status": "imported"}, True),
+        ({"status": "imported"}, MEASURES, False),
+    ],
+)
+def test_a_recording_without_a_step_replaces_no_run(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], replaces: bool
+) -> None:
+    run = recorded(tmp_path / "run", hostname="earlier", **before)
+    finalize(run)
+    earlier = files(run)
+    for number in (1, 2):
+        with contextlib.ExitStack() as stack:
+            if not replaces:
+                stack.enter_context(pytest.raises(OutputError, match=r"as .*/run\.no-steps"))
+            place = stack.enter_context(new_output(run, force=True))
+            recorded(place, rank=3, **after)
+            (place / "model.ckpt").write_text("mine")
+        if replaces:
+            (run / "model.ckpt").unlink()
+            assert list(files(run)) == ["rank-00003/manifest.json"]
+            assert [p.name for p in tmp_path.iterdir()] == ["run"]
+            return
+        (run / "model.ckpt").unlink()
+        assert files(run) == earlier
+        assert len([*tmp_path.iterdir()]) == 1 + number
+    assert list(files(tmp_path / "run.no-steps-2")) == ["rank-00003/manifest.json"]
+
+
+def test_a_killed_recording_without_a_step_replaces_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each state that a kill can leave, the earlier run comes back."""
+    run = recorded(tmp_path / "run", **STEPS)
+    (run / "model.ckpt").write_text("mine")
+    earlier = files(run)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    original = Path.replace
+    for left in range(9):
+        moves = itertools.count(-left)
+
+        def replace(self: Path, target: Path) -> Path:
+            if next(moves) == 0:  # noqa: B023
+                raise KeyboardInterrupt
+            return original(self, target)
+
+        with monkeypatch.context() as killed, contextlib.suppress(KeyboardInterrupt):
+            killed.setattr(os, "getpid", lambda: ended.pid)
+            killed.setattr(Path, "replace", replace)
+            old = set_aside(run)
+            assert old is not None
+            recorded(run, rank=0)
+            settle(run, old)
+        recover(run)
+        assert {name: (run / name).read_bytes() for name in earlier} == earlier
+        assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert next(moves) == 6 - 8  # the last of them went to the end
 
 
 def test_a_command_that_removes_or_fills_the_output_loses_no_run(tmp_path: Path) -> None:
@@ -321,7 +405,7 @@ def test_links_to_a_run_are_followed(tmp_path: Path) -> None:
     link.symlink_to(run)
     with new_output(link, force=True) as place:
         assert place == run
-        recorded(place, rank=1)
+        recorded(place, rank=1, **STEPS)
     assert link.is_symlink()
     assert Run.open(link).ranks == [1]
     dangling = tmp_path / "dangling"
