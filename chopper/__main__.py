@@ -18,7 +18,9 @@ def main() -> None:
         make_writable()
         command()
     except KeyboardInterrupt:
-        sys.stderr.write("chopper: interrupted\n")
+        from chopper.errors import say
+
+        say("interrupted")
         sys.exit(130)
 
 

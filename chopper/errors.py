@@ -1,4 +1,4 @@
-"""All errors that Chopper raises deliberately.
+"""All errors that Chopper raises deliberately, and text of others as each target takes it.
 
     ChopperError                 exit 1
     ├── UsageError               exit 2   the command or call was wrong
@@ -14,8 +14,12 @@ Messages are one line: what, where, found, expected, remedy.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from typing import TYPE_CHECKING
+
+from chopper.addresses import message_without_secrets
 
 if TYPE_CHECKING:
     import msgspec
@@ -34,9 +38,12 @@ else:
 
 
 class ChopperError(Exception):
-    """Base of all deliberate errors; its message is one line for the user."""
+    """Base of all deliberate errors; its message is a :func:`message_line` for the user."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(message_line(str(message)))
 
 
 class UsageError(ChopperError):
@@ -78,7 +85,8 @@ _UNSEEN = frozenset((0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFF
 """Letters and marks without a glyph, as are the variation selectors."""
 
 
-def _is_shown(character: str) -> bool:
+def is_shown(character: str) -> bool:
+    """Return whether a character shows as itself: it is no control, no mark of direction."""
     from unicodedata import category
 
     code = ord(character)
@@ -95,14 +103,37 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        c if _is_shown(c) else c.encode("unicode_escape", "replace").decode("ascii") for c in text
+        c if is_shown(c) else c.encode("unicode_escape", "replace").decode("ascii") for c in text
     )
 
 
-def message_line(text: str, most: int = 490) -> str:
-    """A message as one line that a terminal shows: its begin and its end if it is long."""
-    text = re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}…{word[0][-99:]}", printable(text))
+MESSAGE_MOST = 500
+"""Characters of a message."""
+
+
+def message_line(text: str, most: int = MESSAGE_MOST - len("chopper: ")) -> str:
+    """A message as one line that a terminal shows: its begin and its end if it is long.
+
+    Addresses in it are without their secrets.
+    """
+    text = printable(message_without_secrets(text))
+    text = re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}…{word[0][-99:]}", text)
     return text if len(text) <= most else f"{text[: most - 200]} … {text[-197:]}"
+
+
+def tell(message: str) -> None:
+    """Write a line to stderr; that nobody listens is no reason to fail.
+
+    Whatever Chopper says there goes through here, but for lines that a terminal overwrites.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(message_line(message, MESSAGE_MOST) + "\n")
+        sys.stderr.flush()
+
+
+def say(message: str) -> None:
+    """Tell the user something on stderr, where others write, too."""
+    tell(f"chopper: {message}")
 
 
 def csv_text(text: str) -> str:
@@ -116,7 +147,7 @@ def json_text(encoded: str) -> str:
         return encoded
 
     def escaped(found: re.Match[str]) -> str:
-        if _is_shown(found[0]):
+        if is_shown(found[0]):
             return found[0]
         units = found[0].encode("utf-16-be", "surrogatepass").hex()
         return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

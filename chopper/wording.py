@@ -9,9 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
+from pathlib import Path
 
+from chopper.addresses import without_secrets
+from chopper.errors import is_shown, message_line, printable
 from chopper.kernel_names import without_suffixes
 
 UNKNOWN = "–"
@@ -38,6 +42,39 @@ def device_name(device_id: int | None) -> str:
 def some(values: Sequence[object]) -> str:
     """The first eight of them, and whether there are more."""
     return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
+
+
+def quoted(*names: str | Path) -> str:
+    """Return names as bash and zsh take them; what a terminal would obey is escaped."""
+    return " ".join(map(_quoted, names))
+
+
+def _quoted(name: str | Path) -> str:
+    text = without_secrets(str(name))
+    if printable(text) == text:
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_shell, text))}'"
+
+
+def _in_shell(character: str) -> str:
+    if is_shown(character):
+        return f"\\{character}" if character in "\\'" else character
+    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "replace"
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=errors))
+
+
+_COMMAND_MOST = 390
+"""Characters of a command in a message, which says other things before it."""
+
+
+def next_command(words: str, **names: Iterable[str | Path]) -> str:
+    """Return a command to copy: ``chopper report {RUN} -o {FILE}`` with the names in the braces.
+
+    One that a message has no room for could not be copied: it keeps ``RUN`` and ``FILE``.
+    """
+    command = words.format(**{key: quoted(*of) for key, of in names.items()})
+    is_whole = message_line(command, _COMMAND_MOST) == command
+    return command if is_whole else words.format(**{key: key for key in names})
 
 
 def _three(value: float) -> str:

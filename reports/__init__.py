@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING, Any, cast
 
-from chopper.errors import UsageError
+from chopper.errors import UsageError, json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
 
         out = to_text.render(page())
     elif format == "json":
-        out = dumps(document(), indent=2, ensure_ascii=False) + "\n"
+        out = json_text(dumps(document(), indent=2, ensure_ascii=False)) + "\n"
     else:
         raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
     # A name with a lone surrogate could not be written: it shows as "?".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -94,3 +95,61 @@ def test_functions_are_short() -> None:
 def test_folders_explain_the_product() -> None:
     directly = [file for file in (ROOT / "chopper").glob("*.py") if file.name != "__init__.py"]
     assert len(directly) <= MODULES_DIRECTLY_IN_CHOPPER
+
+
+STDERR = {
+    "chopper.errors:tell": "every message",
+    "chopper.cli.output:show_status": "a line that a terminal overwrites",
+    "chopper.cli:main": "usage, which click lays out",
+    "chopper.cli._watching:panel": "the panel of --live",
+    "chopper.recording.signals:interrupts_end_at_once": "a constant, within a handler of signals",
+    "chopper.cli.sweep_:_to_stderr": "what the measured command writes",
+}
+"""Functions that write to stderr: what each writes."""
+
+
+def writes_stderr(node: ast.AST) -> bool:
+    """Whether an expression writes to stderr, or names it to what does."""
+    if isinstance(node, ast.Attribute):
+        stream = ast.unparse(node.value) in ("sys.stderr", "sys.__stderr__")
+        return stream and node.attr in ("write", "writelines", "buffer")
+    if not isinstance(node, ast.Call):
+        return False
+    named = {k.arg: ast.unparse(k.value) for k in node.keywords}
+    if named.get("err", "False") != "False" or "True" in named.get("stderr", ""):
+        return True
+    called, first = ast.unparse(node.func), "".join(map(ast.unparse, node.args[:1]))
+    shows = called.endswith(".show") and not called.startswith("self.")
+    to_it = named.get("file") == "sys.stderr" or first in ("2", "sys.stderr.fileno()")
+    return shows or (to_it and called in ("print", "os.write"))
+
+
+def functions_with(found: Callable[[ast.AST], bool]) -> dict[str, set[str]]:
+    """Functions of the product with such a node → the calls that they make."""
+    out: dict[str, set[str]] = {}
+    for name, (_, tree) in modules().items():
+        for node in tree.body:
+            of = getattr(node, "name", "")
+            inside = [*ast.walk(node)]
+            if any(map(found, inside)):
+                calls = {ast.unparse(n.func) for n in inside if isinstance(n, ast.Call)}
+                out[f"{name}:{of}"] = calls
+    return out
+
+
+def test_messages_go_to_stderr_through_one_function() -> None:
+    assert functions_with(writes_stderr).keys() == STDERR.keys()
+
+
+def encodes_json(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in (
+        "json.dumps", "dumps", "msgspec.json.encode", "encoder.encode", "_encoder().encode",
+    )  # fmt: skip
+
+
+def test_json_for_others_escapes_what_a_terminal_obeys() -> None:
+    within_a_page = {"chopper.reports.pack", "chopper.reports.lanes", "chopper.reports.to_html"}
+    for function, calls in functions_with(encodes_json).items():
+        module = function.partition(":")[0]
+        if module.startswith(("chopper.cli", "chopper.reports")) and module not in within_a_page:
+            assert "json_text" in calls, function

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from chopper.errors import say
 from chopper.experiments.declarations import as_program
 from chopper.fresh_python import end_with_parent, own_python
 from chopper.workloads import link, quiet
@@ -44,7 +45,7 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
         if code not in (130, -signal.SIGINT):  # which was wanted
             how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
             process = f"rank {failed.rank} (process {started[failed.rank].pid})"
-            sys.stderr.write(f"chopper: {process} ended first, {how}\n")
+            say(f"{process} ended first, {how}")
         raise SystemExit(code if code > 0 else 128 - code)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from chopper.addresses import remember
 from chopper.cli._lazy import LazyGroup
 from chopper.errors import (
     CaptureError,
@@ -26,9 +27,9 @@ from chopper.errors import (
     UsageError,
     message_line,
     reason_of,
+    say,
 )
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
-from chopper.storage.addresses import message_without_secrets, remember
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -260,23 +261,21 @@ def main() -> None:
             code = cli.main(standalone_mode=False)
         sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
-        click.UsageError(
-            message_line(message_without_secrets(exc.format_message())), exc.ctx
-        ).show()
+        click.UsageError(message_line(exc.format_message()), exc.ctx).show()
         sys.exit(2)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
     except click.Abort:
-        click.echo("chopper: interrupted", err=True)
+        say("interrupted")
         sys.exit(130)
     except click.ClickException as exc:
-        exc.message = message_line(message_without_secrets(exc.message))  # type: ignore[misc]
+        exc.message = message_line(exc.message)  # type: ignore[misc]
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
         from chopper.storage.remote import in_addresses
 
-        click.echo(f"chopper: {message_line(in_addresses(str(exc)))}", err=True)
+        say(in_addresses(str(exc)))
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         _end_unread()
@@ -286,7 +285,7 @@ def main() -> None:
             _end_unread()
         if reads and isinstance(exc.code, int) and exc.code > 128:
             name = signal.Signals(exc.code - 128).name
-            click.echo(f"chopper: ended by {name}", err=True)
+            say(f"ended by {name}")
         raise
     except OSError as exc:
         if exc.errno is None:
@@ -296,12 +295,9 @@ def main() -> None:
             where = (
                 f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name else ""
             )
-            click.echo(
-                f"chopper: {message_line(message_without_secrets(where + reason_of(exc)))}",
-                err=True,
-            )
+            say(where + reason_of(exc))
             sys.exit(1)
-        click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)
+        say(f"standard output: cannot be written ({exc.strerror})")
         # What is still buffered would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from chopper.cli import _shared as shared
-from chopper.errors import UsageError, printable
+from chopper.errors import UsageError, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ def device_name(text: str, option: str) -> str:
     device, *others = meant(text)
     if others:
         names = ", ".join(map(short_name, others[:5]))
-        shared.say(
+        say(
             f"{option} {text}: taken as {short_name(device)} ({device.label}); other choices: "
             f"{names}"
         )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shlex
-import sys
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,10 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import OutputError, UsageError, message_line, printable
-from chopper.storage.addresses import message_without_secrets, without_secrets
-from chopper.wording import plural
+from chopper.cli.output import print_json, print_page, print_path, progress
+from chopper.errors import OutputError, UsageError, say, tell
+from chopper.wording import next_command, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -392,20 +388,15 @@ def present(
     try:
         if output is not None:
             write_report(output, formatted(page, document, format_of(output)))
-            named = instead and not as_json
-            click.echo(output if named else message_line(f"written: {output}"), err=not named)
+            if instead and not as_json:
+                print_path(output)
+            else:
+                tell(f"written: {output}")
     finally:
         if as_json:
             print_json(document())
         elif output is None or not instead:
             print_page(brief(page()) if brief else page())
-
-
-def say(message: str) -> None:
-    """Tell the user something on stderr; that nobody listens is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError):
-        click.echo(message_line(f"chopper: {message_without_secrets(message)}"), err=True)
-        sys.stderr.flush()
 
 
 def engine_for(files: Iterable[Path], counted: deque[str]) -> Engine:
@@ -477,11 +468,6 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     return found
 
 
-def quoted(*sources: str | Path) -> str:
-    """Return names as they are typed into a shell."""
-    return printable(" ".join(shlex.quote(without_secrets(str(s))) for s in sources))
-
-
 def write_run(
     make: Callable[[Path], RunManifest], output: Path | str, *, force: bool, as_json: bool
 ) -> None:
@@ -509,11 +495,10 @@ def write_run(
     if as_json:
         click.echo(manifest.encode(made), nl=False)
     else:
-        click.echo(without_secrets(str(output)))
+        print_path(output)
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        said = message_without_secrets(f"{finding.severity}: {finding.message}")
-        click.echo(message_line(said), err=True)
-    click.echo(f"next: chopper analyze {quoted(output)}", err=True)
+        tell(f"{finding.severity}: {finding.message}")
+    tell(f"next: {next_command('chopper analyze {RUN}', RUN=[output])}")
 
 
 def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:

@@ -13,8 +13,9 @@ from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
 from chopper.cli.output import print_json, print_page
-from chopper.errors import UsageError, csv_text
+from chopper.errors import UsageError, csv_text, tell
 from chopper.views import VIEWS, summaries, view
+from chopper.wording import next_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +112,8 @@ def command(
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
-        click.echo(f"next: chopper report {shared.quoted(*sources, *typed())}", err=True)
+        command = next_command("chopper report {RUN}", RUN=[*sources, *typed()])
+        tell(f"next: {command}")
 
 
 def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) -> None:

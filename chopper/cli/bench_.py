@@ -14,7 +14,7 @@ import click
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, say, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ def command(
     from chopper.storage.destination import new_output
 
     if program(workload) is None and is_program(workload):
-        record = f"chopper record -- {shared.quoted(workload, *options)}"
+        record = f"chopper record -- {fmt.quoted(workload, *options)}"
         raise UsageError(f"{workload}: is a program, not a workload; record it: {record}")
     if compare and not find(workload).variants:
         raise UsageError(
@@ -135,9 +135,9 @@ def command(
         raise
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
-    with new_output(path, force=force, say=shared.say) as place:
+    with new_output(path, force=force, say=say) as place:
         for note in launch.notes:
-            shared.say(note)
+            say(note)
         if launch.workload.experiment:
             return _experiment(launch, path, place, as_json=as_json)
         return _single(launch, path, place, as_json=as_json)
@@ -168,7 +168,7 @@ def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """One recorded run."""
     from chopper.storage.destination import holds_recording
 
-    shared.say(f"recording {launch.name} with {launch.ranks} ranks into {path}")
+    say(f"recording {launch.name} with {launch.ranks} ranks into {path}")
     exit_code = launch.run(place)
     if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(place)):
         return exit_code
@@ -184,14 +184,14 @@ def _show_what_there_is(exit_code: int, show: Callable[[], None]) -> None:
         if not exit_code:
             raise
         if exit_code != _INTERRUPTED:
-            shared.say(str(exc))
+            say(str(exc))
 
 
 def _ended(what: str, exit_code: int, path: Path, *, kept: bool) -> bool:
     """Say how it ended, and whether anything is kept; returns that."""
     how = "was interrupted" if exit_code == _INTERRUPTED else f"ended with exit code {exit_code}"
     rest = f"what was recorded until then is kept in {path}" if kept else "nothing was recorded"
-    shared.say(f"{what} {how}; {rest}")
+    say(f"{what} {how}; {rest}")
     return kept
 
 
@@ -208,7 +208,8 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
         print_json(attribution.to_dict())
     else:
         print_text(attribution, None, None)
-    click.echo(f"next: chopper report {shared.quoted(path)} -o report.html", err=True)
+    command = fmt.next_command("chopper report {RUN} -o report.html", RUN=[path])
+    tell(f"next: {command}")
 
 
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
@@ -239,7 +240,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
     )
     ex.write_plan(place, plan)
-    shared.say(
+    say(
         f"recording {launch.name}: {fmt.plural(len(variants), 'variant')} × "
         f"{fmt.plural(launch.repeats, 'repetition')} with {fmt.plural(launch.ranks, 'rank')} into "
         f"{path}"
@@ -253,7 +254,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     started_s = time.monotonic()
     for done, (name, variant, planned) in enumerate(runs):
         left = _left(done, len(runs), time.monotonic() - started_s, launch.expected_s)
-        shared.say(f"{done + 1} of {len(runs)}: {name}{left}")
+        say(f"{done + 1} of {len(runs)}: {name}{left}")
         (place / name).mkdir()
         with others_while() as others:
             exit_code = launch.run(place / name, variant)
@@ -268,7 +269,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
                 )
                 planned.runs.append(name)
             except ChopperError as exc:
-                shared.say(str(exc))
+                say(str(exc))
         else:
             shutil.rmtree(place / name, ignore_errors=True)
         ex.write_plan(place, plan)
@@ -303,12 +304,14 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     page = path / "report.html"
     with progress("writing the report"):
         write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))
-    click.echo(f"report: {page}", err=True)
+    tell(f"report: {page}")
     # What an interruption left out cannot be compared.
-    runs = {v.name: shared.quoted(path / v.runs[0]) for v in found.plan.variants if v.runs}
+    runs = {v.name: path / v.runs[0] for v in found.plan.variants if v.runs}
     base = runs.pop(found.plan.baseline or "", None)
     if base is not None and runs:
-        click.echo(f"next: chopper compare {base} {next(iter(runs.values()))}", err=True)
+        other = next(iter(runs.values()))
+        command = fmt.next_command("chopper compare {A} {B}", A=[base], B=[other])
     else:
         first = base or next(iter(runs.values()))
-        click.echo(f"next: chopper report {first} -o report.html", err=True)
+        command = fmt.next_command("chopper report {RUN} -o report.html", RUN=[first])
+    tell(f"next: {command}")

@@ -10,7 +10,7 @@ import click
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page
-from chopper.errors import UsageError
+from chopper.errors import UsageError, tell
 from chopper.reports.page import Column, Items, Page, Table
 
 if TYPE_CHECKING:
@@ -112,19 +112,18 @@ def command(
         with progress("calibrating; the machine is busy meanwhile"):
             found = measuring.calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
         calibration.save(found, path, replace_damaged=force)
-        click.echo(f"stored in {path}", err=True)
+        tell(f"stored in {path}")
     else:
-        click.echo(f"already stored in {path}; measure again with --force", err=True)
+        tell(f"already stored in {path}; measure again with --force")
     shared.present(lambda: page(found), lambda: calibration.to_manifest(found), as_json=as_json)
     _warn_if_busy(found, "measure again on an idle machine with --force")
 
 
 def _warn_if_busy(found: Calibration, remedy: str) -> None:
     if (found.spread_ratio or 0) > _BUSY_RATIO:
-        click.echo(
+        tell(
             f"warning: repetitions differ by {fmt.ratio(found.spread_ratio)}: the machine was "
-            f"not idle; {remedy}",
-            err=True,
+            f"not idle; {remedy}"
         )
 
 
@@ -138,7 +137,7 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
         changed = ceilings.feed(experiments, path)
     for found in changed:
         calibration.save(found, path)
-    click.echo(f"stored in {path}", err=True)
+    tell(f"stored in {path}")
     if as_json:
         calibrations = [calibration.to_manifest(found) for found in changed]
         print_json({"schema": calibration.SCHEMA, "calibrations": calibrations})

@@ -10,7 +10,7 @@ import click
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
 from chopper.cli.output import progress
-from chopper.errors import message_line
+from chopper.errors import tell
 from chopper.storage.layout import is_experiment
 
 if TYPE_CHECKING:
@@ -108,6 +108,6 @@ def show(
         instead=True,
     )
     if as_json or output is not None:
-        click.echo(message_line(found.verdict), err=True)
+        tell(found.verdict)
         for item in () if gate is None else report.gate_items(gate):
-            click.echo(message_line(f"{MARKS[item.mark][0]} {item.text}"), err=True)
+            tell(f"{MARKS[item.mark][0]} {item.text}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from chopper.errors import tell
+
 _INSTALL = {
     "bash": """add to ~/.bashrc:  eval "$(chopper completion bash)\"""",
     "zsh": """add to ~/.zshrc:  eval "$(chopper completion zsh)\"""",
@@ -31,4 +33,4 @@ def command(shell: str) -> None:
     script = kind(cli, {}, "chopper", "_CHOPPER_COMPLETE")
     # Not source(): for bash it runs bash to look at its version, and warns where there is none.
     click.echo(script.source_template % script.source_vars())
-    click.echo(f"to install: {_INSTALL[shell]}", err=True)
+    tell(f"to install: {_INSTALL[shell]}")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from chopper.addresses import without_secrets
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device
-from chopper.cli.output import progress
+from chopper.cli.output import print_path, progress
+from chopper.errors import tell
 from chopper.integrations import TRACKERS
 from chopper.reports.export import KINDS
-from chopper.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
     from chopper.reports.export import Kind
@@ -70,9 +71,9 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     with progress("writing"):
         written = export(attribution, cast("Kind", kind), output, force=force)
     for path in written:
-        click.echo(path)
+        print_path(path)
     if kind == "perfetto":
-        click.echo("open it in https://ui.perfetto.dev", err=True)
+        tell("open it in https://ui.perfetto.dev")
 
 
 def _track(sources: tuple[str, ...], tracker: str, output: Path | None, *, force: bool) -> None:
@@ -87,7 +88,7 @@ def _track(sources: tuple[str, ...], tracker: str, output: Path | None, *, force
     attribution = shared.attributed(sources)
     with progress("logging"):
         where = log_run(attribution, tracker, directory=output)
-    click.echo(where)
+    print_path(where)
 
 
 def _name(source: str) -> str:

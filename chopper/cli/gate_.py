@@ -13,9 +13,14 @@ from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device_of_two
 from chopper.cli.compare_ import compared, show
-from chopper.errors import InputError, OutputError, UsageError, message_line, reason_of
-from chopper.storage.addresses import json_without_secrets
-from chopper.storage.files import decode_json, encode_json, read_bytes, write_atomic
+from chopper.errors import InputError, OutputError, UsageError, reason_of, tell
+from chopper.storage.files import (
+    decode_json,
+    encode_json,
+    json_without_secrets,
+    read_bytes,
+    write_atomic,
+)
 from chopper.storage.layout import is_experiment
 
 if TYPE_CHECKING:
@@ -230,6 +235,6 @@ def _judged(
     )
     if as_json or output is not None:
         mark = MARKS["error" if judgement.failed else "unknown" if judgement.undecided else "ok"][0]
-        click.echo(message_line(f"{mark} {judgement.sentence}"), err=True)
-        click.echo(message_line(outcome), err=True)
+        tell(f"{mark} {judgement.sentence}")
+        tell(outcome)
     return judgement

@@ -10,11 +10,13 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper.errors import json_text, printable
+from chopper.addresses import without_secrets
+from chopper.errors import json_text, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,6 +93,25 @@ def print_json(document: Any) -> None:
     click.echo(json_text(json.dumps(document, indent=2, ensure_ascii=not unicode)))
 
 
+def print_path(path: Path | str) -> None:
+    """Print where something was written: a path, or an address without its secrets.
+
+    Escaped where a terminal shows it; else byte by byte, for ``page=$(chopper report …)``.
+    """
+    name = str(path) if isinstance(path, Path) else without_secrets(path)
+    if sys.stdout.isatty():
+        click.echo(printable(name))
+    else:
+        click.echo(os.fsencode(name) if hasattr(sys.stdout, "buffer") else name)
+
+
+def show_status(line: str) -> None:
+    """Write a line to a terminal's stderr, over the last one."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"\r{printable(line)}\x1b[K")
+        sys.stderr.flush()
+
+
 @contextlib.contextmanager
 def progress(what: str, counted: Sequence[str] = ("",)) -> Iterator[None]:
     """Say what is going on once it has taken a second.
@@ -111,22 +132,17 @@ def progress(what: str, counted: Sequence[str] = ("",)) -> Iterator[None]:
 
 
 def _show(what: str, counted: Sequence[str], done: threading.Event) -> None:
-    start, what = time.monotonic(), printable(what)
+    start = time.monotonic()
     if done.wait(_QUIET_S):
         return
     if not sys.stderr.isatty():
-        sys.stderr.write(f"chopper: {what} …\n")
-        sys.stderr.flush()
+        say(f"{what} …")
         return
     frame = 0
     while True:
         seconds = time.monotonic() - start
-        sys.stderr.write(
-            f"\r{_FRAMES[frame % len(_FRAMES)]} {what}{counted[-1]} … {seconds:.0f} s\x1b[K"
-        )
-        sys.stderr.flush()
+        show_status(f"{_FRAMES[frame % len(_FRAMES)]} {what}{counted[-1]} … {seconds:.0f} s")
         frame += 1
         if done.wait(_FRAME_S):
             break
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()
+    show_status("")

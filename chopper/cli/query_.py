@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from chopper.addresses import is_address
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device
 from chopper.cli._options import Quantity
@@ -25,12 +26,13 @@ from chopper.errors import (
     UsageError,
     csv_text,
     json_text,
-    message_line,
     printable,
     reason_of,
+    say,
+    tell,
 )
 from chopper.quantities import seconds, size_bytes
-from chopper.storage.addresses import is_address
+from chopper.wording import next_command, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -147,7 +149,7 @@ def command(
         with _limited(memory_bytes):
             _bounded(query, lambda: _answer(query, kind or "table", output, top), timeout_s)
     if output is not None:
-        click.echo(message_line(f"written: {output}"), err=True)
+        tell(f"written: {output}")
 
 
 def _statement(sources: tuple[str, ...], file: str | None) -> tuple[str | None, tuple[str, ...]]:
@@ -162,7 +164,7 @@ def _statement(sources: tuple[str, ...], file: str | None) -> tuple[str | None, 
             raise InputError(f"{file}: cannot be read ({why})") from exc
     *named, last = sources
     if last.endswith(".sql"):
-        raise UsageError(f"{last}: SQL comes from a file with --file {shared.quoted(last)}")
+        raise UsageError(f"{last}: SQL comes from a file with --file {quoted(last)}")
     # A statement has several words, and is no file.
     if os.path.lexists(last) or is_address(last) or len(last.split()) == 1:
         return None, sources
@@ -201,8 +203,8 @@ def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
             chosen = {n: t for n, t in declared.items() if t.view is views}
             out.write_dl([(n, ", ".join(t.schema.names)) for n, t in chosen.items()], col_max=24)
         click.echo(out.getvalue(), nl=False)
-    name = shared.quoted(*sources)
-    click.echo(f'next: chopper query {name} "SELECT * FROM {next(iter(declared))}"', err=True)
+    words = f'chopper query {{RUN}} "SELECT * FROM {next(iter(declared))}"'
+    tell(f"next: {next_command(words, RUN=sources)}")
 
 
 def _read(query: Query, counted: deque[str]) -> None:
@@ -213,10 +215,10 @@ def _read(query: Query, counted: deque[str]) -> None:
         rows = query.read()
     for finding in query.findings:
         if finding.severity != "info":
-            shared.say(f"{finding.severity}: {in_addresses(finding.message)}")
+            say(f"{finding.severity}: {in_addresses(finding.message)}")
     empty = [name for name, count in rows.items() if count == 0]
     if empty:
-        shared.say(f"this run has no recording of {', '.join(empty)}")
+        say(f"this run has no recording of {', '.join(empty)}")
 
 
 def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float) -> _Result:
@@ -256,7 +258,7 @@ def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float) -> _Re
     if not done.wait(_GRACE_S):
         query.abandon()
         is_error = isinstance(late, InputError)
-        shared.say(str(late) if is_error else "interrupted")
+        say(str(late) if is_error else "interrupted")
         sys.stdout.flush()
         os._exit(1 if is_error else getattr(late, "code", 130))
     raise late

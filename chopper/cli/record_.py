@@ -22,6 +22,7 @@ from chopper.errors import (
     OutputError,
     RunFormatError,
     UsageError,
+    say,
 )
 from chopper.hardware.launchers import recorders_job
 from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
@@ -31,6 +32,7 @@ from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
 from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
 from chopper.storage.files import create
+from chopper.wording import next_command
 
 
 @click.command(
@@ -149,8 +151,8 @@ def command(
     code: int | None = None
     try:
         job = recorders_job(command_line)
-        with new_output(target, force=force, say=shared.say, job=job) as path:
-            shared.say(f"recording to {shown}")
+        with new_output(target, force=force, say=say, job=job) as path:
+            say(f"recording to {shown}")
             # In the run: whoever is killed leaves nothing elsewhere.
             notes = path / f"{NOTES}.{socket.gethostname()}-{os.getpid()}"
             create(notes).close()
@@ -171,7 +173,7 @@ def command(
                 raise
             raise CaptureError(f"recording cannot start: {exc}") from exc
         # The command has ended: whatever fails from here on, its exit code is the answer.
-        shared.say(str(exc))
+        say(str(exc))
         return code or 1
 
 
@@ -194,13 +196,13 @@ def _end(run: Path, output: Path | str | None, following: str | None, *, force: 
     from chopper.storage import remote
 
     if following is not None:
-        shared.say(f"next: {following}")
+        say(f"next: {following}")
     if isinstance(output, str):
         try:
             remote.upload(run, output, force=force)
         except ChopperError as exc:
             raise OutputError(f"{exc}; the run is in {run}") from exc
-        shared.say(f"copied to {output}")
+        say(f"copied to {output}")
 
 
 def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:
@@ -231,7 +233,7 @@ def _watched(
     with contextlib.ExitStack() as stack:
         if address is not None:
             port = stack.enter_context(_watching.endpoint(path, address))
-            shared.say(f"metrics at http://{address[0]}:{port}/metrics")
+            say(f"metrics at http://{address[0]}:{port}/metrics")
         yield stack.enter_context(_watching.panel(path, title)) if live else None
 
 
@@ -262,25 +264,24 @@ def _close(
             if path.is_dir()
             else f"the command removed the output directory {shown}"
         )
-        shared.say(f"nothing was recorded: {why}{ended}")
+        say(f"nothing was recorded: {why}{ended}")
         return code or 1, None
     except OutputError as exc:
-        shared.say(f"{exc}; what the ranks recorded is kept and readable")
+        say(f"{exc}; what the ranks recorded is kept and readable")
         run = read_manifest(path)
         failed = True
     try:
         if others:
-            shared.say(f"{some(others)} still recording: the last to end completes the run")
+            say(f"{some(others)} still recording: the last to end completes the run")
             run.findings = [f for f in run.findings if f.code not in OF_WHOLE_RUN]
         _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
-        shared.say(f"warning: the recording cannot be read back: {exc}")
+        say(f"warning: the recording cannot be read back: {exc}")
         failed = True
-    named = shared.quoted(shown)
-    following = f"chopper analyze {named}"
+    following = "chopper analyze {RUN}"
     if any(f.code == "run.ranks_missing" for f in run.findings):
-        following = f"chopper gather {named} THOSE-OF-OTHER-NODES -o all-nodes"
-    return code or int(failed), following
+        following = "chopper gather {RUN} THOSE-OF-OTHER-NODES -o all-nodes"
+    return code or int(failed), next_command(following, RUN=[shown])
 
 
 _LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accelerate", "fabric")
@@ -350,14 +351,12 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
     else:
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
-    shared.say(
-        f"recorded {plural(len(run.ranks), 'rank')}, {plural(steps.num_rows, 'step')}, {trace}"
-    )
+    say(f"recorded {plural(len(run.ranks), 'rank')}, {plural(steps.num_rows, 'step')}, {trace}")
     others = processes.findings(path, shown)
     for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
-        shared.say(f"{finding.severity}: {finding.message}")
+        say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:
         if report.status == "failed":
-            shared.say(f"collector {report.name} failed: {report.reason}")
+            say(f"collector {report.name} failed: {report.reason}")
     if code:
-        shared.say(f"the command ended with exit code {code}; its recording is kept")
+        say(f"the command ended with exit code {code}; its recording is kept")

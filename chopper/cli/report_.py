@@ -10,8 +10,8 @@ import click
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
-from chopper.cli.output import progress
-from chopper.errors import message_line
+from chopper.cli.output import print_path, progress
+from chopper.errors import tell
 from chopper.storage.layout import is_experiment
 
 
@@ -42,14 +42,16 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     with progress("writing the report"):
         size_bytes = shared.write_report(output, shown)
     for number, line in enumerate(said):
-        click.echo(message_line(f"- {line}" if number else line), err=True)
-    click.echo(output)
-    named = shared.quoted(*sources, *typed())
-    following = f"next: chopper analyze {named} --by kernel"
+        tell(f"- {line}" if number else line)
+    print_path(output)
+    named = [*sources, *typed()]
     if kind == "html" and not open_it:
-        again = f"chopper report {named} -o {shared.quoted(output)} --force --open"
-        following = f"open it in a browser, or: {again}"
-    click.echo(f"{fmt.bytes_(size_bytes)} written; {following}", err=True)
+        words = "chopper report {RUN} -o {FILE} --force --open"
+        following = f"open it in a browser, or: {fmt.next_command(words, RUN=named, FILE=[output])}"
+    else:
+        words = "chopper analyze {RUN} --by kernel"
+        following = f"next: {fmt.next_command(words, RUN=named)}"
+    tell(f"{fmt.bytes_(size_bytes)} written; {following}")
     if open_it:
         click.launch(output.resolve().as_uri())
 

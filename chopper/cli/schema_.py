@@ -8,7 +8,7 @@ import click
 
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, terminal_width
-from chopper.errors import UsageError
+from chopper.errors import UsageError, tell
 
 if TYPE_CHECKING:
     from chopper.tables import Table
@@ -46,7 +46,7 @@ def command(table: str | None, as_json: bool) -> None:
         out = click.HelpFormatter(width=terminal_width())
         out.write_dl([(t.name, t.summary) for t in chosen])
         click.echo(out.getvalue(), nl=False)
-        click.echo(f"next: chopper schema {chosen[0].name}", err=True)
+        tell(f"next: chopper schema {chosen[0].name}")
 
 
 def _tables() -> dict[str, Table]:

@@ -15,7 +15,7 @@ import click
 
 from chopper.cli import _shared as shared
 from chopper.cli.doctor_ import examine
-from chopper.errors import UsageError
+from chopper.errors import UsageError, say
 
 _DEFAULT = Path("selftest.json")
 _PACKAGES = ("torch", "triton", "nvidia-ml-py", "amdsmi")
@@ -90,12 +90,12 @@ def command(
             folder,
             seconds=seconds - (time.monotonic() - started_s),
             set_clocks=set_clocks,
-            say=shared.say,
+            say=say,
         )
         results = []
         for result in run_checks(machine, chosen):
             results.append(result)
-            shared.say(f"{result.status}: {result.title}")
+            say(f"{result.status}: {result.title}")
     document = anonymous(_document(found, results, time.monotonic() - started_s), str(folder))
     shared.present(lambda: page(document), lambda: document, as_json=as_json, output=path)
     if any(result.status == "failed" for result in results):

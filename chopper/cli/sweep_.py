@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from chopper import wording as fmt
+from chopper.addresses import without_secrets
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page, progress
-from chopper.errors import ChopperError, CollectorUnavailable, UsageError
-from chopper.storage.addresses import without_secrets
+from chopper.errors import ChopperError, CollectorUnavailable, UsageError, printable, say, tell
 
 if TYPE_CHECKING:
     from chopper.collectors.knobs import Knob
@@ -174,7 +174,7 @@ def _show_plan(
         lines.append(f"  {knob.label} (supports {least} to {most})")
     lines += [f"Note: {note}" for note in dict.fromkeys(knob.note for knob in knobs) if note]
     lines.append("Nothing was set and nothing ran; --apply does both.")
-    click.echo(without_secrets("\n".join(lines)))
+    click.echo("\n".join(printable(without_secrets(line)) for line in lines))
 
 
 def _measure(
@@ -213,11 +213,11 @@ def _measure(
         ],
         machine_cores=machine_cores(),
     )
-    with new_output(path, force=force, say=shared.say) as place:
+    with new_output(path, force=force, say=say) as place:
         ex.write_plan(place, plan)
         with guarded(knobs, lock_path()):
             exit_code = _runs(place, plan, knobs, settings, repeats, words)
-        shared.say("all settings are as before")
+        say("all settings are as before")
         if exit_code and not any(variant.runs for variant in plan.variants):
             return exit_code
         try:
@@ -225,7 +225,7 @@ def _measure(
         except ChopperError as exc:
             if not exit_code:
                 raise
-            shared.say(str(exc))
+            say(str(exc))
     return exit_code
 
 
@@ -248,7 +248,7 @@ def _runs(
     for done in range(total):
         planned = plan.variants[done % len(settings)]
         name = f"{planned.name}-{done // len(settings) + 1}"
-        shared.say(f"{done + 1} of {total}: {name}")
+        say(f"{done + 1} of {total}: {name}")
         for knob in knobs:
             number = knob.nearest(settings[planned.name])
             assert number is not None
@@ -261,7 +261,7 @@ def _runs(
             planned.runs.append(name)
         ex.write_plan(place, plan)
         if exit_code:
-            shared.say(f"{name} ended with exit code {exit_code}")
+            say(f"{name} ended with exit code {exit_code}")
             return exit_code
     return 0
 
@@ -292,4 +292,4 @@ def _show(place: Path, path: Path, settings: dict[str, float], unit: str, *, as_
         print_page(sweep.page(found))
     text = formatted(lambda: sweep.page(found), lambda: msgspec.to_builtins(found), "html")
     write_atomic(place / "report.html", text.encode("utf-8", "replace"))
-    click.echo(f"report: {path / 'report.html'}", err=True)
+    tell(f"report: {path / 'report.html'}")

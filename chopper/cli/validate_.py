@@ -12,7 +12,8 @@ import click
 
 from chopper.causes import parents
 from chopper.cli import _shared as shared
-from chopper.errors import UsageError
+from chopper.cli.output import show_status
+from chopper.errors import UsageError, say
 from chopper.quantities import one_of
 from chopper.validation.results import MAGNITUDES, Case
 
@@ -106,7 +107,7 @@ def command(
             done.append(case)
             _show_progress(case, len(done), time.perf_counter() - started)
     if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
+        show_status("")
     shared.present(
         lambda: validation.page(done),
         lambda: to_dict(done, seed=seed),
@@ -144,6 +145,6 @@ def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[s
 def _show_progress(case: Case, count: int, seconds: float) -> None:
     line = f"{count} cases, {seconds:.0f} s: {case.injection} {case.magnitude} {case.flavour}"
     if sys.stderr.isatty():
-        click.echo(f"\r{line}\x1b[K", nl=False, err=True)
+        show_status(line)
     elif case.status == "missed" or count % 25 == 0:
-        shared.say(f"{line}: {case.status}")
+        say(f"{line}: {case.status}")

@@ -9,6 +9,7 @@ import click
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json
+from chopper.errors import tell
 
 if TYPE_CHECKING:
     from chopper.experiments.declarations import Variant, Workload
@@ -41,7 +42,7 @@ def command(workload: str | None, as_json: bool) -> None:
         out = click.HelpFormatter(width=_WIDTH)
         out.write_dl([(name, f"{w.summary}. {_facts(w)}.") for name, w in workloads().items()])
         click.echo(out.getvalue(), nl=False)
-        click.echo("next: chopper bench fsdp2 --help", err=True)
+        tell("next: chopper bench fsdp2 --help")
 
 
 def described(name: str) -> str:

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, tell
 from chopper.fresh_python import PACKAGE_PARENT, environment
 from chopper.quantities import digits
 from chopper.storage.files import is_users
@@ -81,7 +81,7 @@ def cluster(
     directory, joined = None, False
     if address is None:
         if ended := clear_leftovers():
-            sys.stderr.write(f"ended {len(ended)} Ray processes of an earlier run\n")
+            tell(f"ended {len(ended)} Ray processes of an earlier run")
         directory = _new_directory()
         options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
         options |= {"object_store_memory": store_bytes, "_temp_dir": str(directory)}

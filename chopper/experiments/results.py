@@ -26,8 +26,7 @@ from chopper.experiments.judgement import (
     too_far_apart,
 )
 from chopper.notebook import as_cell
-from chopper.storage.addresses import json_without_secrets
-from chopper.storage.files import decode_json, encode_json, read_bytes
+from chopper.storage.files import decode_json, document, read_bytes
 from chopper.storage.layout import EXPERIMENT
 
 if TYPE_CHECKING:
@@ -499,10 +498,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     """Write ``experiment.json``; called early and often, so that an interruption loses nothing."""
     from chopper.storage.files import write_atomic
 
-    write_atomic(
-        path / EXPERIMENT,
-        msgspec.json.format(json_without_secrets(encode_json(plan)), indent=2) + b"\n",
-    )
+    write_atomic(path / EXPERIMENT, document(plan))
 
 
 def measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from chopper.errors import InputError, OutputError
-from chopper.storage.files import decode_json, encode_json, read_bytes, write_atomic
+from chopper.storage.files import decode_json, document, read_bytes, write_atomic
 
 SCHEMA = "chopper.calibration/1"
 
@@ -235,7 +235,7 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
         others = []
     check_writable(path)
     store = _Store(calibrations=[result, *others])
-    write_atomic(path, msgspec.json.format(encode_json(store), indent=2) + b"\n")
+    write_atomic(path, document(store))
     return path
 
 

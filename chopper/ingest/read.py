@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from chopper import limits
+from chopper.addresses import without_secrets
 from chopper.collectors.formats.exported import unpack
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Engine, Lost
@@ -28,7 +29,6 @@ from chopper.ingest.recorded import filed_tables, rank_task, read_task, with_los
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage import parquet
-from chopper.storage.addresses import without_secrets
 from chopper.storage.files import inside
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding

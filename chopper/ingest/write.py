@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from chopper.addresses import is_address, without_secrets
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.exported import encoded, unpack
 from chopper.collectors.formats.unpack import PACKED
@@ -22,7 +23,6 @@ from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
-from chopper.storage.addresses import is_address, without_secrets
 from chopper.storage.destination import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name

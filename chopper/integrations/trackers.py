@@ -35,10 +35,10 @@ import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints
-from chopper.errors import ChopperError, OutputError, UsageError
+from chopper.errors import ChopperError, OutputError, UsageError, say
 from chopper.fresh_python import environment
 from chopper.integrations import TRACKERS
-from chopper.recording.messages import exception_text, say
+from chopper.recording.messages import exception_text
 from chopper.wording import UNKNOWN, ratio
 
 if TYPE_CHECKING:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Literal
 
-from chopper.errors import ChopperError, message_line
+from chopper.errors import ChopperError, say
 from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.parts import read_manifest
-from chopper.wording import plural
+from chopper.wording import next_command, plural
 
 Status = Literal["complete", "interrupted", "failed"]
-
-
-def say(message: str) -> None:
-    """Write a line to stderr: the only way to reach the user of a program that must go on."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(message_line(f"chopper: {message}") + "\n")
 
 
 def exception_text(exc: BaseException) -> str:
@@ -53,7 +43,7 @@ def announce(path: Path, shown: Path, part: m.RankManifest) -> None:
     steps = max((part.steps_count or 0) for part in parts)
     ranks = plural(len(parts), "rank") if whole else "rank 0"
     done = f"recorded {ranks}, {plural(steps, 'step')}"
-    say(f"{done}; next: chopper analyze {shlex.quote(os.fspath(shown))}")
+    say(f"{done}; next: {next_command('chopper analyze {RUN}', RUN=[shown])}")
     for finding in (*others, *(f for part in parts for f in part.findings)):
         if finding.severity != "info" or finding.code == "run.processes":
             say(f"{finding.severity}: {finding.message}")

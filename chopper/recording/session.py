@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
-from chopper.errors import UsageError
+from chopper.errors import UsageError, say
 from chopper.hardware import environment, launchers
 from chopper.recording import claim, forking, handover, messages
 from chopper.recording.collecting import Collecting
 from chopper.recording.finish import finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
-from chopper.recording.messages import Status, ending, exception_text, say
+from chopper.recording.messages import Status, ending, exception_text
 from chopper.recording.optimizers import OptimizerWatch
 from chopper.recording.options import Options, for_children, make_options
 from chopper.recording.phases import OpenPhase, Phase

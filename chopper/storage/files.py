@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path, PurePosixPath
@@ -12,11 +13,13 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from chopper.addresses import without_secrets
 from chopper.errors import (
     JSON_ERRORS,
     InputError,
     OutputError,
     RunFormatError,
+    json_text,
     printable,
     reason_of,
 )
@@ -48,14 +51,20 @@ def decode_json(
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode as JSON for people and other programs.
+    """Encode as JSON for people and other programs: a terminal obeys none of it.
 
     Names of files are bytes and need not be UTF-8: their byte 0xff reads ``\\udcff``.
     """
     try:
-        return msgspec.json.encode(value)
+        data = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_readable(msgspec.to_builtins(value)))
+        data = msgspec.json.encode(_readable(msgspec.to_builtins(value)))
+    return json_text(data.decode()).encode()
+
+
+def document(value: Any) -> bytes:
+    """Encode as indented JSON, without the secrets of addresses in it."""
+    return msgspec.json.format(json_without_secrets(encode_json(value)), indent=2) + b"\n"
 
 
 def _readable(value: Any) -> Any:
@@ -66,6 +75,27 @@ def _readable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_readable(v) for v in value]
     return value
+
+
+def json_without_secrets(data: bytes) -> bytes:
+    """Return a JSON document whose texts went through :func:`without_secrets`.
+
+    A damaged one is returned as it is: whoever reads it says what is wrong.
+    """
+    if not re.search(rb"//|:/|%2f|\\/|\\u00", data, re.IGNORECASE):
+        return data
+    try:
+        return encode_json(_cleaned(msgspec.json.decode(data)))
+    except JSON_ERRORS:
+        return data
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, dict):
+        return {without_secrets(key): _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def pack_message(value: Any) -> bytes:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from chopper.errors import RunFormatError
-from chopper.storage.addresses import json_without_secrets
-from chopper.storage.files import decode_json, encode_json
+from chopper.storage.files import decode_json, document, encode_json, json_without_secrets
 from chopper.storage.layout import MOST_RANKS, is_upload
 
 SCHEMA_VERSION = 1
@@ -271,8 +270,8 @@ class _Counted(msgspec.Struct):
 
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
-    """Serialize as indented JSON, without the secrets of addresses in it."""
-    return msgspec.json.format(json_without_secrets(encode_json(manifest)), indent=2) + b"\n"
+    """Serialize a manifest."""
+    return document(manifest)
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:

@@ -27,16 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
-from chopper.limits import Arrival
-from chopper.storage import manifest as m
-from chopper.storage.addresses import (
+from chopper.addresses import (
     is_address,
     message_without_secrets,
     remember,
     scheme_of,
     without_secrets,
 )
+from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
+from chopper.limits import Arrival
+from chopper.storage import manifest as m
 from chopper.storage.caches import cache_folder
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import (

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
+from chopper.addresses import without_secrets
 from chopper.errors import InputError, printable
 from chopper.limits import Arrival
-from chopper.storage.addresses import without_secrets
 
 ALLOW_REDIRECTS = "CHOPPER_ALLOW_REDIRECTS"
 """In the environment, for the processes that a command starts, too."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
 from chopper.collectors.sampler._source import SystemClock
 from chopper.collectors.sampler._status import COMM, SamplerConfig
-from chopper.errors import ChopperError, OutputError
+from chopper.errors import ChopperError, OutputError, say
 from chopper.storage.files import encode_json, unpack_message
 
 _NICE = 5
@@ -161,7 +161,7 @@ def main() -> int:
         begun.set()
         sampler.run_watched(os._exit)
     except OutputError as exc:
-        sys.stderr.write(f"{exc}\n")
+        say(str(exc))
         return 1
     return 0
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from chopper.storage import addresses, remote
+from chopper import addresses
+from chopper.storage import remote
 from tests.waiting import until
 
 BUCKET = "s3://bucket"

@@ -16,16 +16,12 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper import limits
+from chopper import addresses, limits
+from chopper.addresses import message_without_secrets, remember, without_secrets
 from chopper.errors import InputError, RunFormatError
-from chopper.storage import addresses, remote, web
 from chopper.storage import manifest as m
-from chopper.storage.addresses import (
-    json_without_secrets,
-    message_without_secrets,
-    remember,
-    without_secrets,
-)
+from chopper.storage import remote, web
+from chopper.storage.files import json_without_secrets
 from chopper.storage.layout import MANIFEST, foreign_files
 from tests.command import run
 from tests.ingest.test_logs import trace

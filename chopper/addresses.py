@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -98,31 +97,6 @@ def _told(text: str, nested: int = _MOST_NESTED) -> str:
         ),
         text,
     )
-
-
-def json_without_secrets(document: bytes) -> bytes:
-    """Return a JSON document whose texts went through :func:`without_secrets`.
-
-    A damaged one is returned as it is: whoever reads it says what is wrong.
-    """
-    if not re.search(rb"//|:/|%2f|\\/|\\u00", document, re.IGNORECASE):
-        return document
-    import msgspec
-
-    from chopper.errors import JSON_ERRORS
-
-    try:
-        return msgspec.json.encode(_cleaned(msgspec.json.decode(document)))
-    except JSON_ERRORS:
-        return document
-
-
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_secrets(value)
-    if isinstance(value, dict):
-        return {without_secrets(key): _cleaned(item) for key, item in value.items()}
-    return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain(scheme: str, separator: str, rest: str) -> str:
