@@ -100,13 +100,14 @@ def folder_of(tmp_path: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["d" * 200 + " " + EVIL, "short " + EVIL])
 def test_a_hostile_name_is_one_line_of_each_message(tmp_path: Path, name: str) -> None:
     trace = folder_of(tmp_path, name) / "trace.json"
-    for command in (
+    commands: tuple[list[str | Path], ...] = (
         ["analyze", trace],
         ["report", trace, "-o", trace.with_name("page.html")],
         ["query", trace],
         ["export", trace, "--to", "csv", "-o", trace.with_name("csv")],
         ["import", trace, "-o", trace.with_name("run")],
-    ):
+    )
+    for command in commands:
         outcome = run(*command)
         assert outcome.code == 0
         assert all(map(is_message, outcome.err.splitlines()))
@@ -115,7 +116,8 @@ def test_a_hostile_name_is_one_line_of_each_message(tmp_path: Path, name: str) -
 def test_paths_are_raw_for_scripts_and_escaped_on_a_terminal(tmp_path: Path) -> None:
     trace = folder_of(tmp_path, f"{EVIL}\udcff") / "trace.json"
     page = trace.with_name("page.md")
-    command = [sys.executable, "-m", "chopper", "report", trace, "-o", page, "--force"]
+    words = ("report", str(trace), "-o", str(page), "--force")
+    command = [sys.executable, "-m", "chopper", *words]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     assert printed == os.fsencode(page) + b"\n"
     leader, terminal = pty.openpty()
