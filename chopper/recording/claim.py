@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper.errors import OutputError
+from chopper.errors import OutputError, say
 from chopper.hardware.launchers import job_name
 from chopper.quantities import digits
-from chopper.recording.messages import say
 from chopper.storage import manifest as m
 from chopper.storage import process_identity as identity
 from chopper.storage import processes
