@@ -582,15 +582,33 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                     raise OutputError(
                         f"{address}: no step was recorded, so the run that was there stays"
                     )
-            with tempfile.TemporaryDirectory() as made:
-                manifest = Path(made, MANIFEST)
-                manifest.write_bytes(m.encode_stored(m.Upload(folder=own, files=sizes)))
-                _put(fs, manifest, f"{path}/{MANIFEST}")
         except BaseException:
             with contextlib.suppress(Exception):
                 _within(lambda: _remove(fs, names))
             raise
-        _remove(fs, _listed_by(replaced, fs, path))
+        _switch(fs, path, m.Upload(folder=own, files=sizes))
+        try:
+            _remove(fs, _listed_by(replaced, fs, path))
+        except Exception as exc:
+            raise OutputError(
+                f"{address}: holds the new run, but files of the one that it replaced are left "
+                f"({_named(exc)}); remove them, or allow chopper to"
+            ) from exc
+
+
+def _switch(fs: Any, path: str, run: m.Upload) -> None:
+    """Write the manifest that names a run, whose files stay from here on.
+
+    A server that does not answer may have written it.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        manifest = Path(made, MANIFEST)
+        manifest.write_bytes(m.encode_stored(run))
+        try:
+            _put(fs, manifest, f"{path}/{MANIFEST}")
+        except Exception:
+            if _within(lambda: _run_at(fs, path)) != run:
+                raise
 
 
 def _content_at(fs: Any, path: str, run: m.Upload | m.RunManifest) -> Content:

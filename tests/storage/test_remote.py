@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import http.server
 import json
 import os
@@ -194,6 +195,57 @@ def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_p
     forget()
     assert chopper.load(address).table(0, "step").num_rows == 2
     assert len(s3.find("bucket/runs/mine")) == len(before)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_server_that_does_not_answer_to_a_manifest_loses_no_run(
+    s3: Any,
+    server: dict[str, str],
+    traces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_written: bool,
+) -> None:
+    at = f"{BUCKET}/runs/one"
+    assert run("import", str(traces), "-o", at).code == 0
+
+    class Deaf(http.server.BaseHTTPRequestHandler):
+        """Passes on what is asked, but answers nothing to the manifest that names a run."""
+
+        protocol_version = "HTTP/1.1"  # of clients that wait for a 100
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            is_manifest = self.command == "PUT" and self.path.endswith(f"/one/{MANIFEST}")
+            self.close_connection = True
+            if is_manifest and not is_written:
+                return
+            behind = http.client.HTTPConnection(server["AWS_ENDPOINT_URL"].partition("://")[2])
+            behind.request(self.command, self.path, body, dict(self.headers))
+            answer = behind.getresponse()
+            if not is_manifest:
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("connection", "transfer-encoding"):
+                        self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer.read())
+
+        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Deaf) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        with monkeypatch.context() as deaf:
+            deaf.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{served.server_address[1]}")
+            s3.clear_instance_cache()
+            outcome = run("import", str(traces / "rank0.json"), "-o", at, "--force")
+        served.shutdown()
+    s3.clear_instance_cache()
+    assert outcome.code == (0 if is_written else 1)
+    forget()
+    assert len(chopper.load(at).ranks) == (1 if is_written else 2)
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
