@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import gzip
 import json
 import mmap
 import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from chopper.collectors.base import Availability, CollectorContext, Scope
-from chopper.errors import CaptureError
+from chopper.errors import CaptureError, reason_of
 from chopper.storage.files import create
 from chopper.storage.manifest import CollectorReport
 
@@ -257,12 +259,13 @@ class TorchTrace:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(0, file.tell() - 16))
                 if not file.read().rstrip().endswith(b"}"):
-                    raise OSError("it was cut short; is the disk full?")
+                    raise OSError("it was cut short")
                 self.left_open = _left_open(file)
             temporary.replace(target)
         except (OSError, RuntimeError) as exc:
+            reason = _why_cut(temporary, exc)
             temporary.unlink(missing_ok=True)
-            raise CaptureError(f"{target}: the trace cannot be written ({exc})") from exc
+            raise CaptureError(f"{target}: the trace cannot be written ({reason})") from exc
         return target
 
     def compress(self) -> str:
@@ -514,6 +517,19 @@ def _as_utf8(path: Path) -> Iterator[str]:
             os.close(directory)
     else:
         yield str(path)
+
+
+def _why_cut(path: Path, exc: Exception) -> str:
+    """Return why Kineto could not write a file whole, which it does not say."""
+    try:
+        with path.open("ab") as file:
+            file.write(bytes(1 << 16))
+    except OSError as found:
+        return reason_of(found)
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most_bytes != resource.RLIM_INFINITY:
+        return f"{os.strerror(errno.EFBIG)}: more than the {most_bytes} bytes of ulimit -f"
+    return str(exc)
 
 
 def _left_open(file: BinaryIO) -> bool:

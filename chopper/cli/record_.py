@@ -269,7 +269,6 @@ def _close(
     except OutputError as exc:
         say(f"{exc}; what the ranks recorded is kept and readable")
         run = read_manifest(path)
-        failed = True
     try:
         if others:
             say(f"{some(others)} still recording: the last to end completes the run")

@@ -30,7 +30,7 @@ from chopper.storage.destination import (
     settle,
     waiting_for,
 )
-from chopper.storage.files import inside
+from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run
 from chopper.storage.parts import restart_count
 from chopper.version import __version__
@@ -203,7 +203,7 @@ def _occupy(path: Path, part: m.RankManifest) -> bool:
     fresh = path / f".{folder.name}.{socket.gethostname()}-{os.getpid()}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    (fresh / MANIFEST).write_bytes(m.encode(part))
+    write_atomic(fresh / MANIFEST, m.encode(part))
     try:
         fresh.rename(folder)
     except OSError as exc:

@@ -42,6 +42,7 @@ from chopper.recording.windows import TraceWindows
 from chopper.storage import manifest as m
 from chopper.storage.destination import no_step
 from chopper.storage.parts import RunWriter
+from chopper.wording import plural
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
@@ -73,6 +74,8 @@ class Session:
         self._signals_wait = True
         """True while the recording starts or ends: a signal ends the process after that."""
         self._closed = False
+        self.problem: str | None = None
+        """Why the recording stopped before its end."""
         self._signal_at_close: int | None = None
         """The signal that ends the process once the recording is closed."""
         self._collecting = Collecting(options)
@@ -145,6 +148,7 @@ class Session:
         steps.windows = self._trace_windows(steps, TorchTrace(), ())  # never begun
         self.recording = True
         _active = self
+        self._part.reserve()
         self._describe_start(claimed.finding)
         self._collecting.start(self._context())
         self._manifest.collectors = self._collecting.reports()
@@ -347,6 +351,8 @@ class Session:
             self._safely(self._steps.finish)
             if tracer:
                 self._safely(self._steps.windows.close)
+            for close_file in (self._steps.log.close, self._steps.phases.close):
+                self._safely(close_file)
             self._collecting.stop()
             self._collecting.say_of_trace(self._manifest.traces, self._why_no_trace())
             self._safely(self._close_files, closing_ns)
@@ -403,8 +409,6 @@ class Session:
 
     def _close_files(self, closing_ns: int) -> None:
         manifest, log = self._manifest, self._steps.log
-        log.close()
-        self._steps.phases.close()
         environment.describe(manifest)
         manifest.calibration = environment.calibration(manifest)
         now = launchers.rank_info()
@@ -416,17 +420,23 @@ class Session:
             )
         manifest.end_ns = time.time_ns()
         manifest.clock_anchors.append(environment.clock_anchor())
-        manifest.steps_source = log.source
-        manifest.steps_count = log.number
+        self._count_steps()
         manifest.collectors = self._collecting.reports()
         log.summarize(self._overhead)
         self._overhead.close_ns = manifest.end_ns - closing_ns
+        self._part.release()
         self._part.save()
         # The run that a launcher was told to make is closed by it.
         if self.info.world_size == 1 and not (
             self.path == self._output and claim.launched(self.path)
         ):
             finalize(self._place, command=manifest.command, workload=self.options.name)
+
+    def _count_steps(self) -> None:
+        """Note how many steps are on disk: all of them, unless writing them failed."""
+        log = self._steps.log
+        self._manifest.steps_source = log.source if log.written else None
+        self._manifest.steps_count = log.written
 
     def _settle(self) -> None:
         """Have this recording replace the run that was there, if it was told to and has a step."""
@@ -451,11 +461,11 @@ class Session:
     def _give_up(self, exc: BaseException) -> None:
         """Stop recording for good; the program goes on."""
         global _active
-        reason = exception_text(exc)
         was_recording, self.recording = self.recording, False
         self._over.set()
         _active = None if _active is self else _active
-        say(f"recording stopped: {reason}; the program goes on")
+        if self.problem is None:
+            self._say_stopped(exc)
         if not was_recording:
             self._guard.disarm()
             return
@@ -467,20 +477,36 @@ class Session:
             self._unwatch,
             steps.windows.give_up,
             self._collecting.stop,
-            steps.log.abandon,
             steps.phases.close,
         ):
             with contextlib.suppress(Exception):
                 let_go()
         with contextlib.suppress(Exception):
-            manifest = self._manifest
-            manifest.status = ending(exc)[0]
-            manifest.error = f"recording stopped: {reason}"
-            manifest.end_ns = time.time_ns()
-            manifest.steps_source = steps.log.source
-            manifest.collectors = self._collecting.reports()
+            self._manifest.end_ns = time.time_ns()
+            self._count_steps()
+            self._manifest.collectors = self._collecting.reports()
+            self._part.release()
             self._part.save()
             self._settle()
+
+    def _say_stopped(self, exc: BaseException) -> None:
+        """Say why the recording stopped: on stderr, in the manifest and to ``chopper record``."""
+        self.problem = exception_text(exc)
+        say(f"recording stopped: {self.problem}; the program goes on")
+        note("failed", f"recording stopped: {self.problem}")
+        with contextlib.suppress(AttributeError):  # there is no folder to say it in
+            self._manifest.status = ending(exc)[0]
+            self._manifest.error = f"recording stopped: {self.problem}"
+            if isinstance(exc, Exception):
+                log = self._steps.log
+                with contextlib.suppress(Exception):
+                    log.close()
+                self._part.note(
+                    "run.stopped",
+                    f"rank {self.info.rank} stopped recording in step {log.number}: "
+                    f"{self.problem}; the program went on; what was recorded before is kept: "
+                    f"{plural(log.written, 'step')}",
+                )
 
     def forked(self) -> None:
         """Stop, in a forked child: this process does not record."""

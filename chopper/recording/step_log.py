@@ -35,7 +35,7 @@ class StepLog:
         self._counted = 0
         """Micro-steps of the steps that ended."""
         self._rows: list[_Row] = []
-        self._written = 0
+        self.written = 0
         """Steps that are on disk, from the first on."""
         self._flushed_ns = 0
         self._work = RowLog(directory / "step_work.arrow")
@@ -100,10 +100,10 @@ class StepLog:
         """Write what ended since."""
         self._flushed_ns = time.time_ns()
         rows, self._rows = self._rows, []
-        self._written += len(rows)
         if rows and self._writer is not None:
             self._writer.write_rows(rows)
             self._take_place()
+            self.written += len(rows)
         self._work.flush(self._flushed_ns)
 
     def correct(self, steps: range, traced: bool) -> None:
@@ -111,13 +111,13 @@ class StepLog:
         self._rows = [
             (*row[:4], traced, *row[5:]) if row[0] in steps else row for row in self._rows
         ]
-        if steps.start < min(steps.stop, self._written):
+        if steps.start < min(steps.stop, self.written):
             self._rewrite(steps, traced)
 
     def restart(self) -> None:
         """Forget all steps: they were parts of the first one, which runs still."""
         self._rows = []
-        self.number = self._written = 0
+        self.number = self.written = 0
         self._start_ns = self._first_ns
         if self._micro_steps_ns is not None:
             self._micro_steps_ns += [self._first_ns] * self._counted
@@ -127,9 +127,11 @@ class StepLog:
 
     def close(self) -> None:
         """Write what is left and end the file."""
-        self.flush()
-        self.abandon()
-        self._work.close()
+        try:
+            self.flush()
+        finally:
+            self.abandon()
+            self._work.close()
 
     def abandon(self) -> None:
         """End the file as it stands."""

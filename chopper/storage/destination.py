@@ -82,8 +82,10 @@ def check_output(path: Path, *, force: bool = False) -> bool:
             raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
         if not path.is_dir():
             return False
-        # A recorder that was killed before any rank began leaves its notes.
-        entries = sorted(p for p in path.iterdir() if not p.name.startswith(NOTES))
+        # A command that was killed before any rank began leaves its notes, a probe or a lock.
+        entries = sorted(
+            p for p in path.iterdir() if not (p.name.startswith(".") and is_of_run(p.name))
+        )
         if not entries:
             return False
         if not is_run(path) and not is_experiment(path):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
 from chopper.storage import manifest as m
 from chopper.storage import processes
-from chopper.storage.files import inside, read_bytes, write_atomic
+from chopper.storage.files import create, inside, read_bytes, write_atomic
 from chopper.storage.layout import (
     MANIFEST,
     MOST_RANKS,
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_RESERVE = ".reserve.tmp"
+_RESERVE_BYTES = 48 << 10
+
+
 class RunWriter:
     """One rank's side of a run: its folder, its manifest part, its files.
 
@@ -50,6 +57,26 @@ class RunWriter:
             rank=rank, chopper_version=__version__, start_ns=time.time_ns(), pid=os.getpid()
         )
 
+    def reserve(self) -> None:
+        """Hold some of the disk, so that the manifest can still be written when it is full.
+
+        Raises:
+            OutputError: it is full.
+        """
+        try:
+            with create(self.directory / _RESERVE) as file:
+                file.write(bytes(_RESERVE_BYTES))
+        except OSError as exc:
+            if exc.errno != errno.EFBIG:  # a limit of files' sizes holds for each of them
+                raise OutputError(
+                    f"{self.directory}: cannot be written ({reason_of(exc)})"
+                ) from exc
+
+    def release(self) -> None:
+        """Let go of what :meth:`reserve` holds. Idempotent."""
+        with contextlib.suppress(OSError):
+            (self.directory / _RESERVE).unlink(missing_ok=True)
+
     def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
         """Add a finding, once for each code."""
         if all(finding.code != code for finding in self.manifest.findings):
@@ -61,8 +88,19 @@ class RunWriter:
             )
 
     def save(self) -> None:
-        """Write the part as it stands; called early and often, so that a kill loses little."""
-        write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
+        """Write the part as it stands; called early and often, so that a kill loses little.
+
+        Raises:
+            OutputError: it cannot be written; what is most important of it may have been.
+        """
+        place = self.directory / MANIFEST
+        try:
+            write_atomic(place, m.encode(self.manifest))
+        except OutputError:
+            brief = msgspec.structs.replace(self.manifest, environment={}, collectors=[])
+            with contextlib.suppress(OutputError):
+                write_atomic(place, m.encode(brief))
+            raise
 
 
 def read_parts(

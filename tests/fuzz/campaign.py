@@ -40,7 +40,7 @@ _SAME_MOST = 3
 def run_case(bases_folder: Path, job: Case | Path | kills.Kill, folder: Path) -> str | None:
     """Make and judge one input: of a seed, of the corpus, or a recording that is killed."""
     if isinstance(job, kills.Kill):
-        return kills.judge(job, folder)
+        return kills.judge(job, bases_folder, folder)
     if isinstance(job, Path):
         return judge(unpack(job, bases_folder, folder), folder)
     return judge(build(job, bases_folder, folder), folder)
@@ -121,7 +121,9 @@ def campaign(
         work = functools.partial(run_case, folder)
         jobs = itertools.chain(
             sorted(CORPUS.glob("*.json")) if not only else (),
-            _with_kills(itertools.islice(cases(seed, only), count), seed, kill=not only),
+            itertools.islice(kills.kills(seed), count)
+            if only == ("kill",)
+            else _with_kills(itertools.islice(cases(seed, only), count), seed, kill=not only),
         )
         began_s = time.monotonic()
         done: Counter[str] = Counter()
@@ -155,7 +157,9 @@ def _with_kills(many: Iterator[Case], seed: int, *, kill: bool) -> Iterator[Case
 
 
 def _kind(job: Case | Path | kills.Kill) -> str:
-    return "corpus" if isinstance(job, Path) else getattr(job, "target", "kill")
+    if isinstance(job, kills.Kill):
+        return f"kill of {job.target}"
+    return "corpus" if isinstance(job, Path) else job.target
 
 
 def _label(job: Case | Path | kills.Kill) -> str:
@@ -186,7 +190,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="inputs at most")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86_400))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", action="append", choices=sorted(TARGETS), default=[])
+    parser.add_argument("--only", action="append", choices=sorted((*TARGETS, "kill")), default=[])
     parser.add_argument("--case", help="run one input again: KIND:NUMBER")
     options = parser.parse_args()
     if options.case:

@@ -640,7 +640,53 @@ def test_a_command_that_removes_the_output(record, ends, expected):
     assert "nothing was recorded: the command removed the output directory run" in last
 
 
-@pytest.mark.parametrize(("code", "expected"), [("0", 1), ("7", 7)])
+_FILLS = """
+import os, resource, sys, time, chopper
+with chopper.profile(trace=False, collect=[]) as prof:
+    prof.step()
+    if sys.argv[1] == "full":
+        with open("ballast", "wb", buffering=0) as file:
+            while True:
+                try:
+                    file.write(bytes(4096))
+                except OSError:
+                    break
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    while prof.recording:
+        prof.step()
+        time.sleep(0.001)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("full", "No space left on device"), ("limit", "File too large")]
+)
+def test_a_disk_that_is_full_costs_the_rest_of_the_recording_and_no_exit_code(
+    record, small_disk, how, reason
+):
+    record.directory = small_disk
+    done = record(sys.executable, record.script(_FILLS, begin=""), how, options=("-o", "run"))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    ours = lines_of_chopper(done.stderr)
+    stopped = f"step.arrow: cannot be written ({reason})"
+    assert [line for line in ours if "recording stopped" in line] == [
+        f"chopper: recording stopped: {small_disk.resolve()}/run/rank-00000/{stopped}; the program "
+        "goes on"
+    ]
+    assert any(stopped in line and line.startswith("chopper: warning: rank 0") for line in ours)
+    assert "killed" not in done.stderr
+    part = record.run().part(0)
+    assert "run.stopped" in [finding.code for finding in part.findings]
+    assert record.run().table(0, "step").num_rows == part.steps_count == 1
+    assert not [*(small_disk / "run").rglob(".*.tmp")]
+    shown = command.run("analyze", small_disk / "run")
+    assert shown.code == 0
+    assert f"({reason})" in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize(("code", "expected"), [("0", 0), ("7", 7)])
 def test_a_run_that_cannot_be_closed_keeps_the_exit_code(record, code, expected):
     # In the manifest's place, a directory: what a full disk does, without a full disk.
     script = record.script(

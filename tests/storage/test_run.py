@@ -399,6 +399,14 @@ def test_an_output_that_stays_empty_is_as_it_was(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_what_a_command_left_that_was_killed_hinders_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".hook-notes.here-7", ".chopper-probe", ".claim", ".rank-00000.here-7.new"):
+        (run / name).touch()
+    assert not check_output(run)
+
+
 def test_links_to_a_run_are_followed(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     link = tmp_path / "latest"
