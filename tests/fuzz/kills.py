@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -35,7 +36,7 @@ _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 _PAUSES = ("SIGHUP", "SIGSTOP")
 _WATCHED = """
     import os, signal, sys
-    at, number, folder, counted = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    at, number, below, counted = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     count = 0
     def watch(event, arguments):
         global count
@@ -44,8 +45,8 @@ _WATCHED = """
         elif event not in ("os.rename", "os.remove", "os.mkdir", "os.rmdir"):
             return
         elif isinstance(arguments[-1], int) and arguments[-1] > 0:  # relative to a folder
-            arguments = (folder,)
-        if folder in str(arguments[0]):
+            arguments = (below,)
+        if below in str(arguments[0]):
             count += 1
             if count == at: os.kill(os.getpid(), number)
     sys.addaudithook(watch)
@@ -404,9 +405,10 @@ def _other_rank(output: Path) -> Iterator[tuple[str, ...]]:
     store = dist.PrefixStore("chopper", server.clone())
     words = (store, writer.directory, part)
     sender = threading.Thread(target=handover.hand_over, args=words, daemon=True)
-    sender.start()
-    yield str(output), str(server.port)
-    sender.join(0.0)
+    with mock.patch.object(handover, "_PATIENCE_S", 5.0):  # of a rank 0 that is gone
+        sender.start()
+        yield str(output), str(server.port)
+        sender.join()
 
 
 def _judge_gather(kill: Kill, output: Path, whole: _Whole) -> str | None:
