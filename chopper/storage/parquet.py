@@ -223,8 +223,7 @@ def _table_file(file: pa.NativeFile, name: str) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
     there = pq.read_schema(file)  # an older file lacks columns of today
-    if len({*there.names}) < len(there.names):
-        raise SchemaError(f"table {name}: a column occurs twice")
+    TABLES[name].check_names(there)
     declared = [c.name for c in TABLES[name].columns if c.type == "string"]
     texts = [c for c in declared if c in there.names and there.field(c).type == pa.string()]
     opened = pq.ParquetFile(file, read_dictionary=texts)

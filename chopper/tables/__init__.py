@@ -120,14 +120,21 @@ class Table:
             self.arrow.metadata
         )
 
+    def check_names(self, schema: pa.Schema) -> None:
+        """Raise a `SchemaError` if a column occurs twice: which of both counts, nobody knows."""
+        if len({*schema.names}) < len(schema.names):
+            raise SchemaError(f"table {self.name}: a column occurs twice")
+
     def completed(self, table: pa.Table) -> pa.Table:
         """Return ``table`` with nulls for what its older version of chopper did not record.
 
         Raises:
-            SchemaError: a newer version wrote it, or it lacks a column that cannot be null.
+            SchemaError: a newer version wrote it, or it lacks a column that cannot be null, or has
+                one twice.
         """
         import pyarrow as pa
 
+        self.check_names(table.schema)
         said = (table.schema.metadata or {}).get(b"chopper.version", b"0")
         if not said.isdigit() or len(said) > 9:
             raise SchemaError(f"table {self.name}: version {said!r} is not a number")

@@ -91,6 +91,18 @@ def test_a_flipped_bit_in_an_older_stream_is_no_crash(tmp_path: Path) -> None:
             table.to_pylist()
 
 
+def test_a_stream_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "counter.arrow"
+    written(path)
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        table = reader.read_all()
+    twice = table.append_column(table.schema.field(0), table.column(0))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, twice.schema) as writer:
+        writer.write_table(twice)
+    with pytest.raises(ChopperError, match="a column occurs twice"):
+        read_stream(path, "counter")
+
+
 def test_checksums_are_invisible_to_other_readers(tmp_path: Path) -> None:
     path = tmp_path / "counter.arrow"
     rows = written(path)
