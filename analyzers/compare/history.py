@@ -44,8 +44,6 @@ MIN_RUNS = 5
 """Fewest earlier runs for a verdict."""
 _MOST_RUNS = 30
 """Latest runs that count: older ones say little about today's machine."""
-_MOST_DRIFTING = 100
-"""Latest runs among which the best level is looked for that was held."""
 _CONFIRMED = 3
 """So many runs in a row beyond the interval are a new level."""
 _LEAST_SPREAD = 0.001
@@ -325,7 +323,7 @@ def judge(run: PastRun, history: Sequence[PastRun], *, find_ratio: float) -> Jud
         )
         count = fmt.plural(len(alike), "earlier run")
         return replace(base, verdict="changed work", reason=f"none of {count} did it ({said})")
-    return _judged(base, same[-_MOST_DRIFTING:])
+    return _judged(base, same)
 
 
 def _machine(run: PastRun) -> tuple[object, ...]:

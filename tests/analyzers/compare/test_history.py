@@ -146,6 +146,14 @@ def test_runs_each_a_little_slower_than_the_last_become_a_regression(
     assert max(first_found(cv, 0.002, seed) for seed in range(3)) <= most
 
 
+def test_a_drift_over_hundreds_of_runs_is_found() -> None:
+    slower = [of(1.00015**at, at) for at in range(400)]
+    assert [judge(of(1.00015**n), slower[:n], find_ratio=0.02).verdict for n in (100, 399)] == [
+        "same",
+        "regression",
+    ]
+
+
 def test_a_history_that_has_drifted_is_said_until_its_level_is_accepted() -> None:
     rng = np.random.default_rng(3)
     drifting = [of(1.002**at * float(np.exp(0.0025 * rng.standard_normal())), at)
