@@ -39,8 +39,14 @@ _MOST_HEAD_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "/%:@!$&'()*+,;=~-._[]?"
-_METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")
-"""What machines of clouds ask who they are."""
+_METADATA = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("169.254.0.0/16", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+        *("fd00:ec2::/32", "fd20:ce::254"),
+    )
+)
+"""What machines of clouds ask who they are, and for credentials."""
 _EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48")))
 """Addresses of IPv4 in the last bits of IPv6, besides those that Python knows."""
 _HERE, _LINK, _PRIVATE, _INTERNET = range(4)
@@ -49,7 +55,7 @@ _HERE, _LINK, _PRIVATE, _INTERNET = range(4)
 def distance_of(address: str) -> int:
     """Return how far a network is: 0 this machine, 1 its link, 2 a private one, 3 the internet."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    if str(ip) in _METADATA:
+    if any(ip in network for network in _METADATA):
         return _LINK
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
@@ -61,7 +67,8 @@ def distance_of(address: str) -> int:
         return _HERE
     if ip.is_link_local or ip.is_multicast or ip.is_reserved:
         return _LINK
-    return _INTERNET if ip.is_global else _PRIVATE
+    is_site = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
+    return _INTERNET if ip.is_global and not is_site else _PRIVATE
 
 
 class _Paced(io.RawIOBase):
