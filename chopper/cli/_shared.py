@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from chopper.addresses import is_address
 from chopper.cli.output import print_json, print_page, print_path, progress
 from chopper.errors import OutputError, UsageError, say, tell
 from chopper.wording import next_command, plural
@@ -106,19 +107,20 @@ class RunPlace(NamedPath):
     """A path that a run is written to, or an address that it is copied to when it is whole."""
 
     def address(
-        self,
-        value: str,
-        param: click.Parameter | None,  # noqa: ARG002
-        ctx: click.Context | None,  # noqa: ARG002
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path | str:
         """Return the address, or the path of one on this machine.
 
         Raises:
             InputError: that is no path.
+            click.BadParameter: nothing follows ``://``.
         """
         from chopper.storage.remote import on_this_machine
 
-        return on_this_machine(value) or value.rstrip("/")
+        address = value.rstrip("/")
+        if not is_address(address):
+            self.fail(f"{value}: names no place (an unset variable?)", param, ctx)
+        return on_this_machine(address) or address
 
 
 def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:

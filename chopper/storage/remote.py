@@ -653,12 +653,18 @@ def check_upload(address: str, *, force: bool) -> None:
     """Refuse an address where a run must not be written, or that cannot be looked at.
 
     Raises:
-        OutputError: it holds a run and ``force`` is not given, or files that are no part of a run.
+        OutputError: it is none that could be read again, holds a run and ``force`` is not given, or
+            files that are no part of a run.
     """
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
         if isinstance(fs, Web):
             raise OutputError(f"{address}: is only read; choose a path or a store for -o")
+        if odd := re.search(r"[*?\[#]", path):
+            raise OutputError(
+                f"{address}: has {odd[0]}, by which it would be read as a pattern or in part; "
+                "choose another -o"
+            )
         _within(lambda: _check_upload(fs, path.rstrip("/"), address, force=force))
 
 

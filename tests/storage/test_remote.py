@@ -197,6 +197,26 @@ def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_p
     assert len(s3.find("bucket/runs/mine")) == len(before)
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("s3://", "names no place"),
+        ("s3:///", "names no place"),
+        (f"{BUCKET}/a*", "has \\*, by which"),
+        (f"{BUCKET}/a[0]", "has \\[, by which"),
+        (f"{BUCKET}/a?version=1", "has \\?, by which"),
+        (f"{BUCKET}/a#1", "has #, by which"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(
+    s3: Any, traces: Path, tmp_path: Path, place: str, said: str
+) -> None:
+    outcome = run("import", str(traces), "-o", place, cwd=tmp_path)
+    assert outcome.code in (1, 2)
+    assert re.search(said, outcome.err)
+    assert (s3.find("bucket"), [*tmp_path.glob("s3*")]) == ([], [])
+
+
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_server_that_does_not_answer_to_a_manifest_loses_no_run(
     s3: Any,
