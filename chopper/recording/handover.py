@@ -9,6 +9,7 @@ what was announced, and a rank that does otherwise is refused, alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import time
@@ -35,6 +36,8 @@ _LEAVING_S = 5.0
 _SENDING_MOST_S = 3_600.0
 _FILES_MOST = 10_000
 _POLL_S = 0.02
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Of a disk; for any other reason the next rank may be written."""
 HANDED_OVER = "handed-over.new"
 """End of the name of a rank's folder that is not whole yet."""
 _REMEDY = "bring the nodes' directories together, and make one run of them with chopper gather"
@@ -232,12 +235,17 @@ def _received(store: Any, folder: Path, part: m.RankManifest) -> str | None:
             store.add("taken", 1)
             patience_s = min(_LEAVING_S, _PATIENCE_S)  # once for all that died together
             continue
-        except OSError as exc:
-            full = f"{folder.parent / rank_dir_name(rank)} cannot be written ({reason_of(exc)})"
-            sender.answer(full)
-        except ChopperError as exc:
-            refused.append(f"rank {rank} was refused ({exc})")
-            sender.answer(str(exc))
+        except (OSError, ChopperError) as exc:
+            reason = str(exc)
+            if isinstance(exc, OSError):
+                reason = (
+                    f"{folder.parent / rank_dir_name(rank)} cannot be written ({reason_of(exc)})"
+                )
+            if getattr(exc, "errno", None) in _FULL:
+                full = reason
+            else:
+                refused.append(f"rank {rank} was refused ({reason})")
+            sender.answer(reason)
         until_s, patience_s = time.monotonic() + _PATIENCE_S, _PATIENCE_S
     until_s = time.monotonic() + _LEAVING_S  # the store may end with this process
     while store.add("left", 0) < answers_count and time.monotonic() < until_s:

@@ -17,9 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from chopper.storage.layout import rank_dir_name
 from chopper.views import VIEWS
 from tests.command import Outcome, run
-from tests.fuzz import mutating, servers
+from tests.fuzz import mutating, senders, servers
 from tests.fuzz.mutating import SECRET
 
 EDITS_MOST = 5
@@ -204,6 +205,23 @@ def _store(case: Case, bases: Path, place: Path) -> Commands:
     return [["import", trace, "-o", "STORE", *force], ["analyze", "STORE", "--json"]]
 
 
+def _gather(case: Case, bases: Path, place: Path) -> Commands:
+    """A rank of another node that sends to rank 0 what it should not."""
+    for name, number in (("zero", 0), ("good", 1)):
+        shutil.copytree(bases / "run" / "recorded" / rank_dir_name(number), place / name)
+    random = case.random("commands")
+    source = place / "good"
+    senders.rank_of(source, place / "sent", random.choice((1, 1, 1, 1, 0, 2)), "c")
+    if random.random() < 0.3:
+        case.edit(lambda r: mutating.edit_file(r, r.choice(sorted((place / "sent").iterdir()))))
+    steps = senders.script(place / "sent")
+    if random.random() < 0.9:
+        case.edit(lambda r: senders.edit(r, steps))
+    (place / "script.json").write_text(json.dumps(steps))
+    read = [["analyze", "out/a/run", "--json"]] * (random.random() < 0.2)
+    return [[senders.GATHER, "in"], *read]
+
+
 SQL = (
     "SELECT * FROM host_span, step",
     "SELECT rank, name, sum(dur_ns) FROM device_event GROUP BY ALL",
@@ -305,10 +323,12 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "store": _store,
     "manifest": _manifest,
     "history": _history,
+    "gather": _gather,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
            "expression": 2, "sql": 2, "tables": 3,
-           "web": 4, "store": 3, "manifest": 4, "history": 2}  # fmt: skip
+           "web": 4, "store": 3, "manifest": 4, "history": 2,
+           "gather": 2}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -362,7 +382,10 @@ def _environment(folder: Path) -> Any:
 
 def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
     try:
-        outcome = run(*map(servers.placed, command))
+        if command[0] == senders.GATHER:
+            outcome = senders.gathered(Path(command[1]), Path("out"))
+        else:
+            outcome = run(*map(servers.placed, command))
     except MemoryError as exc:
         return f"memory: {_where(exc)}"
     except Exception as exc:  # noqa: BLE001 - that is what is looked for

@@ -170,6 +170,8 @@ HOSTILE = (
         (_announces([[name, 1]]), "which is not inside it")
         for name in ("../rank-00002/a", "/etc/chopper", "..", "a/../../b", "", "a\0b")
     ),
+    (_announces([["a", 0], ["./a", 0]]), "cannot be written (File exists)"),
+    (_announces([["a" * 300, 1]]), "cannot be written (File name too long)"),
     (_announces([]), "it sends no manifest.json"),
     (_sends(lambda files: files | {"x.sh": b"x"}), "'x.sh' is no file that a rank records"),
     (_sends(lambda files: files | {"rank-00002/step.arrow": b""}), "is no file that a rank"),
