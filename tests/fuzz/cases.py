@@ -20,7 +20,7 @@ from typing import Any
 from chopper.storage.layout import rank_dir_name
 from chopper.views import VIEWS
 from tests.command import Outcome, run
-from tests.fuzz import mutating, senders, servers
+from tests.fuzz import mutating, planting, senders, servers
 from tests.fuzz.mutating import SECRET
 
 EDITS_MOST = 5
@@ -222,6 +222,43 @@ def _gather(case: Case, bases: Path, place: Path) -> Commands:
     return [[senders.GATHER, "in"], *read]
 
 
+def _planted(case: Case, bases: Path, place: Path) -> Commands:
+    """Links, pipes and files of another user at the names that a command writes to."""
+    for number in (0, 1):
+        shutil.copy(bases / "trace" / f"{number}.json", place)
+    shutil.copytree(bases / "ranks", place / "ranks")
+    shutil.copytree(bases / "run" / "imported", place / "run")
+    folder = place.parent
+    (folder / "outside" / "victim.txt").write_text("precious")
+    (folder / "outside" / "folder").mkdir()
+    (folder / "outside" / "folder" / "mine.json").write_text("{}")
+    (folder / "out").mkdir()
+    (folder / "home").mkdir()
+    commands = case.random("commands").choice(_WRITING)
+    names = planting.written(commands, place, _environment)
+    planting.prepare(commands, folder)
+    case.edit(lambda random: planting.plant(random, folder, planting.places(random, names)))
+    return commands
+
+
+_SERVED = f"http://WEB/{servers.packed({'file': 'in/0.json'})}/0.json"
+_WRITING: tuple[Commands, ...] = (
+    [["import", "in/0.json", "-o", "out/run"], ["analyze", "out/run", "--json"]],
+    [["import", "in/ranks", "-o", "out/run", "--workers", "1"], ["analyze", "out/run", "--json"]],
+    [["import", "in/1.json", "-o", "out/run", "--force"], ["analyze", "out/run", "--json"]],
+    [["gather", "in/run", "-o", "out/run"], ["analyze", "out/run", "--json"]],
+    *([["report", "in/0.json", "-o", f"out/page.{kind}"]] for kind in ("html", "md", "json")),
+    *([["export", "in/0.json", "--to", kind, "-o", "out/x"]] for kind in ("csv", "parquet")),
+    [["export", "in/0.json", "--to", "perfetto", "-o", "out/x.json"]],
+    [["query", "in/run", "SELECT rank FROM step", "-o", "out/rows.parquet"]],
+    [["query", "in/run", "SELECT rank FROM step", "-o", "out/rows.csv"]],
+    [["analyze", _SERVED, "--json"], ["analyze", _SERVED, "--json"]],
+    [["gate", "in/0.json", "--history", "out/history", "--add", "--junit", "out/junit.xml"]],
+    [["record", "-o", "out/run", "--", "true"]],
+)
+"""Commands that write files."""
+
+
 SQL = (
     "SELECT * FROM host_span, step",
     "SELECT rank, name, sum(dur_ns) FROM device_event GROUP BY ALL",
@@ -324,11 +361,12 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "manifest": _manifest,
     "history": _history,
     "gather": _gather,
+    "planted": _planted,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
            "expression": 2, "sql": 2, "tables": 3,
            "web": 4, "store": 3, "manifest": 4, "history": 2,
-           "gather": 2}  # fmt: skip
+           "gather": 2, "planted": 3}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -349,10 +387,13 @@ def judge(commands: Commands, folder: Path) -> str | None:
         warnings.simplefilter("error")
         objects = servers.Objects(folder / "in" / "store")
         for command in commands:
+            if outcomes and outcomes[-1].code and planting.is_planted(commands):
+                break  # what stands there is no answer of ours
             problem = (
                 _judge_command(command, outcomes)
                 or _disagreement(commands, outcomes)
                 or objects.problem(command, outcomes)
+                or planting.otherwise(commands, outcomes, folder)
             )
             if problem is not None:
                 problem = f"chopper {' '.join(command)}\n{problem}"
@@ -483,15 +524,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _state(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of all files that a command must leave alone."""
+def _state(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Size, time and mode of all files that a command must leave alone."""
     state = {}
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
             folders[:] = [f for f in folders if f not in ("out", "home")]
         for name in files:
             status = os.lstat(Path(place, name))
-            state[os.path.relpath(Path(place, name), folder)] = status.st_size, status.st_mtime_ns
+            facts = status.st_size, status.st_mtime_ns, status.st_mode
+            state[os.path.relpath(Path(place, name), folder)] = facts
     return state
 
 
