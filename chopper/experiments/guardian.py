@@ -23,6 +23,7 @@ import msgspec
 from chopper.collectors.knobs import Knob, driver
 from chopper.errors import ChopperError, CollectorUnavailable, OutputError
 from chopper.fresh_python import own_python
+from chopper.storage.files import open_own
 
 _READY, _BUSY = b"ready\n", b"busy\n"
 
@@ -66,7 +67,8 @@ def guarded(knobs: Sequence[Knob], lock: Path) -> Iterator[None]:
                 f"{lock}: another sweep sets clocks of this machine; wait until it has ended"
             )
         if said != _READY:
-            raise ChopperError(f"nothing is set: {said.decode() or 'no process could guard it'}")
+            why = said.decode().strip() or "no process could guard it"
+            raise ChopperError(f"nothing is set: {why}")
         yield
     finally:
         with contextlib.suppress(BrokenPipeError):
@@ -82,7 +84,11 @@ def main(lock: Path) -> None:
     """Hold the lock, wait for the end of whoever started this, and bring everything back."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        held = open_own(lock, 0o600)
+    except (OSError, OutputError) as exc:
+        _say(f"{exc}\n".encode())
+        return
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

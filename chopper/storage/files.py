@@ -183,7 +183,7 @@ def create(path: Path, *, buffering: int = -1) -> BinaryIO:
     return path.open("xb", buffering=buffering)
 
 
-def open_own(path: Path) -> int:
+def open_own(path: Path, mode: int = 0o666) -> int:
     """Open a small file of ours to read and write, made if it is missing; return its descriptor.
 
     Raises:
@@ -192,7 +192,7 @@ def open_own(path: Path) -> int:
         OSError: it cannot be opened.
     """
     with contextlib.suppress(FileExistsError):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         opened = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

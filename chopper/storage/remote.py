@@ -555,7 +555,7 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
 
     Raises:
         OutputError: it cannot be written, or a run is there now that is not to be replaced, or may
-            not be, as ``folder`` holds no step.
+            not be, as ``folder`` holds no step, or is another command's.
     """
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
@@ -586,7 +586,8 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
             with contextlib.suppress(Exception):
                 _within(lambda: _remove(fs, names))
             raise
-        _switch(fs, path, m.Upload(folder=own, files=sizes))
+        run = m.Upload(folder=own, files=sizes)
+        _switch(fs, path, run)
         try:
             _remove(fs, _listed_by(replaced, fs, path))
         except Exception as exc:
@@ -594,6 +595,13 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 f"{address}: holds the new run, but files of the one that it replaced are left "
                 f"({_named(exc)}); remove them, or allow chopper to"
             ) from exc
+        fs.invalidate_cache()
+        if _run_at(fs, path) != run:
+            _remove(fs, names)
+            raise OutputError(
+                f"{address}: another command wrote a run there at the same time, which replaced "
+                "this one; write this one to another address"
+            )
 
 
 def _switch(fs: Any, path: str, run: m.Upload) -> None:

@@ -18,7 +18,7 @@ import pytest
 import chopper
 from chopper import addresses, limits
 from chopper.addresses import message_without_secrets, remember, without_secrets
-from chopper.errors import InputError, RunFormatError
+from chopper.errors import InputError, OutputError, RunFormatError
 from chopper.storage import manifest as m
 from chopper.storage import remote, web
 from chopper.storage.files import json_without_secrets
@@ -374,6 +374,32 @@ def test_of_two_uploads_at_once_one_whole_run_results(s3: Any, tmp_path: Path) -
         assert len(chopper.load(place).ranks) in (1, 3)
         (copy,) = remote.here([place])
         assert any(same_files(Path(copy), folder) for folder in runs)
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_an_upload_that_another_replaces_meanwhile_says_so(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    runs = []
+    for number in range(2):
+        file = trace(tmp_path / f"{number}.json", 0, 1)
+        runs.append(tmp_path / f"run{number}")
+        assert run("import", str(file), "-o", str(runs[-1])).code == 0
+    place = f"{BUCKET}/meanwhile{force}"
+    switch = remote._switch
+
+    def switch_twice(*of_first: Any) -> None:
+        monkeypatch.setattr(remote, "_switch", switch)
+        switch(*of_first)
+        remote.upload(runs[1], place, force=True)
+
+    monkeypatch.setattr(remote, "_switch", switch_twice)
+    with pytest.raises(OutputError, match=f"{place}: another command wrote a run there"):
+        remote.upload(runs[0], place, force=force)
+    forget()
+    (copy,) = remote.here([place])
+    assert same_files(Path(copy), runs[1])
+    assert len({name.split("/")[2] for name in s3.find(place.removeprefix("s3://"))}) == 2
 
 
 def same_files(a: Path, b: Path) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from chopper.collectors.formats import exported
-from chopper.errors import InputError, RunFormatError
+from chopper.errors import ChopperError, InputError, RunFormatError
+from chopper.experiments.guardian import guarded
 from chopper.ingest.ranks import rank_by_name
 from chopper.storage import remote
 from chopper.storage.caches import cache_folder
@@ -75,6 +76,19 @@ def test_a_lock_of_ours_is_opened_again(tmp_path: Path) -> None:
     assert os.path.samestat(os.fstat(first), os.fstat(again))
     os.close(first)
     os.close(again)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_the_lock_of_clocks_is_ones_own(
+    plant: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    plant(lock := tmp_path / "sweep.lock", victim)
+    with (
+        pytest.raises(ChopperError, match=f"^nothing is set: {lock}: is [^\n]+$"),
+        guarded([], lock),
+    ):
+        pass
+    assert victim.read_text() == VICTIM
 
 
 @pytest.mark.parametrize("plant", PLANTED)
