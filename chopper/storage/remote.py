@@ -38,7 +38,7 @@ from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
 from chopper.limits import Arrival
 from chopper.storage import manifest as m
 from chopper.storage.caches import cache_folder
-from chopper.storage.files import inside, write_atomic
+from chopper.storage.files import inside, read_bytes, write_atomic
 from chopper.storage.layout import (
     MANIFEST,
     foreign_files,
@@ -70,7 +70,7 @@ _MOST_MANIFEST_BYTES = 1 << 30
 _STOP_S = 1.0
 """Patience with files on their way when one has failed or the user interrupts."""
 _DEAD_PART_S = 86_400
-_VERSIONS = ".versions"
+_VERSIONS = Path(".versions")
 """Folder of what tells the contents of copies apart, one file for each copy."""
 
 Tell = Callable[[str], object]
@@ -404,7 +404,7 @@ def _is_current(listing: _Listing, name: str) -> bool:
     try:
         return (
             version is not None
-            and _noted(listing, name).read_bytes() == version.encode()
+            and read_bytes(_noted(listing, name), error=OSError) == version.encode()
             and place.stat().st_size == info.get("size", place.stat().st_size)
         )
     except OSError:
@@ -412,7 +412,7 @@ def _is_current(listing: _Listing, name: str) -> bool:
 
 
 def _noted(listing: _Listing, name: str) -> Path:
-    return listing.folder / _VERSIONS / listing.places[name].relative_to(listing.folder)
+    return inside(listing.folder, _VERSIONS / listing.places[name].relative_to(listing.folder))
 
 
 def _remove_others(listing: _Listing) -> None:

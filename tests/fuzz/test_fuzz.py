@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz import bases, campaign, mutating
+from chopper.recording import handover
+from chopper.storage import files
+from tests.fuzz import bases, campaign, mutating, senders
 from tests.fuzz.cases import TARGETS, Case, build, judge
 from tests.fuzz.pool import run_all
 
@@ -110,3 +114,35 @@ def test_what_the_judge_finds(
     assert "KeyError in " in judged(raising)
     assert "foreign file's words" in judged(telling)
     assert "changed files outside: ['outside/secret.txt']" in judged(writing)
+
+
+def test_what_is_written_through_a_link_is_found(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(name: str) -> str:
+        folder = tmp_path / name
+        build(Case("planted", 1, ()), inputs, folder)
+        place = folder / "out" / f".page.md.{os.getpid()}.tmp"
+        place.symlink_to(folder / "outside" / "victim.txt")
+        return str(judge([["report", "in/0.json", "-o", "out/page.md"]], folder))
+
+    assert judged("whole") == "None"
+    monkeypatch.setattr(files, "create", lambda path: path.open("wb"))
+    assert "changed files outside: ['outside/victim.txt']" in judged("broken")
+
+
+def test_what_another_rank_sends_is_found(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(name: str) -> str:
+        folder = tmp_path / name
+        build(Case("gather", 1, ()), inputs, folder)
+        shutil.rmtree(folder / "in" / "sent")
+        senders.rank_of(folder / "in" / "good", folder / "in" / "sent", 2, "c")
+        steps = senders.script(folder / "in" / "sent")
+        (folder / "in" / "script.json").write_text(json.dumps(steps))
+        return str(judge([[senders.GATHER, "in"]], folder))
+
+    assert judged("whole") == "None"
+    monkeypatch.setattr(handover, "_check_rank", lambda *_: None)
+    assert "another rank's" in judged("broken")

@@ -23,6 +23,8 @@ from chopper.storage.streams import StreamWriter
 from chopper.tables import TABLES
 from tests.bad_input.make import GOOD, of_rank, write
 from tests.command import run
+from tests.storage.hostile_server import serving
+from tests.storage.s3_server import forget
 
 VICTIM = "not to be changed"
 OTHER_USER = 12345
@@ -173,6 +175,28 @@ def test_an_import_takes_nothing_that_lies_beside_its_output(tmp_path: Path) -> 
     (tmp_path / ".run.chopper-read").symlink_to("elsewhere")
     assert run("import", traces, "-o", tmp_path / "run", "--workers", "1").code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == [".run.chopper-read", "run", "traces"]
+
+
+def test_what_tells_copies_apart_is_a_file_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with serving(GOOD) as server:
+        words = ("analyze", server(headers={"ETag": "1"}), "--json")
+        answer = run(*words)
+        (noted,) = (tmp_path / "cache").rglob(".versions/*/*")
+        noted.unlink()
+        os.mkfifo(noted)
+        forget()
+        assert run(*words).out == answer.out
+        noted.unlink()
+        noted.parent.rmdir()
+        noted.parent.symlink_to(elsewhere)
+        forget()
+        assert "is a link" in run(*words).line
+    assert not [*elsewhere.iterdir()]
 
 
 NOT_OURS = ("rank-0000٣", "rank-00000\n", "process-²", "attempt-٣", "tables\n", "manifest.json\n")
