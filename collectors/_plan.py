@@ -16,6 +16,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chopper.collectors.base import held
+from chopper.storage import clock
 
 try:
     from chopper.collectors._fast import Loop
@@ -414,6 +415,7 @@ class Background:
     def take(self) -> dict[str, pa.Array] | None:
         """Columns of the rows since the last call, by time; None when there are none."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         count, columns = self._loop.take()
         if not count:
@@ -423,6 +425,8 @@ class Background:
             buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(data)]
             array = pa.Array.from_buffers(kind, count, buffers, nulls)
             taken[name] = pa.DictionaryArray.from_arrays(array, self._names) if named else array
+        if set_by_ns := clock.set_by_ns():  # the loop reads the wall clock
+            taken["time_ns"] = pc.subtract(taken["time_ns"], set_by_ns)
         return taken
 
     def totals(self) -> tuple[list[DeviceTotals], dict[int, int], dict[int, int], int]:

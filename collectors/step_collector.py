@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from chopper.storage import clock
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class StepCollector(ABC):
         if self._problem is not None:
             return
         before_ns = time.monotonic_ns()
-        time_ns = time.time_ns()
+        time_ns = clock.now_ns()
         try:
             owner, values = self._read()
         except (OSError, RuntimeError, ValueError) as exc:

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError, reason_of
+from chopper.storage import clock
 from chopper.storage.files import create
 from chopper.storage.manifest import CollectorReport
 
@@ -80,7 +81,12 @@ class TorchTrace:
         return. With True in another thread: the trace is lost."""
         self.active = False
         self.marks: list[tuple[str, int, int]] = []
-        """Spans of the trace with the wall clock just before and just after they began."""
+        """Spans of the trace with the time just before and just after they began."""
+        self._offset_ns = 0
+        """How far the wall clock, by which Kineto tells times, was set before the trace began."""
+        self.clock_was_set = False
+        """True where it was set while the last trace was taken: Kineto places the processor's count
+        of cycles on it by its time at the start and the end."""
         self.alignment_error_ns: int | None = None
         """The trace's clock differs from the wall clock by no more."""
         self.left_open = False
@@ -146,6 +152,7 @@ class TorchTrace:
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
         self._owner = None if self._any_can_end else threading.current_thread()
         self.marks = []
+        self._offset_ns, self.clock_was_set = clock.set_by_ns(), False
         self.active = True
 
     def end(self) -> None:
@@ -172,6 +179,7 @@ class TorchTrace:
                 time.sleep(_STRAGGLERS_S)
             with record_function(_SENTINEL):
                 self._profiler.stop_trace()
+        self.clock_was_set = abs(clock.set_by_ns() - self._offset_ns) > clock.SET_NS
         self._held, self._profiler = self._profiler, None
         self._owner = None
 
@@ -241,8 +249,10 @@ class TorchTrace:
             held.profiler.kineto_results = None
             held.profiler = None
 
-    def export(self) -> Path:
+    def export(self) -> Path | None:
         """Write what is held as plain JSON, which is fast; ``compress`` follows later.
+
+        Returns None where its times are of no use, as the wall clock was set meanwhile.
 
         Raises CaptureError where it could not be written whole; the disk may be full.
         """
@@ -261,6 +271,11 @@ class TorchTrace:
                 if not file.read().rstrip().endswith(b"}"):
                     raise OSError("it was cut short")
                 self.left_open = _left_open(file)
+            if self.clock_was_set:
+                temporary.unlink()
+                return None
+            if self._offset_ns:
+                _shift(temporary, -self._offset_ns)
             temporary.replace(target)
         except (OSError, RuntimeError) as exc:
             reason = _why_cut(temporary, exc)
@@ -596,13 +611,26 @@ _NEAR = 1024
 """Bytes of an event's text after its name in which its time stands."""
 
 
+def _shift(path: Path, by_ns: int) -> None:
+    """Move all times of a Kineto trace."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as text:
+        base = _BASE.search(text)
+        if base is None:
+            raise OSError("the wall clock was set, and this torch writes no baseTimeNanoseconds")
+        moved = str(int(base[1]) + by_ns).encode()
+        start, end = base.span(1)
+        if len(moved) > end - start:
+            raise OSError("the wall clock was set to times before those of computers")
+        text[start:end] = moved.rjust(end - start)
+
+
 def alignment_error_ns(
     trace: bytes | mmap.mmap, marks: Iterable[tuple[str, int, int]]
 ) -> int | None:
-    """Return by how much the clock of a Kineto trace differs from the wall clock at most, in ns.
+    """Return by how much the clock of a Kineto trace differs from the recording's at most, in ns.
 
     The span that was clocked most tightly says so; None where the trace has none of them. A mark is
-    the name of a span, and the wall clock just before and just after it began, in ns.
+    the name of a span, and the time just before and just after it began, in ns.
     """
     base = _BASE.search(trace)
     base_ns = int(base[1]) if base else 0

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING
 from chopper.errors import OutputError, say
 from chopper.hardware.launchers import job_name
 from chopper.quantities import digits
+from chopper.storage import clock, processes
 from chopper.storage import manifest as m
 from chopper.storage import process_identity as identity
-from chopper.storage import processes
 from chopper.storage.destination import (
     claim_file,
     is_own,
@@ -185,7 +184,7 @@ def _part(info: RankInfo) -> m.RankManifest:
         local_rank=info.local_rank,
         node=info.node,
         chopper_version=__version__,
-        start_ns=time.time_ns(),
+        start_ns=clock.now_ns(),
         hostname=socket.gethostname(),
         pid=me.pid,
         process_started=me.started,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from chopper.storage import clock
 from chopper.storage.streams import RowLog
 
 _TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
@@ -31,7 +31,7 @@ class OpenPhase:
         """Its span in the trace that is being taken."""
         self.span_thread = 0
         """The thread of the span, which alone can end it."""
-        self.start_ns = time.time_ns()
+        self.start_ns = clock.now_ns()
 
 
 class Phase:
@@ -123,7 +123,7 @@ class PhaseLog:
         entered.remove(phase)
         if phase.ended:
             return phase
-        now_ns = time.time_ns()
+        now_ns = clock.now_ns()
         self._end(phase, now_ns)
         self._hide(phase)
         if _innermost.get() is phase:
@@ -161,11 +161,11 @@ class PhaseLog:
 
     def flush(self) -> None:
         """Write what ended since."""
-        self._over.flush(time.time_ns())
+        self._over.flush(clock.now_ns())
 
     def close(self) -> None:
         """Record what is open up to now, and end the file."""
-        now_ns = time.time_ns()
+        now_ns = clock.now_ns()
         for phase in tuple(self._open):
             self._end(phase, now_ns)
         self._over.close()

@@ -39,6 +39,7 @@ from chopper.recording.step_recorder import StepRecorder, keep_measure
 from chopper.recording.steps import OptimizerCycle, Window
 from chopper.recording.trainers import Evaluations, TrainerPhases
 from chopper.recording.windows import TraceWindows
+from chopper.storage import clock
 from chopper.storage import manifest as m
 from chopper.storage.destination import no_step
 from chopper.storage.parts import RunWriter
@@ -134,6 +135,7 @@ class Session:
     def _start(self) -> None:
         global _active
         began_ns = time.perf_counter_ns()
+        clock.anchor()
         claimed = claim.claim(self.path, self.info, force=self.options.force)
         self._replaced = self._output.resolve()
         self.path = claimed.path
@@ -239,7 +241,7 @@ class Session:
         """End a step where the program says so, with the tokens that it worked through."""
         began_ns = time.perf_counter_ns()
         if self.recording:
-            self._safely(self._steps.marked, tokens, time.time_ns(), began_ns)
+            self._safely(self._steps.marked, tokens, clock.now_ns(), began_ns)
 
     def measure(self, name: str, value: float, labels: dict[str, str | int | float]) -> None:
         """Keep a number that the program measured itself."""
@@ -256,12 +258,24 @@ class Session:
                 if not self.recording:
                     return
                 log = self._steps.log
+                self._watch_clock()
                 try:
                     self._steps.phases.flush()
-                    if log.due(time.time_ns()):
+                    if log.due(clock.now_ns()):
                         log.flush()
                 except Exception:  # noqa: BLE001 - the next step says so, in its own thread
                     return
+
+    def _watch_clock(self) -> None:
+        """Note that the wall clock was set; no time of the recording is of it."""
+        set_by_ns = clock.set_by_ns()
+        if set_by_ns:
+            self._part.note(
+                "run.clock_set",
+                f"the wall clock of rank {self.info.rank} was set by {set_by_ns / 1e9:+.3f} s in "
+                f"step {self._steps.log.number}, or its machine slept: all times are of a clock "
+                "that is not set, placed on the wall clock at the recording's start",
+            )
 
     # -- phases -------------------------------------------------------------------------------
 
@@ -345,7 +359,8 @@ class Session:
                 status, error = ending(getattr(sys, "last_value", None) or sys.exc_info()[1])
             self._manifest.status = "interrupted" if self._guard.told_to_end() else status
             self._manifest.error = error
-            closing_ns = time.time_ns()
+            self._watch_clock()
+            closing_ns = clock.now_ns()
             self._safely(self._unwatch)
             self._safely(self._leave_children)
             self._safely(self._steps.finish)
@@ -418,7 +433,7 @@ class Session:
                 f"recorded as rank {self.info.rank}, but this is rank {now.rank} of "
                 f"{now.world_size}: enter chopper.profile after init_process_group, or set RANK",
             )
-        manifest.end_ns = time.time_ns()
+        manifest.end_ns = clock.now_ns()
         manifest.clock_anchors.append(environment.clock_anchor())
         self._count_steps()
         manifest.collectors = self._collecting.reports()
@@ -482,7 +497,7 @@ class Session:
             with contextlib.suppress(Exception):
                 let_go()
         with contextlib.suppress(Exception):
-            self._manifest.end_ns = time.time_ns()
+            self._manifest.end_ns = clock.now_ns()
             self._count_steps()
             self._manifest.collectors = self._collecting.reports()
             self._part.release()

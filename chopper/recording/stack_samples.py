@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from types import CodeType, FrameType
 
+from chopper.storage import clock
+
 _PERIOD_S = (0.0005, 0.004)
 """Shortest and longest time between samples, which are a sixteenth of the step before."""
 _PER_STEP = 16
@@ -108,7 +110,7 @@ class StackSampler:
                 if frame is None or over.is_set():
                     return
                 # The thread goes on once a system call lets it: its frames are read before.
-                now_ns, place = time.time_ns(), self._place(frame)
+                now_ns, place = clock.now_ns(), self._place(frame)
                 del frame  # its locals, tensors among them, live no longer than without samples
                 try:
                     counts = b"" if file is None else os.pread(file.fileno(), 128, 0)

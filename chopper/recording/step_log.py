@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from pathlib import Path
 from typing import Literal
 
+from chopper.storage import clock
 from chopper.storage.manifest import Overhead
 from chopper.storage.streams import RowLog, StreamWriter, stream_batches
 
@@ -48,7 +48,7 @@ class StepLog:
 
     def begin(self) -> None:
         """The first step begins now."""
-        self._start_ns = self._first_ns = time.time_ns()
+        self._start_ns = self._first_ns = clock.now_ns()
 
     def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> int:
         """End the step that runs; the next one begins there. Return its length, in ns.
@@ -76,7 +76,7 @@ class StepLog:
         """Note that a trainer begins a backward pass: a step has one for each micro-step."""
         if self._micro_steps_ns is None:
             self._micro_steps_ns = []
-        self._micro_steps_ns.append(time.time_ns())
+        self._micro_steps_ns.append(clock.now_ns())
 
     def _micro_steps(self, end_ns: int) -> int | None:
         """Count those of the step that ends; an end that became certain late leaves others."""
@@ -90,7 +90,7 @@ class StepLog:
 
     def skip(self) -> None:
         """Begin the step now: what was done since the last one ended belongs to no step."""
-        self._start_ns = time.time_ns()
+        self._start_ns = clock.now_ns()
 
     def due(self, now_ns: int) -> bool:
         """Return whether it is time to flush, and steps that ended are not on disk."""
@@ -98,7 +98,7 @@ class StepLog:
 
     def flush(self) -> None:
         """Write what ended since."""
-        self._flushed_ns = time.time_ns()
+        self._flushed_ns = clock.now_ns()
         rows, self._rows = self._rows, []
         if rows and self._writer is not None:
             self._writer.write_rows(rows)

@@ -10,6 +10,7 @@ from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
 from chopper.recording.phases import PhaseLog
 from chopper.recording.step_log import StepLog
 from chopper.recording.steps import BackwardSteps, OptimizerCycle
+from chopper.storage import clock
 from chopper.storage import manifest as m
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class StepRecorder:
             # gathers the parameters after it: the step ends when the engine returns.
             self._inner_optimizers.append(optimizer_id)
             return
-        now_ns = time.time_ns()
+        now_ns = clock.now_ns()
         ends_ns = self._cycle.stepped(optimizer_id, now_ns)
         self.log.optimizer = self._optimizers.kind_of(self._cycle.leader)
         if ends_ns:
@@ -84,7 +85,7 @@ class StepRecorder:
         self.windows.check()
         if self._backwards is None or self.log.source == "mark":
             return
-        now_ns = time.time_ns()
+        now_ns = clock.now_ns()
         ends_ns = self._backwards.ended(now_ns, makes_graph)
         if ends_ns:
             self.log.source = "backward"

@@ -17,7 +17,6 @@ import itertools
 import json
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper.recording.hook.early import ImportWatch
 from chopper.recording.phases import compiling
+from chopper.storage import clock
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -250,7 +250,7 @@ class Evaluations:
         assert self._eval is not None
         if compiling():
             return self._eval.original(module)
-        start_ns, was_training = time.time_ns(), getattr(module, "training", False)
+        start_ns, was_training = clock.now_ns(), getattr(module, "training", False)
         result = self._eval.original(module)
         with contextlib.suppress(Exception):  # the profiler never changes the program
             if self._has_trained and was_training and not self._named():
@@ -270,6 +270,6 @@ class Evaluations:
                 evaluated = reference()
                 if evaluated is not None and (evaluated is module or evaluated.training):
                     self.trained()
-                    self._record(tid, start_ns, time.time_ns())
+                    self._record(tid, start_ns, clock.now_ns())
                     break
         return self._train.original(module, mode)

@@ -15,6 +15,7 @@ from chopper.recording.budget import TraceBudget
 from chopper.recording.messages import exception_text
 from chopper.recording.stack_samples import StackSampler
 from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
+from chopper.storage import clock
 from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class TraceWindows:
             if self._stacks is not None:
                 self._stacks.begin()
             self._traced_ns = []
-            self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self._capture = _Capture(self._upcoming.popleft(), clock.now_ns())
             self._begun += 1
             self._budget.begin(number)
             self.profiled = True
@@ -237,9 +238,9 @@ class TraceWindows:
 
             name = f"ProfilerStep#{self._log.number}"
             self._span = record_function(name)
-            before_ns = time.time_ns()
+            before_ns = clock.now_ns()
             self._span.__enter__()
-            self._trace.marks.append((name, before_ns, time.time_ns()))
+            self._trace.marks.append((name, before_ns, clock.now_ns()))
             self._phases.begin_spans()
 
     def begin_phase(self, name: str) -> Any:
@@ -290,9 +291,7 @@ class TraceWindows:
         if self._kept is None or whole_steps >= self._kept_steps:
             self._keep(capture)
         else:
-            self._trace.drop()
-            self._annotator.take_rows()
-            self._log.correct(range(capture.window.begin, self._log.number), False)
+            self._drop(capture)
 
     def close(self) -> None:
         """At the recording's end."""
@@ -466,7 +465,7 @@ class TraceWindows:
         stepless = (
             forwards > _STEPLESS_CALLS
             and self._log.number == capture.window.begin
-            and time.time_ns() - capture.opened_ns > _STEPLESS_NS
+            and clock.now_ns() - capture.opened_ns > _STEPLESS_NS
         )
         if stepless or self._budget.exhausted() is not None:
             self._on_overrun()
@@ -505,6 +504,9 @@ class TraceWindows:
         """Write a trace, in place of the one that was kept before."""
         began_ns = time.perf_counter_ns()
         written = self._trace.export()
+        if written is None:
+            self._trace_again(capture)
+            return
         window, log, manifest = capture.window, self._log, self._part.manifest
         stop = log.number if capture.until is None else capture.until
         first = window.start if stop > window.start else min(window.begin, stop)
@@ -536,6 +538,28 @@ class TraceWindows:
         log.flush()
         self._add_export_ns(began_ns)
         self._part.save()
+
+    def _drop(self, capture: _Capture) -> None:
+        """Forget a trace that was ended."""
+        self._trace.drop()
+        self._annotator.take_rows()
+        self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def _trace_again(self, capture: _Capture) -> None:
+        """Forget a trace whose times are of no use, and plan another one where that is possible."""
+        self._drop(capture)
+        window = capture.window
+        again = ""
+        if self._trace.left_open:
+            self._upcoming.clear()
+        else:
+            self._upcoming.appendleft(window.moved(self._log.number + 1))
+            again = "; others are traced in their place, if the program gets there"
+        self._part.note(
+            "run.trace_abandoned",
+            f"the trace of {_steps_text(window.start, window.stop)} is lost: the wall clock, by "
+            f"which the profiler tells times, was set while it was taken{again}",
+        )
 
     def _add_export_ns(self, began_ns: int) -> None:
         overhead = self._part.manifest.overhead

@@ -1,7 +1,13 @@
-"""Readings across a wall clock that was set back, for example at the end of summer time."""
+"""The clock of recordings, and readings across a wall clock that was set.
+
+All times of a recording are of one clock that nobody sets: the monotonic one, placed on the wall
+clock when the recording began. Both are slewed alike, so they differ only where the wall clock was
+set, or the machine slept.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +19,51 @@ _STEP_NS = 250_000_000
 _MOST_STEPS = 3
 _MOST_STEPS_RATIO = 0.02
 """A clock is set back rarely: rows that go back more often than this are in no order at all."""
+
+
+SET_NS = 10_000_000
+"""A wall clock that differs by less was not set: both clocks are not read at one moment."""
+
+
+def offset_ns() -> int:
+    """Return how far the wall clock is ahead of the monotonic one."""
+    readings = []
+    for _ in range(3):  # any may be interrupted: the tightest counts
+        before_ns = time.monotonic_ns()
+        wall_ns = time.time_ns()
+        after_ns = time.monotonic_ns()
+        readings.append((after_ns - before_ns, wall_ns - (before_ns + after_ns) // 2))
+    return min(readings)[1]
+
+
+_anchor_ns = offset_ns()
+
+
+def anchor(of_others_ns: int | None = None) -> int:
+    """Place the clock of recordings on the wall clock as it is now, or where another process did.
+
+    Returns:
+        What the processes of one recording have in common.
+    """
+    global _anchor_ns
+    _anchor_ns = offset_ns() if of_others_ns is None else of_others_ns
+    return _anchor_ns
+
+
+def anchored_ns() -> int:
+    """Return what :func:`anchor` returned last."""
+    return _anchor_ns
+
+
+def now_ns() -> int:
+    """Return the time, in Unix ns, by a clock that nobody sets."""
+    return time.monotonic_ns() + _anchor_ns
+
+
+def set_by_ns() -> int:
+    """Return how far the wall clock was set forward since :func:`anchor`; 0 where it was not."""
+    difference_ns = offset_ns() - _anchor_ns
+    return difference_ns if abs(difference_ns) > SET_NS else 0
 
 
 def in_order(table: pa.Table) -> pa.Table:

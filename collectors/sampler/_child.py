@@ -14,6 +14,7 @@ from chopper.collectors.sampler._loop import WATCH_S, Sampler
 from chopper.collectors.sampler._source import SystemClock
 from chopper.collectors.sampler._status import COMM, SamplerConfig
 from chopper.errors import ChopperError, OutputError, say
+from chopper.storage.clock import anchor
 from chopper.storage.files import encode_json, unpack_message
 
 _NICE = 5
@@ -133,6 +134,7 @@ def main() -> int:
             return 1
         line += chunk
     config = unpack_message(line, SamplerConfig)
+    anchor(config.clock_ns)
     clock = SystemClock(0, config.parent_pid)
     _settle(clock)
     begun = threading.Event()

@@ -15,6 +15,7 @@ from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import SamplerConfig, SamplerStatus, status_file
 from chopper.errors import JSON_ERRORS, CaptureError, CollectorUnavailable
 from chopper.fresh_python import own_python
+from chopper.storage import clock
 from chopper.storage.files import pack_message
 
 _KILL_S = 2.0
@@ -38,6 +39,7 @@ class SamplerProcess:
             parent_pid=os.getpid(),
             specs=specs,
             flush_ns=flush_ns,
+            clock_ns=clock.anchored_ns(),
         )
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None

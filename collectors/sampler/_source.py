@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from chopper.storage import clock
 from chopper.storage.manifest import CallCost
 
 
@@ -135,7 +136,7 @@ class SystemClock:
         self.orphaned = False
 
     def time_ns(self) -> int:
-        return time.time_ns()
+        return clock.now_ns()
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()

@@ -91,6 +91,8 @@ class SamplerConfig(msgspec.Struct, kw_only=True):
     parent_pid: int
     specs: list[SourceSpec]
     flush_ns: int = 1_000_000_000
+    clock_ns: int | None = None
+    """The anchor of the recording's clock."""
 
 
 def status_file(directory: Path, collector: str) -> Path:

@@ -316,7 +316,9 @@ def _judge_next(
 
 def _difference(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
     """Return where two outputs differ first."""
-    for name in sorted(found.keys() | expected.keys()):
+    if found.keys() != expected.keys():
+        return f"files: {sorted(found)}, not {sorted(expected)}"
+    for name in sorted(found):
         one, other = found.get(name, b""), expected.get(name, b"")
         if one != other:
             pairs = enumerate(zip(one, other, strict=False))

@@ -30,6 +30,7 @@ from chopper.recording.steps import (
     Window,
     parse_windows,
 )
+from chopper.storage import clock
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (
@@ -352,11 +353,8 @@ def test_a_run_of_any_length_has_a_trace(task, count, traced, marks):
 def told_clock(monkeypatch):
     """A clock that is told how long each step took: set ``ahead_ns``."""
     told = SimpleNamespace(ahead_ns=0)
-    clock = SimpleNamespace(
-        time_ns=lambda: time.time_ns() + told.ahead_ns, perf_counter_ns=time.perf_counter_ns
-    )
-    monkeypatch.setattr(_session, "time", clock)
-    monkeypatch.setattr(step_log, "time", clock)
+    now_ns = clock.now_ns
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns() + told.ahead_ns)
     return told
 
 
