@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chopper.addresses import message_without_secrets
 
@@ -105,6 +105,16 @@ def printable(text: str) -> str:
     return "".join(
         c if is_shown(c) else c.encode("unicode_escape", "replace").decode("ascii") for c in text
     )
+
+
+def printable_members(document: Any) -> Any:
+    """Return a JSON document with printable texts: for a page, whose scripts show them."""
+    if isinstance(document, str):
+        return printable(document)
+    if isinstance(document, dict):
+        return {printable_members(key): printable_members(v) for key, v in document.items()}
+    is_array = isinstance(document, list | tuple)
+    return [printable_members(item) for item in document] if is_array else document
 
 
 MESSAGE_MOST = 500

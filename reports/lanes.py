@@ -7,7 +7,6 @@ causes, of which a training run has few. Drawing, searching and tooltips need no
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, row_set, strings
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports.pack import deflate_text, pack
+from chopper.reports.pack import compact_json, deflate_text, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -232,7 +231,7 @@ class Kinds:
             "details": (*_EVENT_DETAILS, *_OP_DETAILS),
             "variants": {kind: [*of] for kind, of in self._variants.items() if any(map(any, of))},
         }
-        return deflate_text(json.dumps(document, separators=(",", ":")).encode("utf-8", "replace"))
+        return deflate_text(compact_json(document).encode())
 
 
 def _detail(table: pa.Table, name: str) -> tuple[np.ndarray, list[Any]]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from chopper.errors import printable_members
+
 
 def narrow(values: np.ndarray) -> np.ndarray:
     """The same integers in the smallest type that holds them; float64 beyond 32 bits.
@@ -53,9 +55,15 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6)
         )
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
         planes.append(np.ascontiguousarray(raw.T).tobytes())
-    header = json.dumps({"meta": meta, "arrays": described}, separators=(",", ":")).encode()
+    header = compact_json({"meta": meta, "arrays": described}).encode()
     data = len(header).to_bytes(4, "little") + header + b"".join(planes)
     return deflate_text(data, level=level)
+
+
+def compact_json(document: Any) -> str:
+    """Return JSON for a page, whose scripts show its texts: those are printable."""
+    shown = printable_members(document)
+    return json.dumps(shown, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def deflate_text(text: bytes, *, level: int = 6) -> str:

@@ -9,7 +9,6 @@ lets run exactly the page's own script and Plotly, by their hashes, and no reque
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -22,6 +21,7 @@ from chopper.errors import printable
 from chopper.reports import page as model
 from chopper.reports import plotly_script
 from chopper.reports.labels import advice, color, full_label, ink, meaning
+from chopper.reports.pack import compact_json
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 _CELL_PX, _ROW_PX, _MOST_CELL_PX = 200, 34, 560
 """Height of a cell, of each row of its tables, and the most, beyond which it scrolls."""
 _DURATION = re.compile(r"(−?\d[\d.,\u202f]{0,20} ?(?:ns|µs|ms|s|min \d+ s)\b)")
@@ -179,7 +179,5 @@ def _marked(parts: Sequence[str], tag: str, safe: Any) -> Any:
 
 def to_script_json(value: Any) -> str:
     """Return JSON that can stand inside a script element whatever its strings hold."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    text = re.sub("[<>&\u2028\u2029]", lambda m: _UNSAFE[m.group()], text)
-    # Lone surrogates cannot be encoded: a name that holds one shows U+FFFD.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    text = compact_json(value)
+    return re.sub("[<>&]", lambda m: _UNSAFE[m.group()], text)

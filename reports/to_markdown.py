@@ -16,7 +16,8 @@ _CODE_OR_SPECIAL = re.compile(rf"`[^`]+`|{_SPECIAL}")
 
 
 # What becomes a mention, a reference or a link without any markup: an invisible space prevents it.
-_LIVE = re.compile(r"(@|#)(?=\w)|(\bhttps?|\bftp)(?=:)|(\bwww)(?=\.)|(\bGH)(?=-\d)", re.IGNORECASE)
+# Wherever it stands: "_" and "²" are word characters to Python, and end a word to others.
+_LIVE = re.compile(r"(@|#)(?=\w)|(https?|ftp)(?=:)|(www)(?=\.)|(GH)(?=-\d)", re.IGNORECASE)
 # At the begin of a line: a list, a rule, or a heading's underline.
 _BLOCK = re.compile(r"^(\d{1,9})(?=[.)](?:\s|$))|^(?=[-+=][-+= ]*(?:\s|$))")
 

@@ -41,7 +41,7 @@ _OUTPUT_FIRST = "c10d::"
 _POINT_TO_POINT = "sendrecv"
 """No collective: two ranks, in one direction."""
 _Read = TypeVar("_Read")
-_PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
+_PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$", re.ASCII)
 _ELEMENTS_MAX = 1 << 60
 LEFT_EARLY_NS = 50_000
 """A rank that left so long before the last one came did not wait for it, whatever clocks err by."""

@@ -104,7 +104,7 @@ def kernel_families(values: Sequence[str]) -> list[str | None]:
     return families
 
 
-_OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
+_OPAQUE = re.compile(r"OpaqueType<(\d+)u?>", re.ASCII)
 _FIRST_TYPE = re.compile(r"CatArrayBatchedCopy\w{0,80}<([\w:]+)")
 _WIDTHS = {
     "float": 4,

@@ -113,14 +113,18 @@ class RunPlace(NamedPath):
 
         Raises:
             InputError: that is no path.
-            click.BadParameter: nothing follows ``://``.
+            click.BadParameter: nothing follows ``://``, or it leads upwards.
         """
         from chopper.storage.remote import on_this_machine
 
         address = value.rstrip("/")
         if not is_address(address):
             self.fail(f"{value}: names no place (an unset variable?)", param, ctx)
-        return on_this_machine(address) or address
+        if (path := on_this_machine(address)) is not None:
+            return path
+        if {".", ".."} & {*address.split("/")}:
+            self.fail(f"{value}: leads upwards; name the place itself", param, ctx)
+        return address
 
 
 def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:

@@ -102,7 +102,7 @@ def print_path(path: Path | str) -> None:
     if sys.stdout.isatty():
         click.echo(printable(name))
     else:
-        click.echo(os.fsencode(name) if hasattr(sys.stdout, "buffer") else name)
+        click.echo(os.fsencode(name) if hasattr(sys.stdout, "buffer") else name, color=True)
 
 
 def show_status(line: str) -> None:

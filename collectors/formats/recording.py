@@ -421,8 +421,8 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
 
 # ---------------------------------------------------------------- ranges as torch writes them
 
-_SEQUENCE = re.compile(r", seq = (-?\d{1,18})(?=,|$)")
-_OPERATOR_ID = re.compile(r", op_id = (\d{1,18})(?=,|$)")
+_SEQUENCE = re.compile(r", seq = (-?\d{1,18})(?=,|$)", re.ASCII)
+_OPERATOR_ID = re.compile(r", op_id = (\d{1,18})(?=,|$)", re.ASCII)
 _SIZES, _INPUTS = ", sizes = [", ", input_op_ids = ["
 _OPERATOR = re.compile(
     r"(?:[A-Za-z_]\w*::)+\w[\w.]*$|\w+Backward\d*$|autograd::engine::evaluate_function: \w+$"

@@ -167,7 +167,7 @@ def _number(cell: str) -> int:
     return whole if -(2**63) <= whole < 2**63 else NO_VALUE
 
 
-_AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE)
+_AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE | re.ASCII)
 
 
 def _agents(recording: Recording, tables: list[_Table]) -> Ordinals:

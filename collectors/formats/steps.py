@@ -14,10 +14,11 @@ from chopper.collectors.formats.parsed import step_table
 from chopper.storage.manifest import Finding
 from chopper.wording import plural, ratio
 
-PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
+PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$", re.ASCII)
 _WORD = r"(?:step|iteration|iter|batch)"
 _NUMBERED = re.compile(
-    rf"(?:^|[\s/:_.-])(?:train(?:ing)?[\s_-]?)?{_WORD}[\s_:#=(-]{{0,8}}(\d{{1,12}})(?!\d)", re.I
+    rf"(?:^|[\s/:_.-])(?:train(?:ing)?[\s_-]?)?{_WORD}[\s_:#=(-]{{0,8}}(\d{{1,12}})(?!\d)",
+    re.I | re.A,
 )
 _PLAIN = re.compile(
     rf"(?:^|[^a-z])(?:train(?:ing)?[\s_-]?)?{_WORD}\s*+$|\bexecute_(?:model|context|\d)", re.I

@@ -20,12 +20,11 @@ from typing import Any
 from chopper.storage.layout import rank_dir_name
 from chopper.views import VIEWS
 from tests.command import Outcome, run
-from tests.fuzz import mutating, planting, senders, servers
+from tests.fuzz import mutating, planting, senders, servers, texts
 from tests.fuzz.mutating import SECRET
 
 EDITS_MOST = 5
 LEVELS = ("cause", "step", "phase", "layer", "op", "kernel", "rank")
-_LINE_MOST = 6_000
 _NUMBER_MOST = 1e24
 
 _ATTRIBUTED = ("host_span", "device_event", "step", "collective")
@@ -288,7 +287,7 @@ def _history(case: Case, bases: Path, place: Path) -> Commands:
     shutil.copytree(bases / "history", folder)
     case.edit(lambda r: mutating.edit_history(r, folder))
     random = case.random("commands")
-    options = (
+    options: tuple[list[str], ...] = (
         ["--json"],
         ["--add"],
         ["--accept"],
@@ -323,6 +322,82 @@ def _sql(case: Case, bases: Path, place: Path) -> Commands:
     written = [["-o", f"out/rows.{kind}"] for kind in ("parquet", "csv")]
     how = case.random("commands").choice((*shown, *written))
     return [["query", str(bases / "run" / "imported"), "--file", f"in/{file.name}", *how]]
+
+
+_QUOTE = "'", '"'
+
+
+def _hostile(case: Case, bases: Path, place: Path) -> str:
+    """A recording whose texts are hostile: traces, databases, tables or whole runs."""
+    kind = case.random("base").choice(("trace", "ranks", "database", "run", "run", "run"))
+    if kind in ("trace", "database"):
+        file = _copy(case, bases / kind, place)
+        case.edit(lambda r: texts.edit(r, file))
+        return f"in/{file.name}"
+    if kind == "ranks":
+        source = bases / "ranks"
+    else:
+        names = ("full", "imported", "layers", "recorded", "telemetry", "host")
+        source = bases / "run" / case.random("run").choice(names)
+    shutil.copytree(source, place / kind)
+    files = sorted(p for p in (place / kind).rglob("*") if p.is_file())
+    case.edit(lambda r: texts.edit(r, r.choice(files)))
+    return f"in/{kind}"
+
+
+def _text(case: Case, bases: Path, place: Path) -> Commands:
+    """Hostile texts to every output."""
+    source, random = _hostile(case, bases, place), case.random("commands")
+    trace = str(bases / "trace" / "0.json")
+    view, level = random.choice(sorted(VIEWS)), random.choice(LEVELS)
+    form = random.choice(([], ["--json"], ["--csv"]))
+    page = f"out/page{random.choice(('.html', '.html', '.md', '.md', '.txt', '.json'))}"
+    said = texts.text(random).replace("\0", "")
+    sql = random.choice((
+        "SELECT * FROM host_span", "SELECT * FROM device_event", "SELECT * FROM ranks",
+        f"SELECT name AS {_sql_text(said, 1)} FROM host_span",
+        f"SELECT {_sql_text(said, 0)} AS a, [name, {_sql_text(said, 0)}] AS b FROM device_event",
+        f"SELECT * FROM step WHERE {said}", f"SELECT error({_sql_text(said, 0)})",
+    ))  # fmt: skip
+    commands: list[Commands] = [
+        [["analyze", source, *form]],
+        [["analyze", source, "--by", level, *form]],
+        [["analyze", source, "--view", view, *form]],
+        [["report", source, "-o", page]],
+        [["compare", source, trace, "--allow-different", "-o", page]],
+        [["compare", trace, source, "--allow-different", *random.choice(([], ["--json"]))]],
+        [["gate", source, "--history", "home/history", "--add", "--junit", "out/junit.xml"]],
+        [["whatif", source, *random.choice(([], ["--json"]))]],
+        [["query", source, sql, "--format", random.choice(("table", "csv", "json"))]],
+        [["query", source, sql, "-o", f"out/rows.{random.choice(('csv', 'json', 'parquet'))}"]],
+        [["import", source, "-o", "out/run"], ["report", "out/run", "-o", page]],
+        [["analyze", said], ["report", source, "-o", f"out/{said}"]],
+    ]
+    return random.choices(commands, [2, 3, 4, 6, 2, 1, 1, 1, 2, 2, 1, 1])[0]
+
+
+def _sql_text(said: str, quote: int) -> str:
+    mark = _QUOTE[quote]
+    return f"{mark}{said.encode('utf-8', 'replace').decode().replace(mark, mark * 2)}{mark}"
+
+
+def _exports(case: Case, bases: Path, place: Path) -> Commands:
+    """Every exported form of a hostile recording, by hostile names."""
+    source, random = _hostile(case, bases, place), case.random("commands")
+    out = f"out/{texts.file_name(random)}"
+    kind = random.choice(("csv", "parquet", "perfetto", "perfetto"))
+    commands: list[Commands] = [
+        [["export", source, "--to", kind, "-o", out]],
+        [["report", source, "-o", f"{out}{random.choice(('.html', '.md', '.txt', '.json'))}"]],
+        [["query", source, "SELECT * FROM host_span", "-o", f"{out}.{random.choice(_ROWS)}"]],
+        [["import", source, "-o", out], ["analyze", out, "--json"]],
+    ]
+    if kind == "perfetto":
+        commands[0].append(["analyze", f"{out}/trace.json.gz", "--json"])
+    return random.choices(commands, [6, 2, 1, 2])[0]
+
+
+_ROWS = ("csv", "json", "parquet")
 
 
 def _reading(random: Random, source: str, other: str, *, imports: bool = True) -> Commands:
@@ -362,11 +437,13 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "history": _history,
     "gather": _gather,
     "planted": _planted,
+    "text": _text,
+    "exports": _exports,
 }
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
            "expression": 2, "sql": 2, "tables": 3,
            "web": 4, "store": 3, "manifest": 4, "history": 2,
-           "gather": 2, "planted": 3}  # fmt: skip
+           "gather": 2, "planted": 3, "text": 5, "exports": 4}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -402,6 +479,10 @@ def judge(commands: Commands, folder: Path) -> str | None:
         problem = f"chopper {' '.join(commands[-1])}\nchanged files outside: {changed}"
     if problem is None and (file := _telling(folder / "out")) is not None:
         problem = f"chopper {' '.join(commands[-1])}\na foreign file's words in {file}"
+    for file in sorted((folder / "out").rglob("*")) if problem is None else ():
+        if file.is_file() and (wrong := texts.of_file(file)) is not None:
+            problem = f"chopper {' '.join(commands[-1])}\n{file.suffix}: {wrong}"
+            break
     if problem is None and "--allow-redirects" not in commands[0]:
         told = [p for p in (folder / "home").rglob("*") if SECRET in p.name]
         if told or _telling(folder / "home") is not None:
@@ -464,8 +545,9 @@ def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
             return f"a foreign file's words in the output\n{text[:500]}"
         if "Traceback" in text:
             return f"a traceback is printed\n{text[-1500:]}"
-    if "\x1b" in outcome.out + outcome.err:
-        return "control characters in the output"
+    told = texts.of_messages(outcome.err) or texts.of_stdout(command, outcome.out)
+    if told is not None:
+        return f"{told}\n{outcome.err[:1500]}\n{outcome.out[:500]}"
     if outcome.code == 0:
         return _judge_answer(command, outcome.out)
     gated = command[0] == "gate"
@@ -481,8 +563,6 @@ def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
     lines = [line for line in outcome.lines if not line.startswith(_SAID_AT_THE_START)]
     if len(lines) != 1 or not lines[0].startswith("chopper: "):
         return f"refused in {len(lines)} lines\n{outcome.err[:1500]}"
-    if len(outcome.lines[0]) > _LINE_MOST:
-        return f"a line of {len(outcome.lines[0])} characters"
     return None
 
 

@@ -8,13 +8,15 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chopper.recording import handover
+from chopper.reports.pack import deflate_text
 from chopper.storage import files
-from tests.fuzz import bases, campaign, mutating, senders
+from tests.fuzz import bases, campaign, mutating, senders, texts
 from tests.fuzz.cases import TARGETS, Case, build, judge
 from tests.fuzz.pool import run_all
 
@@ -146,3 +148,48 @@ def test_what_another_rank_sends_is_found(
     assert judged("whole") == "None"
     monkeypatch.setattr(handover, "_check_rank", lambda *_: None)
     assert "another rank's" in judged("broken")
+
+
+@pytest.mark.parametrize(
+    ("find", "harmless", "found"),
+    [
+        (texts.of_terminal, "ü 漢\n", ["a\x1b[2J", "\u202e", "\r", "\ud800"]),
+        (texts.of_messages, "x" * 500, ["x" * 501, "a\u2066"]),
+        (texts.of_json, '{"a": "\\u001b"}', ['{"a": "\u202e"}', '["\x7f"]']),
+        (texts.of_csv, "a,b\n'=1,-2.5\n", ["a,b\n=x,2\n", "a,b\n1\n", "a\n@x\n", "a\n\x1b\n"]),
+        (
+            texts.of_markdown,
+            "# a\n\n| a |\n|---|\n| `@x` \\| |\n\n- @&#8203;x\n",
+            [
+                "1. a",
+                "<b>",
+                "@x",
+                "www.x.org",
+                "[a](b)",
+                "a\n===\n",
+                "> a",
+                "```a\n```",
+                "**qzxqzx**",
+            ],
+        ),
+        (
+            texts.of_html,
+            '<p title="a">&lt;qzxqzx&gt;</p><script type="application/json">["qzxqzx"]</script>',
+            [
+                "<qzxqzx>",
+                '<p onclick="qzxqzx()">',
+                "<p>\u202e</p>",
+                '<p title="\x1b">',
+                "<script>qzxqzx()</script>",
+                '<script type="application/json">["\u202e"]</script>',
+                "<script>" + deflate_text('["\u202e"]'.encode()) + "</script>",
+                "<!--qzxqzx-->",
+            ],
+        ),
+    ],
+)
+def test_what_parsers_of_outputs_find(
+    find: Callable[[str], str | None], harmless: str, found: list[str]
+) -> None:
+    assert find(harmless) is None
+    assert [text for text in found if find(text) is None] == []

@@ -182,6 +182,7 @@ def test_escape_leaves_no_active_character(name) -> None:
         ("@torvalds and a@b.c", "@&#8203;torvalds and a@&#8203;b.c"),
         ("#12 GH-12", r"\#&#8203;12 GH&#8203;-12"),
         ("https://e.org www.e.org", "https&#8203;://e.org www&#8203;.e.org"),
+        ("_https://e.org ²www.e.org", r"\_https&#8203;://e.org ²www&#8203;.e.org"),
         ("1. list", r"1\. list"),
         ("2) list", r"2\) list"),
         ("- list", r"\- list"),

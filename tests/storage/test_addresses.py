@@ -463,6 +463,17 @@ def test_a_slash_that_json_escapes_hides_no_secret() -> None:
     assert json.loads(shown) == {"a": "http://host/x"}
 
 
+@pytest.mark.parametrize("address", ["memory://b/..", "memory://b/../c/."])
+@pytest.mark.parametrize("command", [["import", "trace.json"], ["record"]])
+def test_a_run_is_not_written_to_an_address_that_leads_upwards(
+    command: list[str], address: str, tmp_path: Path
+) -> None:
+    outcome = run(*command, "-o", address, "--", "false", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "leads upwards; name the place itself" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_chained_addresses_are_refused() -> None:
     for address in ("zip://x::http://h/x", "simplecache::s3://b/x"):
         assert "is several addresses in one" in run("analyze", address).line

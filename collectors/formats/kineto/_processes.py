@@ -20,7 +20,7 @@ from chopper.collectors.formats.arrays import is_one_of, most_frequent
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.storage.manifest import Finding, add_finding
 
-_RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,6})(?!\d)", re.IGNORECASE | re.ASCII)
 _LATE_NS = 10 * 10**9
 """No device event starts this long after its launch; an older launch is another's."""
 _PID_LIMIT = 1 << 22

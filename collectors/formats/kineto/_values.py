@@ -19,7 +19,7 @@ from chopper.collectors.formats.cleaning import LAST_NS, clean, integer
 from chopper.collectors.formats.kineto._events import NOTHING, Event, Header
 from chopper.errors import JSON_ERRORS
 
-_NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
+_NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE | re.ASCII)
 
 
 class Ids(dict[Any, int]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,12 @@ from click.testing import CliRunner
 
 import chopper
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.trace import collectives
+from chopper.analyzers.work import kernels
 from chopper.causes import LEVELS
 from chopper.cli import cli
+from chopper.collectors.formats import recording, rocprof_csv, steps
+from chopper.collectors.formats.kineto import _processes, _values
 from chopper.collectors.formats.recording import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
 from chopper.errors import InputError
@@ -537,3 +542,22 @@ def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     run = chopper.load(tmp_path)
     assert run.ranks == [0]
     assert [f.code for f in run.manifest.findings] == ["run.file_left_out"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (steps.PROFILER_STEP, "ProfilerStep#12"),
+        (steps._NUMBERED, "train step 12"),
+        (_processes._RANK, "rank 12"),
+        (_values._NUMBERED, "stream 12"),
+        (recording._SEQUENCE, "aten::mm, seq = 12"),
+        (recording._OPERATOR_ID, "aten::mm, op_id = 12"),
+        (rocprof_csv._AGENT, "Agent 12"),
+        (collectives._PEER, "nccl:recv 12<-12"),
+        (kernels._OPAQUE, "OpaqueType<12u>"),
+    ],
+)
+def test_only_ascii_digits_are_numbers_of_names(pattern: re.Pattern[str], text: str) -> None:
+    assert pattern.search(text)
+    assert not pattern.search(text.replace("12", "١٢"))
