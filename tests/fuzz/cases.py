@@ -479,10 +479,8 @@ def judge(commands: Commands, folder: Path) -> str | None:
         problem = f"chopper {' '.join(commands[-1])}\nchanged files outside: {changed}"
     if problem is None and (file := _telling(folder / "out")) is not None:
         problem = f"chopper {' '.join(commands[-1])}\na foreign file's words in {file}"
-    for file in sorted((folder / "out").rglob("*")) if problem is None else ():
-        if file.is_file() and (wrong := texts.of_file(file)) is not None:
-            problem = f"chopper {' '.join(commands[-1])}\n{file.suffix}: {wrong}"
-            break
+    if problem is None and (wrong := _unreadable(commands, folder / "out")) is not None:
+        problem = f"chopper {' '.join(commands[-1])}\n{wrong}"
     if problem is None and "--allow-redirects" not in commands[0]:
         told = [p for p in (folder / "home").rglob("*") if SECRET in p.name]
         if told or _telling(folder / "home") is not None:
@@ -620,6 +618,16 @@ def _state(folder: Path) -> dict[str, tuple[int, int, int]]:
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     names = before.keys() | after.keys()
     return sorted(n for n in names if before.get(n) != after.get(n))
+
+
+def _unreadable(commands: Commands, place: Path) -> str | None:
+    """What is wrong with an output, to a parser of its format."""
+    if planting.is_planted(commands) or commands[0][0] == senders.GATHER:
+        return None  # files of others lie there, too
+    for file in sorted(place.rglob("*")):
+        if file.is_file() and (problem := texts.of_file(file)) is not None:
+            return f"{file.suffix}: {problem}"
+    return None
 
 
 def _telling(place: Path) -> Path | None:
