@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper.errors import RunFormatError
 from chopper.quantities import digits
+from chopper.storage import clock
 from chopper.storage import manifest as m
 from chopper.storage.files import read_bytes
 from chopper.storage.layout import rank_dirs
@@ -157,7 +157,7 @@ class LiveRun:
                 for batch in self._tails.setdefault(path, StreamTail(path)).poll():
                     self._take(table, number, self._host(folder), batch)
         return Snapshot(
-            time.time_ns(),
+            clock.now_ns(),
             [self._ranks[rank] for rank in sorted(self._ranks)],
             [self._known_now(self._devices[key]) for key in sorted(self._devices)],
             sorted(self.path.glob("rank-*/trace*.json*")),

@@ -27,6 +27,7 @@ from chopper.collectors.device_sources import DeviceSource, PlannedReader, Plann
 from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
+from chopper.storage import clock
 
 _SM, _MEMORY = 1, 2
 """Clock types of NVML."""
@@ -439,4 +440,5 @@ class BufferedSource(_AskedSource):
         for quantity, samples in reader.read().items():
             for time_us, value in samples or ():
                 row = (device.index, device.uuid, quantity, value)
-                sink.add_at(self.tables[0], time_us * 1000, 1000, *row)
+                time_ns = time_us * 1000 - clock.set_by_ns()  # the driver's are of the wall clock
+                sink.add_at(self.tables[0], time_ns, 1000, *row)

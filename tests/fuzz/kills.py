@@ -30,7 +30,7 @@ import psutil
 from tests.command import run
 from tests.waiting import PATIENCE_S
 
-EVERY = 25
+EVERY = 100
 """Other inputs between two kills."""
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 _PAUSES = ("SIGHUP", "SIGSTOP")

@@ -16,7 +16,7 @@ import pytest
 from chopper.recording import handover
 from chopper.reports.pack import deflate_text
 from chopper.storage import files
-from tests.fuzz import bases, campaign, mutating, senders, texts
+from tests.fuzz import bases, campaign, kills, mutating, senders, texts
 from tests.fuzz.cases import TARGETS, Case, build, judge
 from tests.fuzz.pool import run_all
 
@@ -43,6 +43,14 @@ def test_hostile_inputs_get_an_answer_or_one_line(inputs: Path) -> None:
         if problem is not None
     ]
     assert problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["record-force", "profile-force", "import-force", "report"])
+def test_a_killed_command_leaves_what_is_whole(target: str, inputs: Path, tmp_path: Path) -> None:
+    for number, moment in enumerate((0.4, 0.9)):
+        kill = kills.Kill(target, "SIGKILL", moment, by_time=False)
+        assert kills.judge(kill, inputs, tmp_path / str(number)) is None
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
