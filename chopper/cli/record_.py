@@ -119,8 +119,8 @@ def command(
     are recorded as separate runs inside it, listed at the end. A program without an optimizer that
     calls modules again and again, such as inference, is traced by time and has no steps. The exit
     code is that of COMMAND (128 + n if signal n ended it); 127 if the command does not exist; 1 if
-    COMMAND succeeded but nothing was recorded. Ctrl-C reaches all of its processes, and what was
-    recorded is kept.
+    COMMAND succeeded but nothing was recorded, or no step that could replace a run. Ctrl-C reaches
+    all of its processes, and what was recorded is kept.
 
     \b
     Examples:

@@ -651,9 +651,11 @@ with chopper.profile(trace=False, collect=[]) as prof:
                     file.write(bytes(4096))
                 except OSError:
                     break
-    else:
+    elif os.environ.get("RANK", "1") == "1":
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-    while prof.recording:
+    else:
+        for _ in range(20): prof.step()
+    while prof.recording and os.environ.get("RANK", "1") == "1":
         prof.step()
         time.sleep(0.001)
 print("done")
@@ -684,6 +686,19 @@ def test_a_disk_that_is_full_costs_the_rest_of_the_recording_and_no_exit_code(
     shown = command.run("analyze", small_disk / "run")
     assert shown.code == 0
     assert f"({reason})" in " ".join(shown.out.split())
+
+
+def test_one_rank_that_cannot_write_costs_no_other_rank_its_recording(record):
+    script = record.script(_FILLS, begin="")
+    rank = f"WORLD_SIZE=2 MASTER_PORT=1 {sys.executable} {script} limit"
+    done = record("sh", "-c", f"RANK=0 {rank} & RANK=1 {rank}; wait")
+    assert done.returncode == 0, done.stderr
+    parts = [record.run().part(number) for number in (0, 1)]
+    assert [part.steps_count for part in parts] == [21, 1]
+    assert [part.status for part in parts] == ["complete", "failed"]
+    assert "rank 1 stopped recording in step" in done.stderr
+    assert "killed" not in done.stderr
+    assert command.run("analyze", record.directory / "run").code == 0
 
 
 @pytest.mark.parametrize(("code", "expected"), [("0", 0), ("7", 7)])
