@@ -56,6 +56,7 @@ from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
 from chopper.limits import ROW_BYTES, return_freed_memory
+from chopper.ranges import MOST_RANKS
 from chopper.storage.run import Run
 from chopper.storage.store import Span
 from chopper.tables import TABLES
@@ -785,16 +786,20 @@ def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
     return ranks
 
 
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_RANKS
+
+
 def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
     """Return the process groups of a rank by name, as far as their ranks are known."""
     groups: dict[str, tuple[int, ...]] = {}
     for entry in part.process_groups:
         name = str(entry.get("pg_name", ""))
         ranks, size = entry.get("ranks"), entry.get("pg_size", entry.get("group_size"))
-        if isinstance(ranks, list) and ranks and all(type(r) is int for r in ranks):
+        if isinstance(ranks, list) and ranks and all(map(_is_rank, ranks)):
             groups[name] = _shared(tuple(sorted(ranks)))
-        elif size is not None and size == world_size:
-            groups[name] = _whole_job(size)
+        elif world_size is not None and size == world_size:
+            groups[name] = _whole_job(world_size)
     return groups
 
 

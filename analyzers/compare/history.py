@@ -34,6 +34,8 @@ from chopper.analyzers.views.cpu_use import sampled
 from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
+from chopper.quantities import digits
+from chopper.ranges import TOTAL_MOST_NS, Count, Duration, Ranks, Ratio, Share, Time
 from chopper.statistics import Prediction, drift_of, median_error, predict_run
 
 SCHEMA = "chopper.history/1"
@@ -60,9 +62,8 @@ Verdict = Literal[
 ]
 
 
-_MOST_NS = 2**62
-_MOST_LOG = math.log(_MOST_NS)
-_Duration = Annotated[int, msgspec.Meta(gt=0, le=_MOST_NS)]
+_MOST_LOG = math.log(TOTAL_MOST_NS)
+_Duration = Annotated[int, msgspec.Meta(gt=0, le=TOTAL_MOST_NS)]
 
 
 class PastRun(msgspec.Struct, kw_only=True, frozen=True):
@@ -72,9 +73,9 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     """Digest of its step times: one recording counts once, whatever its directory is called."""
     name: str
-    time_ns: int
+    time_ns: Time
     """Unix time of its first traced step."""
-    steps: int
+    steps: Count
     """Steps that its step time is of."""
     untraced: bool
     """They ran without a trace."""
@@ -82,16 +83,16 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     mean_ns: _Duration
     uneven: bool
     """Steps come in flights, so that the mean is the step time, not the median."""
-    error_ratio: Annotated[float, msgspec.Meta(ge=0)] | None
-    """Standard error of the median over steps; None with fewer than three."""
-    causes_ns: dict[str, int]
+    error_ratio: Share | None
+    """Standard error of the median over steps, at most 1; None with fewer than three."""
+    causes_ns: dict[str, Duration]
     """Leaf cause → time per traced step and rank."""
     work: Work
-    cores: int | None
+    cores: Ranks | None
     """Cores of the host."""
-    other_cores: float | None
+    other_cores: Ratio | None
     """Cores that other programs, and the hypervisor, used during the run: of the busiest host."""
-    clock_hz: Annotated[int, msgspec.Meta(gt=0)] | None
+    clock_hz: Annotated[int, msgspec.Meta(gt=0, le=10**12)] | None
     """Median clock of the devices during the run."""
     accepted: bool = False
     """A user said that this is a level of its own."""
@@ -114,7 +115,8 @@ def past_run(run: Attributed) -> PastRun:
     mean_ns = statistics.fmean(lengths)
     windows = max(sum(rank.steps for rank in run.ranks), 1)
     starts = ints(run.windows, "start_ns")
-    cores = [part.environment.get("cores_allowed", "") for part in run.recording.manifest.ranks]
+    parts = run.recording.manifest.ranks
+    cores = [digits(part.environment.get("cores_allowed", "")) for part in parts]
     return PastRun(
         id=hashlib.sha256(repr((int(starts.min()), lengths)).encode()).hexdigest()[:16],
         name=run.recording.manifest.name,
@@ -124,10 +126,10 @@ def past_run(run: Attributed) -> PastRun:
         median_ns=round(statistics.median(lengths)),
         mean_ns=round(mean_ns),
         uneven=time.untraced is not None and time.untraced.statistic == "mean",
-        error_ratio=None if error_ns is None else error_ns / statistics.median(lengths),
+        error_ratio=None if error_ns is None else min(error_ns / statistics.median(lengths), 1.0),
         causes_ns={row.id: row.time_ns // windows for row in run.leaves()},
         work=same_work.work_of(detailed, cut(detailed)),
-        cores=max((int(count) for count in cores if count.isdecimal()), default=None),
+        cores=max((count for count in cores if count), default=None),
         other_cores=_other_cores(run),
         clock_hz=_clock_hz(run),
     )

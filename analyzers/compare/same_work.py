@@ -15,6 +15,7 @@ from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
+from chopper.ranges import NUMBER_MOST, Count, Ranks
 
 Pair = tuple[Attributed, Attributed]
 Sides = tuple[Steps, Steps]
@@ -24,14 +25,14 @@ Value = float | int | str | None
 class Work(msgspec.Struct, kw_only=True, frozen=True):
     """What a run did in a step, and on what; None where it is unknown."""
 
-    world_size: int | None
-    flop: Annotated[int, msgspec.Meta(gt=0)] | None
+    world_size: Ranks | None
+    flop: Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)] | None
     """Model math per step and rank, without recomputation."""
     flop_unknown: str = ""
     """Why ``flop`` is None."""
-    tokens: int | None
+    tokens: Count | None
     """Indices looked up in the largest embedding, per step and rank."""
-    operators: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+    operators: dict[str, Annotated[float, msgspec.Meta(gt=0, le=NUMBER_MOST)]]
     """Calls per traced step of one rank; empty where they are unknown."""
     device: str | None
     dtype: str | None

@@ -15,7 +15,7 @@ from chopper.cli._devices import device_of_two
 from chopper.cli.compare_ import compared, show
 from chopper.errors import InputError, OutputError, UsageError, reason_of, tell
 from chopper.storage.files import (
-    decode_json,
+    decode_document,
     encode_json,
     json_without_secrets,
     read_bytes,
@@ -147,10 +147,6 @@ def _check(runs: tuple[str, ...], history: Path | None, fail_on: str | None, fin
         raise UsageError("give RUN and --history DIR, or BASE, RUN and --fail-on EXPR")
 
 
-class _Schema(msgspec.Struct):
-    schema: str = ""
-
-
 def read(folder: Path) -> list[PastRun]:
     """Read all runs of a history; none where it does not exist yet.
 
@@ -170,12 +166,7 @@ def read(folder: Path) -> list[PastRun]:
         data = read_bytes(file)
         remedy = "remove the file, or name the directory of a history"
         problem = f"{file}: is not a run of a history"
-        schema = decode_json(data, _Schema, problem, remedy=remedy, error=InputError).schema
-        if schema != SCHEMA:
-            raise InputError(
-                f"{problem}: has schema {schema[:80]!r}, expected {SCHEMA!r}; {remedy}"
-            )
-        runs.append(decode_json(data, PastRun, problem, remedy=remedy, error=InputError))
+        runs.append(decode_document(data, PastRun, SCHEMA, problem, remedy=remedy))
     return runs
 
 

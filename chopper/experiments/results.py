@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper.errors import InputError
+from chopper import ranges
 from chopper.experiments.judgement import (
     beyond,
     beyond_limits,
@@ -26,7 +26,8 @@ from chopper.experiments.judgement import (
     too_far_apart,
 )
 from chopper.notebook import as_cell
-from chopper.storage.files import decode_json, document, read_bytes
+from chopper.ranges import Integer, Ranks, Ratio, Time
+from chopper.storage.files import decode_document, document, read_bytes
 from chopper.storage.layout import EXPERIMENT
 
 if TYPE_CHECKING:
@@ -71,18 +72,18 @@ class Plan(msgspec.Struct, kw_only=True):
     workload: str
     summary: str
     command: list[str]
-    created_ns: int
-    ranks: int
+    created_ns: Time
+    ranks: Ranks
     device: str
-    options: dict[str, str | int | float | None]
+    options: dict[str, str | Integer | ranges.Value | None]
     steps: bool
     """True where its steps are what it is about, and no traced pass before it measures."""
     baseline: str | None
     """The variant that others are compared with; None: there is nothing to compare."""
     variants: list[VariantPlan]
-    other_cores: dict[str, float] = {}
+    other_cores: dict[str, Ratio] = {}
     """Run → cores that other programs used while it was recorded; empty in older experiments."""
-    machine_cores: int | None = None
+    machine_cores: Ranks | None = None
     """Cores of the machine that these are of."""
 
 
@@ -482,16 +483,13 @@ def difference(more: Sequence[float], less: Sequence[float]) -> Estimate | None:
 def read_plan(path: Path) -> Plan:
     """Read ``experiment.json``."""
     file = path / EXPERIMENT
-    plan = decode_json(
+    return decode_document(
         read_bytes(file),
         Plan,
+        SCHEMA,
         f"{file}: is not an experiment",
         remedy="run the workload again",
-        error=InputError,
     )
-    if plan.schema != SCHEMA:
-        raise InputError(f"{file}: has schema {plan.schema!r}, expected {SCHEMA!r}")
-    return plan
 
 
 def write_plan(path: Path, plan: Plan) -> None:

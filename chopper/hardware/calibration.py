@@ -11,18 +11,18 @@ bandwidth each.
 from __future__ import annotations
 
 import datetime
-import math
 import os
 import socket
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from chopper.errors import InputError, OutputError
-from chopper.storage.files import decode_json, document, read_bytes, write_atomic
+from chopper.errors import InputError, OutputError, printable
+from chopper.ranges import Count, Duration, Ranks, Ratio
+from chopper.storage.files import decode_document, document, read_bytes, write_atomic
 
 SCHEMA = "chopper.calibration/1"
 
@@ -42,6 +42,7 @@ MEMORY_BYTES = 128 << 20
 """Least size of an array whose bandwidth is memory's and no cache's."""
 MIB = 1 << 20
 _LATEST_NS = 4_102_444_800_000_000_000
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
 def spread_ratio(values: Sequence[float]) -> float:
@@ -57,34 +58,30 @@ class Measured(msgspec.Struct, kw_only=True, frozen=True):
 
     what: str
     """For example ``bf16 512x512x512``, ``copy``, ``all_reduce``."""
-    best_per_s: float
+    best_per_s: _Rate
     """Fastest repeat, in FLOP or bytes per second. A ceiling is made of these: whatever disturbs a
     measurement only makes it slower."""
-    median_per_s: float
-    spread_ratio: float
+    median_per_s: _Rate
+    spread_ratio: Ratio
     """Distance between the quartiles of the times over their median; large on a busy machine."""
-    repeats_count: int
-    size_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (0 < self.median_per_s < math.inf and 0 < self.best_per_s < math.inf):
-            raise ValueError(f"rates of {self.what!r} are not positive")
+    repeats_count: Count
+    size_bytes: Count | None = None
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """Rates that one process achieves on one device of one machine."""
 
     kind: Literal["full", "quick"]
-    created_ns: int
+    created_ns: Annotated[int, msgspec.Meta(ge=0, lt=_LATEST_NS)]
     chopper_version: str
     torch_version: str
     hostname: str
     device_type: str
     device_name: str
-    ranks: int
+    ranks: Ranks
     """Processes that measured at the same time."""
-    threads: int
-    cores: int
+    threads: Ranks
+    cores: Ranks
     """Cores that the processes could use together."""
     gemm: dict[str, list[Measured]] = {}
     """Data type → rate of matrix products per shape."""
@@ -93,22 +90,16 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     transfer: list[Measured] = []
     link: list[Measured] = []
     """Bus bandwidth of collectives between ``link_ranks`` ranks on this machine."""
-    link_ranks: int | None = None
+    link_ranks: Ranks | None = None
     link_backend: str | None = None
-    launch_ns: int | None = None
+    launch_ns: Duration | None = None
     """Time the host takes to issue the smallest operator."""
-    roundtrip_ns: int | None = None
+    roundtrip_ns: Duration | None = None
     """Time from issuing the smallest operator until its completion is known."""
     absent: dict[str, str] = {}
     """Part that could not be measured → the reason."""
     fed: dict[str, str] = {}
     """Section (``gemm``, ``memory``, ``link``) → the experiment that it comes from."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.created_ns < _LATEST_NS:
-            raise ValueError(f"created_ns {self.created_ns} is not a time")
-        if min(self.ranks, self.threads, self.cores) < 1:
-            raise ValueError("ranks, threads and cores must be at least 1")
 
     def flop_per_s(self, dtype: str) -> float | None:
         """Best rate of a product of a type (``bf16``, ``torch.bfloat16``), None: not measured."""
@@ -174,12 +165,7 @@ def load_all(path: Path | None = None) -> list[Calibration]:
     data = read_bytes(path)
     remedy = "measure again with `chopper calibrate --force`"
     problem = f"{path}: is not a calibration"
-    schema = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError).get(
-        "schema"
-    )
-    if schema != SCHEMA:
-        raise InputError(f"{path}: has schema {schema!r}, expected {SCHEMA!r}; {remedy}")
-    stored = decode_json(data, _Store, problem, remedy=remedy, error=InputError).calibrations
+    stored = decode_document(data, _Store, SCHEMA, problem, remedy=remedy).calibrations
     return sorted(stored, key=lambda c: c.created_ns, reverse=True)
 
 
@@ -256,10 +242,16 @@ def to_manifest(calibration: Calibration) -> dict[str, Any]:
 
 
 def from_manifest(kept: dict[str, Any]) -> Calibration | None:
-    """The reverse of :func:`to_manifest`; None when another version of chopper wrote it."""
+    """The reverse of :func:`to_manifest`; None when another version of chopper wrote it.
+
+    Raises:
+        InputError: it is damaged.
+    """
     if kept.get("schema") != SCHEMA:
         return None
     try:
         return msgspec.convert(kept, Calibration)
-    except (msgspec.ValidationError, RecursionError):
-        return None
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise InputError(
+            f"the calibration in the run's manifest is damaged ({printable(str(exc))})"
+        ) from exc

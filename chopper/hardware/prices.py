@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from chopper.errors import JSON_ERRORS, InputError
-from chopper.storage.files import read_bytes
+from chopper.storage.files import decode_document, read_bytes
 
 
 class Priced(msgspec.Struct, kw_only=True, frozen=True):
     """A number with its source."""
 
-    value: float
+    value: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
     source: str
 
 
@@ -39,13 +39,10 @@ def load(path: Path | None = None) -> Prices:
     where = "prices.json" if path is None else str(path)
     shipped = files("chopper").joinpath("data", "prices.json")
     data = shipped.read_bytes() if path is None else read_bytes(path)
-    try:
-        found = msgspec.json.decode(data, type=Prices)
-    except JSON_ERRORS as exc:
-        raise InputError(f"{where}: {exc}; expected the fields of chopper.prices/1") from exc
-    if found.schema != "chopper.prices/1":
-        raise InputError(f"{where}: has schema {found.schema!r}, expected 'chopper.prices/1'")
-    wrong = [name for name, price in found.devices.items() if not price.value > 0]
-    if wrong:
-        raise InputError(f"{where}: price of {wrong[0]} is not above zero")
-    return found
+    return decode_document(
+        data,
+        Prices,
+        "chopper.prices/1",
+        f"{where}: is not a price list",
+        remedy="give the fields that the built-in list has",
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
-from chopper.storage.layout import MOST_RANKS
+from chopper.ranges import MOST_RANKS, NUMBER_MOST
 from chopper.storage.manifest import Finding, RankManifest, add_finding
 from chopper.storage.parts import ranks_missing
 from chopper.wording import device_name, some
@@ -88,7 +88,7 @@ def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
         device_id=trace.device_id,
         traces=(str(file.resolve()),),
         findings=trace.findings,
-        pid=trace.host_pid,
+        pid=trace.host_pid if 0 <= (trace.host_pid or 0) <= NUMBER_MOST else None,
         hostname=host_of(file, trace),
     )
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from chopper.errors import JSON_ERRORS, InputError, UsageError
+from chopper.errors import InputError, UsageError
 from chopper.models.architectures import MAX_LAYERS, Architecture, Experts, Latent
-from chopper.storage.files import read_bytes
+from chopper.storage.files import decode_json, read_bytes
 
 _ACTIVATIONS = {
     "relu": "relu",
@@ -198,12 +198,12 @@ def read_config(path: Path) -> Architecture:
         InputError: no JSON object, an architecture that is not supported, a missing or wrong size.
     """
     where = path / "config.json" if path.is_dir() else path
-    try:
-        found = msgspec.json.decode(read_bytes(where))
-    except JSON_ERRORS as exc:
-        raise InputError(f"{where}: is not JSON ({exc}); expected a model's config.json") from exc
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: is not a JSON object; expected a model's config.json")
+    found = decode_json(
+        read_bytes(where),
+        dict[str, Any],
+        f"{where}: is not a model's config.json",
+        error=InputError,
+    )
     # Checkpoints have theirs in a folder that is named for the model.
     name = where.resolve().parent.name if where.stem == "config" else where.stem
     return of_config(found, name or where.stem, where)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from chopper.ranges import VALUE_MOST
 from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
 from chopper.recording.phases import PhaseLog
 from chopper.recording.step_log import StepLog
@@ -183,13 +183,13 @@ class StepRecorder:
 
 def finite_number(value: Any) -> float | int | None:
     """Return a value as the number that a manifest can hold; None when it is no finite number."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several values
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= VALUE_MOST else None
 
 
 def _label(value: Any) -> str | int | float:

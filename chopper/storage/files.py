@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 DOCUMENT_MOST_BYTES = 512 << 20
 """Of a manifest or another JSON document; the manifest of 10 000 ranks has about 80 MB."""
+DOCUMENT_MOST_VALUES = 8 << 20
+"""Each takes some 100 bytes of memory; the manifest of 100 000 imported ranks has 6 million."""
 
 
 def decode_json(
@@ -43,11 +45,35 @@ def decode_json(
         remedy: what to do about it.
         error: exception to raise, with the problem, its reason and the remedy in one line.
     """
+    if len(data) > DOCUMENT_MOST_VALUES:
+        count = sum(map(data.count, (b",", b"{", b"[")))
+        if count > DOCUMENT_MOST_VALUES:
+            after = f"; {remedy}" if remedy else ""
+            raise error(
+                f"{problem} ({count} values, expected at most {DOCUMENT_MOST_VALUES}){after}"
+            )
     try:
         return msgspec.json.decode(data, type=kind)
     except JSON_ERRORS as exc:
         after = f"; {remedy}" if remedy else ""
         raise error(f"{problem} ({printable(str(exc))}){after}") from exc
+
+
+class _Schema(msgspec.Struct):
+    schema: str = ""
+
+
+def decode_document(data: bytes, kind: type[_T], schema: str, problem: str, *, remedy: str) -> _T:
+    """Decode a JSON document that names its schema, which is checked before anything else.
+
+    Raises:
+        InputError: damaged, or of another schema.
+    """
+    found = decode_json(data, _Schema, problem, remedy=remedy, error=InputError).schema
+    if found != schema:
+        shown = printable(found[:80])
+        raise InputError(f"{problem} (has schema {shown!r}, expected {schema!r}); {remedy}")
+    return decode_json(data, kind, problem, remedy=remedy, error=InputError)
 
 
 def encode_json(value: Any) -> bytes:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 MANIFEST = "manifest.json"
 EXPERIMENT = "experiment.json"
-MOST_RANKS = 1 << 20
 _RANK_DIR = re.compile(r"rank-([0-9]{5,7})")
 _SUB_RUN = re.compile(r"process-([0-9]{1,7})")
 _UPLOAD = re.compile(r"upload-[0-9a-f]{16}")

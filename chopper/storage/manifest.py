@@ -13,8 +13,23 @@ from typing import Any, Literal
 import msgspec
 
 from chopper.errors import RunFormatError
+from chopper.ranges import (
+    MOST_RANKS,
+    Count,
+    Duration,
+    Integer,
+    Ordinal,
+    Rank,
+    Ranks,
+    Rate,
+    Ratio,
+    Share,
+    Time,
+    Value,
+    Version,
+)
 from chopper.storage.files import decode_json, document, encode_json, json_without_secrets
-from chopper.storage.layout import MOST_RANKS, is_upload
+from chopper.storage.layout import is_upload
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
@@ -34,11 +49,11 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     severity: Severity
     message: str
     """One line: what was found, where, and what it means for the numbers."""
-    rank: int | None = None
-    count: int | None = None
+    rank: Rank | None = None
+    count: Count | None = None
     withholds: tuple[str, ...] = ()
     """Claims that this finding withholds, for example ``compute.ideal``."""
-    share_ratio: float | None = None
+    share_ratio: Share | None = None
     """Of the time, or of the events, that it is about; None where it is not about a part."""
 
 
@@ -58,10 +73,10 @@ def add_finding(
 class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A device as the run saw it. Peaks are joined by name when the run is analyzed."""
 
-    device_id: int
+    device_id: Ordinal
     name: str | None = None
-    memory_bytes: int | None = None
-    multiprocessor_count: int | None = None
+    memory_bytes: Count | None = None
+    multiprocessor_count: Count | None = None
     uuid: str | None = None
     pci_address: str | None = None
     """Domain:bus:device; what tells the device that a part of one (MIG) belongs to."""
@@ -79,10 +94,10 @@ class StatedDevice(msgspec.Struct, kw_only=True, frozen=True):
 class CallCost(msgspec.Struct, kw_only=True, frozen=True):
     """Cost of one call of a driver, measured when sampling began."""
 
-    p50_ns: int
-    p99_ns: int
+    p50_ns: Duration
+    p99_ns: Duration
     """The largest where fewer than 100 calls were made."""
-    count: int
+    count: Count
     """Calls that were timed."""
 
 
@@ -96,20 +111,20 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     remedy: str | None = None
     files: tuple[str, ...] = ()
     """Paths relative to the rank's directory."""
-    requested_hz: float | None = None
-    achieved_hz: float | None = None
-    samples_count: int | None = None
-    dropped_count: int | None = None
-    late_count: int | None = None
-    jitter_p50_ns: int | None = None
-    jitter_p99_ns: int | None = None
-    call_p50_ns: int | None = None
-    call_p99_ns: int | None = None
+    requested_hz: Rate | None = None
+    achieved_hz: Rate | None = None
+    samples_count: Count | None = None
+    dropped_count: Count | None = None
+    late_count: Count | None = None
+    jitter_p50_ns: Duration | None = None
+    jitter_p99_ns: Duration | None = None
+    call_p50_ns: Duration | None = None
+    call_p99_ns: Duration | None = None
     calls: dict[str, CallCost] = {}
     """Each call of the driver that sampling makes, calibrated at the start."""
-    cpu_ratio: float | None = None
+    cpu_ratio: Ratio | None = None
     """CPU time of the sampler over wall time."""
-    clock_alignment_error_ns: int | None = None
+    clock_alignment_error_ns: Time | None = None
     absent: dict[str, str] = {}
     """Table or ``table.column`` that stays null on this machine, and why."""
 
@@ -117,16 +132,16 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Cost of chopper itself for the rank, measured with the run's own clock."""
 
-    setup_ns: int | None = None
-    per_step_ns: int | None = None
+    setup_ns: Duration | None = None
+    per_step_ns: Duration | None = None
     """Median time that chopper's own code took inside a step (marks, hooks)."""
-    export_ns: int | None = None
+    export_ns: Duration | None = None
     """Writing the trace, outside the steps."""
-    close_ns: int | None = None
+    close_ns: Duration | None = None
     """Ending the recording after the program's own end: its last trace, collectors and files."""
-    traced_step_ns: int | None = None
+    traced_step_ns: Duration | None = None
     """Median duration of traced steps."""
-    untraced_step_ns: int | None = None
+    untraced_step_ns: Duration | None = None
     """Median duration of steps recorded without a trace."""
 
 
@@ -135,35 +150,35 @@ class Measure(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     name: str
     """With its unit as suffix, like every column: ``step_ns``, ``peak_bytes``."""
-    value: float | int
-    labels: dict[str, str | int | float] = {}
+    value: Value | Integer
+    labels: dict[str, str | Integer | Value] = {}
     """Object of the measurement: ``{"collective": "all_reduce", "size_bytes": 1048576}``."""
 
 
 class ClockAnchor(msgspec.Struct, kw_only=True, frozen=True):
     """Clocks of one host read at the same moment."""
 
-    realtime_ns: int
-    monotonic_ns: int
-    monotonic_raw_ns: int | None = None
+    realtime_ns: Time
+    monotonic_ns: Time
+    monotonic_raw_ns: Time | None = None
 
 
 class RankManifest(msgspec.Struct, kw_only=True):
     """One rank's part."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     chopper_version: str | None = None
-    rank: int
+    rank: Rank
     """Global rank; 0 when not distributed."""
     label: str | None = None
     """Shown instead of the number where ranks are not known, for example a file name."""
-    world_size: int | None = None
-    local_rank: int | None = None
+    world_size: Ranks | None = None
+    local_rank: Rank | None = None
     hostname: str | None = None
-    node: int | None = None
+    node: Rank | None = None
     """Number of the rank's node in the job, as the launcher says; None where it says none."""
-    pid: int | None = None
-    process_started: int | None = None
+    pid: Count | None = None
+    process_started: Integer | None = None
     """Start of the process, in units of its machine; with ``pid`` and ``machine`` unique."""
     machine: str | None = None
     """Host name, boot id and PID namespace within which ``pid`` means this process."""
@@ -171,8 +186,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     """Text that the processes of one distributed job have in common; None for a process that had no
     rank when it began to record, and is recorded as rank 0 of a run of its own."""
     command: tuple[str, ...] | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
+    start_ns: Time | None = None
+    end_ns: Time | None = None
     status: Literal["running", "complete", "interrupted", "failed", "imported"] = "running"
     """``running`` in a run that is over means that the process died without a word."""
     error: str | None = None
@@ -181,7 +196,7 @@ class RankManifest(msgspec.Struct, kw_only=True):
     process_groups: list[dict[str, Any]] = []
     environment: dict[str, str] = {}
     devices: list[Device] = []
-    device_id: int | None = None
+    device_id: Ordinal | None = None
     """The device that this rank computes on; None when it computes on the host."""
     stated_device: StatedDevice | None = None
     """The device that the user named, whose ceilings count; None where the trace decides."""
@@ -190,9 +205,9 @@ class RankManifest(msgspec.Struct, kw_only=True):
     collectors: list[CollectorReport] = []
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None
-    traced_steps: tuple[int, int] | None = None
+    traced_steps: tuple[Integer, Integer] | None = None
     """First step of the trace, and the one after its last; None where it covers no whole step."""
-    steps_count: int | None = None
+    steps_count: Count | None = None
     """Steps that were seen; None in a recording that was never closed."""
     overhead: Overhead | None = None
     measures: list[Measure] = []
@@ -216,7 +231,7 @@ class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):
 
     name: str
     """``serial``, ``processes`` or ``ray``."""
-    workers: int
+    workers: Count
     reason: str
     """Why this engine was chosen."""
 
@@ -224,14 +239,14 @@ class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):
 class RunManifest(msgspec.Struct, kw_only=True):
     """The whole run."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     chopper_version: str | None = None
     kind: Literal["recorded", "imported"]
     name: str
     command: tuple[str, ...] | None = None
     workload: str | None = None
-    created_ns: int | None = None
-    exit_code: int | None = None
+    created_ns: Time | None = None
+    exit_code: Integer | None = None
     """Exit code of the recorded command; None when it was not launched by chopper."""
     engine: EngineChoice | None = None
     """Of an import; None for a recorded run."""
@@ -247,12 +262,12 @@ class Upload(msgspec.Struct, kw_only=True, frozen=True):
 
     folder: str
     """Name of the folder, beside the manifest, that holds the run."""
-    files: dict[str, int]
+    files: dict[str, Count]
     """Each file's path in it, and its bytes."""
 
 
 class _Stored(msgspec.Struct):
-    schema_version: int
+    schema_version: Version
     upload: Upload
 
 
@@ -261,7 +276,7 @@ class NewerRunError(RunFormatError):
 
 
 class _Versioned(msgspec.Struct):
-    schema_version: int
+    schema_version: Version
 
 
 class _Counted(msgspec.Struct):

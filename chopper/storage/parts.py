@@ -14,12 +14,12 @@ import msgspec
 
 from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
+from chopper.ranges import MOST_RANKS
 from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.files import create, inside, read_bytes, write_atomic
 from chopper.storage.layout import (
     MANIFEST,
-    MOST_RANKS,
     is_rank_dir,
     is_run,
     last_written_s,

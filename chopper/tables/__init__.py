@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chopper.errors import SchemaError
+from chopper.ranges import NUMBER_MOST, TIME_MOST_NS, TOTAL_MOST_NS
 from chopper.wording import unit
 
 if TYPE_CHECKING:
@@ -24,11 +25,6 @@ ColumnType = Literal["int64", "int32", "int16", "float64", "bool", "string", "te
 """``string`` is dictionary-encoded (few distinct values), ``text`` is plain UTF-8."""
 
 
-TIME_MOST_NS = 1 << 61
-"""Differences of times must fit into 64 bits."""
-_TOTAL_MOST_NS = 1 << 57
-"""Four years, which the times of a rank's table cover at most; sums over ranks then fit, too."""
-_NUMBER_MOST = 1 << 53
 TIME_OF = {
     "host_span": "start_ns",
     "device_event": "start_ns",
@@ -170,8 +166,8 @@ class Table:
             for name in ("number", "time_ns", "start_ns", "end_ns", "dur_ns", "span_ns")
             if name in table.schema.names and table.num_rows > table[name].null_count
         }
-        if "number" in known and (abs(known["number"] + 0.0) > _NUMBER_MOST).any():
-            raise SchemaError(f"table {self.name}: column number holds one beyond {_NUMBER_MOST}")
+        if "number" in known and (abs(known["number"] + 0.0) > NUMBER_MOST).any():
+            raise SchemaError(f"table {self.name}: column number holds one beyond {NUMBER_MOST}")
         times = {name: values for name, values in known.items() if name != "number"}
         for name, values in times.items():
             least = 0 if name in ("dur_ns", "span_ns") else -TIME_MOST_NS
@@ -179,7 +175,7 @@ class Table:
             if len(odd):
                 raise SchemaError(f"table {self.name}: column {name} holds {odd[0]}, no time")
             most = values.sum(dtype=float) if least == 0 else int(values.max()) - int(values.min())
-            if most > _TOTAL_MOST_NS:
+            if most > TOTAL_MOST_NS:
                 raise SchemaError(f"table {self.name}: column {name} covers more than four years")
         if {"start_ns", "end_ns"} <= times.keys():
             ends_early = pc.less(table["end_ns"], table["start_ns"])

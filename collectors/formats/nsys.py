@@ -21,6 +21,7 @@ from chopper.collectors.formats.recording import (
     renamed,
 )
 from chopper.errors import InputError
+from chopper.ranges import NUMBER_MOST
 from chopper.storage.manifest import Device, add_finding
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -266,8 +267,8 @@ def _devices(db: Database) -> list[Device]:
         Device(
             device_id=number,
             name=name or None,
-            memory_bytes=memory if memory > 0 else None,
-            multiprocessor_count=units if units > 0 else None,
+            memory_bytes=memory if 0 < memory <= NUMBER_MOST else None,
+            multiprocessor_count=units if 0 < units <= NUMBER_MOST else None,
             uuid=f"GPU-{uuid}" if uuid else None,
         )
         for number, memory, units, name, uuid in zip(
@@ -276,6 +277,6 @@ def _devices(db: Database) -> list[Device]:
             uuids,
             strict=False,
         )
-        if number >= 0
+        if 0 <= number < 1 << 31
     ]
     return sorted(devices, key=lambda device: device.device_id)

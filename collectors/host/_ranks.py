@@ -14,6 +14,7 @@ import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
 from chopper.errors import JSON_ERRORS
+from chopper.ranges import Count, Rank
 from chopper.storage.process_identity import machine
 
 _SCAN_NS = 1_000_000_000
@@ -23,10 +24,10 @@ _SCAN_COST_RATIO = 0.005
 class RankPart(msgspec.Struct):
     """The few fields of a rank's manifest that a sampler needs."""
 
-    rank: int
+    rank: Rank
     hostname: str | None = None
     machine: str | None = None
-    pid: int | None = None
+    pid: Count | None = None
 
 
 class RankWatcher(FileSource):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
+from chopper.ranges import Count, Duration, Time
 from chopper.storage.manifest import CallCost, CollectorReport
 
 COMM = "chopper-sampler"
@@ -19,26 +20,26 @@ class SourceStatus(msgspec.Struct):
     """Statistics of one source. Counts are totals since the start."""
 
     name: str
-    requested_hz: float
-    parts_count: int = 1
+    requested_hz: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    parts_count: Count = 1
     """Number of parts that are read by themselves (devices); each counts its samples."""
-    period_ns: int = 0
+    period_ns: Duration = 0
     """Time between samples now; longer than requested where a reading costs too much."""
     native: bool = False
     """Read in C, by a thread of its own."""
-    elapsed_ns: int = 0
+    elapsed_ns: Duration = 0
     """From the first to the last sample, summed over the parts."""
-    samples_count: int = 0
-    late_count: int = 0
+    samples_count: Count = 0
+    late_count: Count = 0
     """Samples that began more than half a period after their time."""
-    dropped_count: int = 0
+    dropped_count: Count = 0
     """Samples left out: their time had passed, the reading failed, or the ring was full."""
-    overflowed_count: int = 0
+    overflowed_count: Count = 0
     """Those of them that the ring had no room for."""
-    jitter_p50_ns: int | None = None
-    jitter_p99_ns: int | None = None
-    call_p50_ns: int | None = None
-    call_p99_ns: int | None = None
+    jitter_p50_ns: Duration | None = None
+    jitter_p99_ns: Duration | None = None
+    call_p50_ns: Duration | None = None
+    call_p99_ns: Duration | None = None
     notes: dict[str, str] = {}
     """Why it was left out, slowed down, or what last failed; by what it is about, so that one fact
     never stands in for another."""
@@ -69,15 +70,15 @@ class SamplerStatus(msgspec.Struct, kw_only=True):
     collector: str
     state: Literal["running", "complete", "orphaned", "failed"] = "running"
     error: str | None = None
-    pid: int
-    start_ns: int
-    wall_ns: int = 0
-    cpu_ns: int = 0
+    pid: Count
+    start_ns: Time
+    wall_ns: Duration = 0
+    cpu_ns: Duration = 0
     """CPU time of its whole process in ``wall_ns``, start-up left out."""
-    startup_cpu_ns: int = 0
+    startup_cpu_ns: Duration = 0
     files: tuple[str, ...] = ()
     absent: dict[str, str] = {}
-    clock_alignment_error_ns: int | None = None
+    clock_alignment_error_ns: Time | None = None
     calls: dict[str, CallCost] = {}
     """Each call of the driver, measured at the start."""
     sources: list[SourceStatus] = []

@@ -106,8 +106,11 @@ def test_nothing_stored_is_nothing(tmp_path: Path) -> None:
     [
         ("", "is not a calibration"),
         ("[1]", "is not a calibration"),
-        ("{}", "has schema None, expected 'chopper.calibration/1'"),
-        ('{"schema": "chopper.calibration/2"}', "has schema 'chopper.calibration/2'"),
+        ("{}", "is not a calibration (has schema '', expected 'chopper.calibration/1')"),
+        (
+            '{"schema": "chopper.calibration/2"}',
+            "is not a calibration (has schema 'chopper.calibration/2'",
+        ),
         (
             '{"schema": "chopper.calibration/1", "calibrations": [{"kind": "full"}]}',
             "is not a calibration",
@@ -144,8 +147,13 @@ def test_a_manifest_carries_it_whole() -> None:
     kept = calibration.to_manifest(made())
     assert from_manifest(json.loads(json.dumps(kept))) == made()
     assert from_manifest(kept | {"schema": "chopper.calibration/99"}) is None
-    assert from_manifest(kept | {"ranks": "two"}) is None
     assert from_manifest({}) is None
+
+
+@pytest.mark.parametrize("field", [{"ranks": "two"}, {"ranks": 0}, {"launch_ns": 2**62}])
+def test_a_damaged_one_in_a_manifest_is_said(field: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"the calibration in the run's manifest is damaged \("):
+        from_manifest(calibration.to_manifest(made()) | field)
 
 
 def test_the_source_says_the_conditions() -> None:

@@ -33,6 +33,7 @@ from chopper.collectors.formats.parsed import (
 )
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
+from chopper.ranges import NUMBER_MOST
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
 
@@ -307,6 +308,8 @@ def _devices(header: Header) -> list[Device]:
             continue
         device_id = integer(entry.get("id"))
         name = entry.get("name")
+        if device_id is not None and not -1 <= device_id < 1 << 31:
+            continue
         devices.append(
             Device(
                 device_id=position if device_id is None else device_id,
@@ -320,7 +323,7 @@ def _devices(header: Header) -> list[Device]:
 
 def _positive(value: Any) -> int | None:
     whole = integer(value)
-    return whole if whole is not None and whole > 0 else None
+    return whole if whole is not None and 0 < whole <= NUMBER_MOST else None
 
 
 def _environment(header: Header, info: dict[str, Any]) -> dict[str, str]:

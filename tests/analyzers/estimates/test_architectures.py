@@ -207,8 +207,8 @@ def test_gemma_3_as_it_is_published() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("{", "is not JSON"),
-        ("[1]", "is not a JSON object"),
+        ("{", "is not a model's config.json .Input data was truncated"),
+        ("[1]", "is not a model's config.json .Expected .object., got .array."),
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
         ({}, "model_type None is not supported"),
         ({**LLAMA, "hidden_size": 0}, "hidden_size is 0"),
