@@ -246,6 +246,8 @@ def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Match
 
 MOST_ROWS = 2_000_000
 """Of host spans and device events: a run with more is looked at closely in some ranks only."""
+_LEAST_ROWS = 2_000
+"""A rank's tables take the memory of so many rows, however few they have."""
 
 
 def attribute(
@@ -282,7 +284,7 @@ def attribute(
         stages.alone(*recording.ranks)
     else:
         matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
-    rows_count = sum(stages.rows_count.values())
+    rows_count = sum(max(count, _LEAST_ROWS) for count in stages.rows_count.values())
     all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
     detail = None
@@ -378,7 +380,7 @@ class _Stages:
         self._recording, self._engine = recording, engine
         self._begins_ns = begins_ns or {}
         self._common_steps = common_steps(
-            _numbered_steps(recording), share_a_clock=share_a_clock(recording.manifest)
+            _numbered_steps(recording, {}), share_a_clock=share_a_clock(recording.manifest)
         )
         self._joined: dict[int, list[_Unit]] = {}
 
@@ -714,7 +716,7 @@ def _findings(
         findings += [*recording.part(rank).findings, *share.findings]
     findings += found.of_clocks({r: (m.offset_ns, m.offset_rank) for r, m in matched.items()})
     findings += found.of_numbers(matched)
-    steps = _numbered_steps(recording)
+    steps = _numbered_steps(recording, shares)
     common = common_steps(steps, share_a_clock=share_a_clock(recording.manifest))
     if common is not None:
         findings.append(
@@ -730,13 +732,13 @@ def _stacked(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _numbered_steps(recording: Run) -> dict[int, Steps]:
+def _numbered_steps(recording: Run, shares: Mapping[int, RankShare]) -> dict[int, Steps]:
     """Return the traced steps of each rank of a run of several that are numbered by the program."""
     if len(recording.ranks) < 2:
         return {}
     numbered: dict[int, Steps] = {}
     for rank in recording.ranks:
-        step = recording.table(rank, "step")
+        step = shares[rank].steps.step if rank in shares else recording.table(rank, "step")
         counted = {"range", "profiler_step"} >= {*step["source"].unique().to_pylist()}
         if counted or recording.part(rank).status != "imported":
             numbered[rank] = traced_steps(step)

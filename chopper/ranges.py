@@ -37,5 +37,7 @@ Share = Annotated[float, Meta(ge=0, le=1.001)]
 Ratio = Annotated[float, Meta(ge=0, le=1e6)]
 Rate = Annotated[float, Meta(ge=0, le=1e18)]
 """Per second: of samples, of FLOP, of bytes."""
+FileName = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*\Z")]
+"""Of a file, with or without its folders; systems take no others."""
 Value = Annotated[float, Meta(ge=-VALUE_MOST, le=VALUE_MOST)]
 """A number that the program measured, in a unit of its own."""

@@ -10,11 +10,11 @@ import pytest
 from chopper.analyzers.compare.history import PastRun
 from chopper.collectors.host._ranks import RankPart
 from chopper.collectors.sampler._status import SamplerStatus
-from chopper.errors import InputError
+from chopper.errors import InputError, RunFormatError
 from chopper.experiments.results import Plan
 from chopper.hardware import calibration, prices
 from chopper.storage import files
-from chopper.storage.manifest import RankManifest, RunManifest, Upload
+from chopper.storage.manifest import RankManifest, RunManifest, Upload, decode_rank
 
 DOCUMENTS = (
     *(RunManifest, RankManifest, Upload, PastRun, Plan, prices.Prices, SamplerStatus, RankPart),
@@ -42,6 +42,12 @@ def numbers(kind: Any, where: str) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda kind: kind.__name__)
 def test_every_number_of_a_document_has_a_range(document: type) -> None:
     assert numbers(msgspec.inspect.type_info(document), document.__name__) == []
+
+
+@pytest.mark.parametrize("name", ["", "a\\u0000b", "x" * 5000])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(RunFormatError, match="damaged manifest"):
+        decode_rank(b'{"schema_version": 1, "rank": 0, "traces": ["%b"]}' % name.encode(), "m")
 
 
 def test_a_document_of_very_many_values_is_refused_before_it_takes_memory(

@@ -78,7 +78,7 @@ class Replay:
     def counting(self, run: Attributed) -> Replay:
         """Return the same replay, with the windows of another part of the run counted."""
         other = copy(self)
-        for name in ("coupled_ratio", "notes"):
+        for name in ("coupled_ratio", "notes", "_observed"):
             other.__dict__.pop(name, None)
         other.run, other.counted = run, _counted(run, self.base)
         return other
@@ -222,6 +222,10 @@ class Replay:
                 steps[number] = total + length, windows + 1
         return dict(sorted(steps.items()))
 
+    @cached_property
+    def _observed(self) -> dict[int, tuple[int, int]]:
+        return self._windows(self.untraced)
+
     def gives_back(self, causes: Sequence[str]) -> Recoverable:
         """Return what a step without these causes takes less."""
         scenario = self.scenario()
@@ -236,7 +240,7 @@ class Replay:
         Both are at the host's pace without tracing, and summed over its rank windows, whose count
         stands beside them.
         """
-        observed, predicted = self._windows(self.untraced), self._windows(outcome)
+        observed, predicted = self._observed, self._windows(outcome)
         steps: dict[int, tuple[int, float, int]] = {}
         for number in [n for n in observed if n in predicted]:
             (before, windows), (after, as_many) = observed[number], predicted[number]

@@ -20,7 +20,7 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.samples import ranks_beside, table_beside
+from chopper.analyzers.trace.samples import table_beside
 from chopper.analyzers.views import View, column, optional
 
 Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
@@ -135,17 +135,19 @@ def _cores(run: Attributed, rank: int) -> dict[str, Sampled | None]:
 
 def _process(run: Attributed, rank: int) -> dict[str, Sampled | None]:
     """Samples of the rank's own processes, taken by whichever rank watched them."""
-    for other in (*ranks_beside(run.recording, rank), *run.recording.ranks):
-        table = run.recording.table(other, "process")
-        mine = table.filter(pa.array(ints(table, "rank") == rank))
-        if mine.num_rows:
-            mine = mine.take(np.argsort(ints(mine, "time_ns"), kind="stable"))
-            time = ints(mine, "time_ns")
-            return {
-                "rank_cores": _sampled(time, reals(mine, "cpu_ratio")),
-                "children_cores": _sampled(time, reals(mine, "child_cpu_ratio")),
-            }
-    return {}
+    watchers = run.recording.watchers.get(rank)
+    if not watchers:
+        return {}
+    host = run.recording.part(rank).host
+    beside = (other for other in watchers if run.recording.part(other).host == host)
+    table = run.recording.table(rank if rank in watchers else next(beside, watchers[0]), "process")
+    mine = table.filter(pa.array(ints(table, "rank") == rank))
+    mine = mine.take(np.argsort(ints(mine, "time_ns"), kind="stable"))
+    time = ints(mine, "time_ns")
+    return {
+        "rank_cores": _sampled(time, reals(mine, "cpu_ratio")),
+        "children_cores": _sampled(time, reals(mine, "child_cpu_ratio")),
+    }
 
 
 def _spans(run: Attributed, rank: int) -> Iterator[Span]:

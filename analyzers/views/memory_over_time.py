@@ -112,7 +112,10 @@ def memory_growth(run: Attributed) -> list[Growth]:
     """
     found = []
     for rank in run.recording.ranks:
-        series, ends_ns = _series(run, rank, _SAMPLED), ints(step_table(run, rank), "end_ns")
+        series = _series(run, rank, _SAMPLED)
+        if not series:
+            continue
+        ends_ns = ints(step_table(run, rank), "end_ns")
         part = run.recording.part(rank)
         sizes = [d.memory_bytes for d in part.devices if d.device_id == part.device_id]
         for name, what in _GROWS.items():
@@ -154,6 +157,8 @@ def _series(run: Attributed, rank: int, names: Iterable[str] = _RECORDED) -> Ser
     """(times, ascending; values) of each column that there is, of the last table that has it."""
     series: Series = {}
     for name in names:
+        if not run.recording.rows_count(rank, name):
+            continue
         columns = _RECORDED[name]
         table = run.recording.table(rank, name)
         if name == "memory_event":

@@ -26,7 +26,7 @@ from chopper.experiments.judgement import (
     too_far_apart,
 )
 from chopper.notebook import as_cell
-from chopper.ranges import Integer, Ranks, Ratio, Time
+from chopper.ranges import FileName, Integer, Ranks, Ratio, Time
 from chopper.storage.files import decode_document, document, read_bytes
 from chopper.storage.layout import EXPERIMENT
 
@@ -61,7 +61,7 @@ class VariantPlan(msgspec.Struct, kw_only=True):
 
     name: str
     summary: str
-    runs: list[str] = []
+    runs: list[FileName] = []
 
 
 class Plan(msgspec.Struct, kw_only=True):

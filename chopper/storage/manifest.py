@@ -17,6 +17,7 @@ from chopper.ranges import (
     MOST_RANKS,
     Count,
     Duration,
+    FileName,
     Integer,
     Ordinal,
     Rank,
@@ -109,7 +110,7 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str | None = None
     """Why it was refused or failed."""
     remedy: str | None = None
-    files: tuple[str, ...] = ()
+    files: tuple[FileName, ...] = ()
     """Paths relative to the rank's directory."""
     requested_hz: Rate | None = None
     achieved_hz: Rate | None = None
@@ -200,7 +201,7 @@ class RankManifest(msgspec.Struct, kw_only=True):
     """The device that this rank computes on; None when it computes on the host."""
     stated_device: StatedDevice | None = None
     """The device that the user named, whose ceilings count; None where the trace decides."""
-    traces: tuple[str, ...] = ()
+    traces: tuple[FileName, ...] = ()
     """Raw kernel traces, relative to the rank's directory (recorded) or absolute (imported)."""
     collectors: list[CollectorReport] = []
     clock_anchors: list[ClockAnchor] = []
@@ -262,7 +263,7 @@ class Upload(msgspec.Struct, kw_only=True, frozen=True):
 
     folder: str
     """Name of the folder, beside the manifest, that holds the run."""
-    files: dict[str, Count]
+    files: dict[FileName, Count]
     """Each file's path in it, and its bytes."""
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".parquet"
 _ROW_GROUP = 1 << 18
+_ROWS_OF_THREADS = 100_000
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
@@ -205,7 +206,9 @@ def read(path: Path, name: str, ranges: np.ndarray | None = None) -> pa.Table:
     """
     with _damage(path), _opened(path) as file:
         opened = _table_file(file, name)
-        table = opened.read() if ranges is None else _rows(opened, ranges)
+        # Threads cost more than a small table, of which a large run has many.
+        is_large = opened.metadata.num_rows > _ROWS_OF_THREADS
+        table = opened.read(use_threads=is_large) if ranges is None else _rows(opened, ranges)
         return _checked(table, name, 0 if ranges is None else None)[0]
 
 
@@ -223,12 +226,13 @@ def _table_file(file: pa.NativeFile, name: str) -> pq.ParquetFile:
     """Open the file of a table, texts as dictionaries where so declared."""
     import pyarrow.parquet as pq
 
-    there = pq.read_schema(file)  # an older file lacks columns of today
+    opened = pq.ParquetFile(file)
+    there = opened.schema_arrow  # an older file lacks columns of today
     TABLES[name].check_names(there)
     declared = [c.name for c in TABLES[name].columns if c.type == "string"]
     texts = [c for c in declared if c in there.names and there.field(c).type == pa.string()]
-    opened = pq.ParquetFile(file, read_dictionary=texts)
-    _declared(opened.schema_arrow.empty_table(), name)
+    if texts:
+        opened = pq.ParquetFile(file, metadata=opened.metadata, read_dictionary=texts)
     return opened
 
 
@@ -294,6 +298,7 @@ def blocks(path: Path, name: str, columns: Sequence[str]) -> Iterator[pa.RecordB
     with _damage(path), _opened(path) as file:
         after_ns = -TIME_MOST_NS
         opened = _table_file(file, name)
+        _declared(opened.schema_arrow.empty_table(), name)
         if missing := {*columns}.difference(opened.schema_arrow.names):
             raise SchemaError(f"table {name}: column {min(missing)} is missing")
         for block in opened.iter_batches(_ROW_GROUP, columns=columns):

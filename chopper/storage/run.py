@@ -114,6 +114,16 @@ class Run:
             named.setdefault((part.hostname, part.host), []).append(part.rank)
         return named
 
+    @cached_property
+    def watchers(self) -> dict[int, list[int]]:
+        """Rank → ranks that sampled its processes, ascending."""
+        found: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            if self.rows_count(rank, "process"):
+                for watched in pc.unique(self.table(rank, "process")["rank"]).to_pylist():
+                    found.setdefault(watched, []).append(rank)
+        return found
+
     def table(self, rank: int, name: str) -> pa.Table:
         """Return a table of one rank, empty when nothing was recorded for it.
 

@@ -515,7 +515,10 @@ def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
 
 
 def _disagreement(commands: Commands, outcomes: list[Outcome]) -> str | None:
-    """What SQL and the attribution say otherwise of the same table."""
+    """What SQL and the attribution say otherwise of the same table, or two commands of a run."""
+    if commands[0][0] == "import" and len(outcomes) > 1 and not outcomes[0].code:
+        damaged = next((o.err for o in outcomes[1:] if "damaged" in o.err), None)
+        return None if damaged is None else f"what import wrote is damaged\n{damaged}"
     if [command[0] for command in commands[:2]] != ["query", "analyze"] or len(outcomes) < 2:
         return None
     table = commands[0][2].split()[-1]
