@@ -35,7 +35,7 @@ from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
 from chopper.quantities import digits
-from chopper.ranges import TOTAL_MOST_NS, Count, Duration, Ranks, Ratio, Share, Time
+from chopper.ranges import MOST_RANKS, TOTAL_MOST_NS, Count, Duration, Ranks, Ratio, Share, Time
 from chopper.statistics import Prediction, drift_of, median_error, predict_run
 
 SCHEMA = "chopper.history/1"
@@ -129,7 +129,7 @@ def past_run(run: Attributed) -> PastRun:
         error_ratio=None if error_ns is None else min(error_ns / statistics.median(lengths), 1.0),
         causes_ns={row.id: row.time_ns // windows for row in run.leaves()},
         work=same_work.work_of(detailed, cut(detailed)),
-        cores=max((count for count in cores if count), default=None),
+        cores=max((count for count in cores if count and count <= MOST_RANKS), default=None),
         other_cores=_other_cores(run),
         clock_hz=_clock_hz(run),
     )

@@ -174,15 +174,19 @@ def add_run(folder: Path, run: PastRun) -> None:
     """Add a run to a history; a run that is in it is replaced.
 
     Raises:
+        InputError: it holds numbers that no history can.
         OutputError: it cannot be written.
     """
+    from chopper.analyzers.compare.history import SCHEMA, PastRun
+
+    data = json_without_secrets(encode_json(run)) + b"\n"
+    remedy = "its manifest or its tables say what nobody measures"
+    decode_document(data, PastRun, SCHEMA, f"{run.name}: fits no history", remedy=remedy)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise OutputError(f"{folder}: cannot be made ({reason_of(exc)})") from exc
-    write_atomic(
-        folder / f"{run.time_ns}-{run.id}.json", json_without_secrets(encode_json(run)) + b"\n"
-    )
+    write_atomic(folder / f"{run.time_ns}-{run.id}.json", data)
 
 
 def _judged(

@@ -26,6 +26,7 @@ from chopper.hardware.calibration import (
     load_all,
     spread_ratio,
 )
+from chopper.quantities import digits
 from chopper.storage.files import inside
 
 if TYPE_CHECKING:
@@ -208,8 +209,8 @@ def _conditions(rank: RankManifest, device: str) -> _Conditions:
     return _Conditions(
         hostname=rank.hostname or socket.gethostname(),
         device_name=name,
-        threads=int(environment.get("torch_threads", 1)),
-        cores=int(environment.get("cores_allowed", 1)),
+        threads=digits(environment.get("torch_threads", "")) or 1,
+        cores=digits(environment.get("cores_allowed", "")) or 1,
         torch_version=environment.get("torch", ""),
     )
 

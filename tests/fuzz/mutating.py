@@ -378,6 +378,7 @@ def edit_parquet(random: Random, file: Path) -> None:
     """Write a table anew, well-formed, with columns, types, rows or values that nobody expects."""
     try:
         table = pq.read_table(file)
+        table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError):
         file.write_bytes(edit_bytes(random, file.read_bytes()))
         return
