@@ -56,10 +56,10 @@ from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
 from chopper.limits import ROW_BYTES, return_freed_memory
-from chopper.ranges import MOST_RANKS
 from chopper.storage.run import Run
 from chopper.storage.store import Span
 from chopper.tables import TABLES
+from chopper.tables.ranges import MOST_RANKS
 from chopper.wording import ranges
 
 if TYPE_CHECKING:

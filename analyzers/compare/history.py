@@ -35,8 +35,17 @@ from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.other_programs import tolerated_cores
 from chopper.quantities import digits
-from chopper.ranges import MOST_RANKS, TOTAL_MOST_NS, Count, Duration, Ranks, Ratio, Share, Time
 from chopper.statistics import Prediction, drift_of, median_error, predict_run
+from chopper.tables.ranges import (
+    MOST_RANKS,
+    TOTAL_MOST_NS,
+    Count,
+    Duration,
+    Ranks,
+    Ratio,
+    Share,
+    Time,
+)
 
 SCHEMA = "chopper.history/1"
 JUDGEMENT_SCHEMA = "chopper.judgement/1"

@@ -15,7 +15,7 @@ from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.device import of_class
 from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
-from chopper.ranges import NUMBER_MOST, Count, Ranks
+from chopper.tables.ranges import NUMBER_MOST, Count, Ranks
 
 Pair = tuple[Attributed, Attributed]
 Sides = tuple[Steps, Steps]

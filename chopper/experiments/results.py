@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper import ranges
 from chopper.experiments.judgement import (
     beyond,
     beyond_limits,
@@ -26,9 +25,10 @@ from chopper.experiments.judgement import (
     too_far_apart,
 )
 from chopper.notebook import as_cell
-from chopper.ranges import FileName, Integer, Ranks, Ratio, Time
 from chopper.storage.files import decode_document, document, read_bytes
 from chopper.storage.layout import EXPERIMENT
+from chopper.tables import ranges
+from chopper.tables.ranges import FileName, Integer, Ranks, Ratio, Time
 
 if TYPE_CHECKING:
     import argparse

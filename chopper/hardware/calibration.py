@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chopper.errors import InputError, OutputError, printable
-from chopper.ranges import Count, Duration, Ranks, Ratio
 from chopper.storage.files import decode_document, document, read_bytes, write_atomic
+from chopper.tables.ranges import Count, Duration, Ranks, Ratio
 
 SCHEMA = "chopper.calibration/1"
 

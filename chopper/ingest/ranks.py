@@ -8,9 +8,9 @@ from pathlib import Path
 
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.errors import InputError
-from chopper.ranges import MOST_RANKS, NUMBER_MOST
 from chopper.storage.manifest import Finding, RankManifest, add_finding
 from chopper.storage.parts import ranks_missing
+from chopper.tables.ranges import MOST_RANKS, NUMBER_MOST
 from chopper.wording import device_name, some
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?([0-9]{1,6})(?!\d)", re.I)

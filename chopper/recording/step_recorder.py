@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from chopper.ranges import VALUE_MOST
 from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
 from chopper.recording.phases import PhaseLog
 from chopper.recording.step_log import StepLog
 from chopper.recording.steps import BackwardSteps, OptimizerCycle
 from chopper.storage import clock
 from chopper.storage import manifest as m
+from chopper.tables.ranges import VALUE_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable

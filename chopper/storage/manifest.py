@@ -13,7 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from chopper.errors import RunFormatError
-from chopper.ranges import (
+from chopper.storage.files import decode_json, document, encode_json, json_without_secrets
+from chopper.storage.layout import is_upload
+from chopper.tables.ranges import (
     MOST_RANKS,
     Count,
     Duration,
@@ -29,8 +31,6 @@ from chopper.ranges import (
     Value,
     Version,
 )
-from chopper.storage.files import decode_json, document, encode_json, json_without_secrets
-from chopper.storage.layout import is_upload
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.errors import InputError, OutputError, SchemaError, reason_of
-from chopper.ranges import TIME_MOST_NS
 from chopper.storage.files import create, inside
 from chopper.storage.streams import arrow_errors, check_batch, one_line
 from chopper.tables import TABLES
+from chopper.tables.ranges import TIME_MOST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -14,7 +14,6 @@ import msgspec
 
 from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
-from chopper.ranges import MOST_RANKS
 from chopper.storage import manifest as m
 from chopper.storage import processes
 from chopper.storage.files import create, inside, read_bytes, write_atomic
@@ -28,6 +27,7 @@ from chopper.storage.layout import (
 from chopper.storage.process_identity import ProcessIdentity, runs
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
+from chopper.tables.ranges import MOST_RANKS
 from chopper.version import __version__
 from chopper.wording import plural, some
 

@@ -11,10 +11,10 @@ import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from chopper.errors import InputError, OutputError, SchemaError, printable
-from chopper.ranges import TIME_MOST_NS
 from chopper.storage.files import create, read_bytes
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
+from chopper.tables.ranges import TIME_MOST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

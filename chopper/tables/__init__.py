@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chopper.errors import SchemaError
-from chopper.ranges import NUMBER_MOST, TIME_MOST_NS, TOTAL_MOST_NS
+from chopper.tables.ranges import NUMBER_MOST, TIME_MOST_NS, TOTAL_MOST_NS
 from chopper.wording import unit
 
 if TYPE_CHECKING:

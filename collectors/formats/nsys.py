@@ -21,8 +21,8 @@ from chopper.collectors.formats.recording import (
     renamed,
 )
 from chopper.errors import InputError
-from chopper.ranges import NUMBER_MOST
 from chopper.storage.manifest import Device, add_finding
+from chopper.tables.ranges import NUMBER_MOST
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"

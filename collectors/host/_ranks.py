@@ -14,8 +14,8 @@ import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
 from chopper.errors import JSON_ERRORS
-from chopper.ranges import Count, Rank
 from chopper.storage.process_identity import machine
+from chopper.tables.ranges import Count, Rank
 
 _SCAN_NS = 1_000_000_000
 _SCAN_COST_RATIO = 0.005

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
-from chopper.ranges import Count, Duration, Time
 from chopper.storage.manifest import CallCost, CollectorReport
+from chopper.tables.ranges import Count, Duration, Time
 
 COMM = "chopper-sampler"
 """Name of the sampler's process as the kernel shows it; 15 characters is what fits."""

@@ -33,9 +33,9 @@ from chopper.collectors.formats.parsed import (
 )
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
-from chopper.ranges import NUMBER_MOST
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables import TABLES
+from chopper.tables.ranges import NUMBER_MOST
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
