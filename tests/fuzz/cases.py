@@ -624,11 +624,12 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _unreadable(commands: Commands, place: Path) -> str | None:
-    """What is wrong with an output, to a parser of its format."""
+    """What is wrong with an output, to a parser of its format; traces are kept as they were."""
     if planting.is_planted(commands) or commands[0][0] == senders.GATHER:
         return None  # files of others lie there, too
     for file in sorted(place.rglob("*")):
-        if file.is_file() and (problem := texts.of_file(file)) is not None:
+        kept = file.parent.name.startswith("rank-") and file.name.startswith("trace")
+        if not kept and file.is_file() and (problem := texts.of_file(file)) is not None:
             return f"{file.suffix}: {problem}"
     return None
 
