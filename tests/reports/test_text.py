@@ -220,6 +220,15 @@ def test_texts_are_escaped_for_where_they_go() -> None:
         assert message_line(text).isprintable()
 
 
+def test_a_json_report_holds_nothing_that_a_terminal_obeys() -> None:
+    import json
+
+    said = {"name": "a\u202e\x9b\ud800"}
+    shown = reports.formatted(lambda: Page(title="", headline=""), lambda: said, "json")
+    assert shown.rstrip("\n").replace("\n", "").isprintable()
+    assert json.loads(shown) == said
+
+
 def test_json_is_the_documented_form() -> None:
     import json
 
