@@ -162,13 +162,16 @@ def mean_intervals(values: np.ndarray, weights: np.ndarray | None = None) -> np.
 def total_intervals(per_step_ns: np.ndarray) -> list[tuple[int, int]] | None:
     """95 % interval of the total time of each cause; None with fewer than 3 steps.
 
-    (causes, steps) -> low and high; of times, so that no interval begins below 0.
+    (causes, steps) -> low and high; of times, so that no interval begins below 0. None, too, if one
+    ends beyond the largest time: a step of a damaged trace may last for decades.
     """
     intervals = mean_intervals(per_step_ns.T)
     if intervals is None:
         return None
-    totals_ns = np.rint(np.maximum(intervals * per_step_ns.shape[1], 0)).astype(np.int64)
-    return [(low, high) for low, high in totals_ns.tolist()]
+    totals_ns = np.rint(np.maximum(intervals * per_step_ns.shape[1], 0))
+    if totals_ns.max(initial=0) >= 2.0**63:
+        return None
+    return [(low, high) for low, high in totals_ns.astype(np.int64).tolist()]
 
 
 def excess(

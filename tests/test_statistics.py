@@ -117,6 +117,8 @@ def test_totals_are_means_times_steps_and_never_negative() -> None:
     assert totals[1][0] == 0
     assert totals[2] == (28, 28)
     assert total_intervals(per_step_ns[:, :2]) is None
+    # The time of day as a duration, as damaged traces have it: the interval ends beyond 2^63 ns.
+    assert total_intervals(np.array([[0, 0, 1_751_410_836_000_016_994]])) is None
 
 
 def test_totals_of_many_steps_are_narrow_and_cheap() -> None:
