@@ -275,7 +275,7 @@ def test_connecting_to_what_is_silent_ends_in_a_line(says: bytes, why: str, tmp_
     file = trace(tmp_path / "rank0.json", 0, 1)
     with listener(says) as (where, _):
         ended = subprocess.run(
-            [sys.executable, "-c", CONNECTING, "1", "analyze", file, "--ray", where],
+            [sys.executable, "-c", CONNECTING, "1", "analyze", str(file), "--ray", where],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -288,7 +288,7 @@ def test_connecting_to_what_is_silent_ends_in_a_line(says: bytes, why: str, tmp_
 @pytest.mark.parametrize("says", [b"", SETTINGS])
 def test_an_interrupt_ends_connecting(says: bytes, tmp_path: Path) -> None:
     file = trace(tmp_path / "rank0.json", 0, 1)
-    command = [sys.executable, "-c", CONNECTING, str(PATIENCE_S), "analyze", file, "--ray"]
+    command = [sys.executable, "-c", CONNECTING, str(PATIENCE_S), "analyze", str(file), "--ray"]
     with (
         listener(says) as (where, accepted),
         subprocess.Popen([*command, where], stderr=subprocess.PIPE, text=True) as connecting,

@@ -173,7 +173,7 @@ def _socket(place: Path, outside: Path) -> None:
         listening.bind(place.name)
 
 
-_KINDS: dict[str, Callable[[Path, Path], None]] = {
+_KINDS: dict[str, Callable[[Path, Path], object]] = {
     "link": lambda place, outside: place.symlink_to(outside / "victim.txt"),
     "link to a secret": lambda place, outside: place.symlink_to(outside / "secret.txt"),
     "link to a folder": lambda place, outside: place.symlink_to(outside / "folder"),

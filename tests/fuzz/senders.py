@@ -199,8 +199,9 @@ def _handed_over(
     place: Path, here: Path, there: Path, steps: list[list[Any]], patience_s: float
 ) -> dict[int, str | None]:
     """Return what ranks 0 and 2 say, while rank 1 goes through the steps."""
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     ranks = [
         (folder / rank_dir_name(rank), rank_of(place / name, folder / rank_dir_name(rank), rank, n))
         for folder, rank, name, n in ((here, 0, "zero", "a"), (there, 2, "good", "b"))
