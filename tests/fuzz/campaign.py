@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -183,6 +184,7 @@ def again(label: str) -> int:
 
 def main() -> int:
     """Command line; the exit code is 1 when anything failed."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -352,7 +352,7 @@ def _text(case: Case, bases: Path, place: Path) -> Commands:
     view, level = random.choice(sorted(VIEWS)), random.choice(LEVELS)
     form = random.choice(([], ["--json"], ["--csv"]))
     page = f"out/page{random.choice(('.html', '.html', '.md', '.md', '.txt', '.json'))}"
-    said = texts.text(random).replace("\0", "")
+    said = texts.argument(random)
     sql = random.choice((
         "SELECT * FROM host_span", "SELECT * FROM device_event", "SELECT * FROM ranks",
         f"SELECT name AS {_sql_text(said, 1)} FROM host_span",

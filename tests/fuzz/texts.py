@@ -60,9 +60,14 @@ def text(random: Random) -> str:
     return joint.join(random.choice(PIECES) for _ in range(count))
 
 
+def argument(random: Random) -> str:
+    """A hostile text that a command line can hold: bytes that are no UTF-8, but no NUL."""
+    return re.sub("[\0\ud800-\udc7f\udd00-\udfff]", "", text(random))
+
+
 def file_name(random: Random) -> str:
-    """A hostile name of a file that a command line can hold."""
-    name = re.sub("[\0\ud800-\udc7f\ude00-\udfff]", "", text(random)).replace("/", "_")
+    """A hostile name of a file."""
+    name = argument(random).replace("/", "_")
     while len(name.encode("utf-8", "surrogateescape")) > 180:
         name = name[: len(name) // 2]
     return "x" if name in ("", ".", "..") else name
