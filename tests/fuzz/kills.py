@@ -34,6 +34,7 @@ EVERY = 100
 """Other inputs between two kills."""
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 _PAUSES = ("SIGHUP", "SIGSTOP")
+_MARK = "CHOPPER_TEST_MARK"
 _WATCHED = """
     import os, signal, sys
     at, number, below, counted = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -187,7 +188,7 @@ def judge(kill: Kill, bases: Path, folder: Path) -> str | None:
         problem = _read(output)
         program.send_signal(signal.SIGCONT)
         program.send_signal(signal.SIGINT)
-    _await(program)
+    _await(program, output)
     problem = problem or _judge_left(target, output, before, whole)
     problem = problem or _judge_next(target, bases, output, before, whole)
     return f"{kill}: {problem}" if problem else None
@@ -217,7 +218,7 @@ def _whole(name: str, bases: Path) -> _Whole:
             words = stack.enter_context(_other_rank(output))
         program = _popen(target, words, output, -1, 0, counted)
         began_s = time.monotonic()
-        _await(program)
+        _await(program, output)
         seconds = time.monotonic() - began_s
     assert program.returncode == 0, (name, program.returncode)
     return _Whole(output, int(counted.read_text()), seconds, _contents(output))
@@ -234,7 +235,7 @@ def _popen(
         [sys.executable, "-P", "-c", codes[0], *options, codes[1], *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"XDG_CACHE_HOME": str(output.parent / "cache")},
+        env=os.environ | {"XDG_CACHE_HOME": str(output.parent / "cache"), _MARK: str(output)},
         text=True,
     )
     assert program.stdout is not None
@@ -255,18 +256,24 @@ def _started(
     return program
 
 
-def _await(program: subprocess.Popen[str]) -> None:
-    """Wait for the command's end, and its children's: a recorded program outlives its recorder."""
+def _await(program: subprocess.Popen[str], output: Path) -> None:
+    """Wait for the command's end, and that of a recorded program, which outlives its recorder."""
     try:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below = psutil.Process(program.pid).children(recursive=True)
-            program.wait(PATIENCE_S)
-            psutil.wait_procs(below, timeout=PATIENCE_S)
+        program.wait(PATIENCE_S)
+        psutil.wait_procs([*_marked(output)], timeout=PATIENCE_S)
     finally:
         program.kill()
         program.wait()
         assert program.stdout is not None
         program.stdout.close()
+
+
+def _marked(output: Path) -> Iterator[psutil.Process]:
+    """Yield the processes that a command for this output started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_MARK) == str(output):
+                yield process
 
 
 def _judge_left(
@@ -299,7 +306,7 @@ def _judge_next(
             return f"the earlier output is lost: {[p.name for p in output.parent.iterdir()]}"
     words = target.words(bases, output)
     if target.program is _PROFILE:
-        _await(program := _popen(_forced(target), words, output, 0, 0, output))
+        _await(program := _popen(_forced(target), words, output, 0, 0, output), output)
         code, said = program.returncode, ""
     else:
         outcome = run(words[0], "--force", *words[1:])
@@ -418,7 +425,7 @@ def _judge_gather(kill: Kill, output: Path, whole: _Whole) -> str | None:
     target = TARGETS["gather"]
     with _other_rank(output) as words:
         here = Target(target.program, lambda *_: words, target.output)
-        _await(_started(kill, here, output, output, whole))
+        _await(_started(kill, here, output, output, whole), output)
     now = _contents(output)
     visible = {name for name in now if not name.startswith(".")}
     if visible not in ({n for n in whole.contents if n[:10] == "rank-00000"}, {*whole.contents}):
