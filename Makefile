@@ -35,7 +35,7 @@ export PYTHONUNBUFFERED := 1
 ifneq ($(MAKECMDGOALS),checks)
 .NOTPARALLEL:
 endif
-.PHONY: help env demo test test-all checks two-checks lint types layers collection unit coverage docs fuzz bench clients traces clean
+.PHONY: help env demo test test-all checks two-checks lint types layers collection unit coverage docs validate fuzz bench clients traces clean
 
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,11 @@ coverage: $(VENV)/dev.stamp  ## all of pytest with coverage
 
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Options for the injections, for example VALIDATE_ARGS="--real --causes data_stall".
+VALIDATE_ARGS ?= --synthetic
+validate: $(VENV)/dev.stamp  ## known causes, injected: what the attribution finds of them
+	$(BIN)/python -m tests.known_causes $(VALIDATE_ARGS)
 
 # Options for the campaign, for example FUZZ_ARGS="--seconds 60 --seed 7 --only run".
 FUZZ_ARGS ?=

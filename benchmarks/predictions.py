@@ -16,22 +16,22 @@ import msgspec
 import numpy as np
 
 from chopper.statistics import bootstrap, trimmed_mean
-from chopper.validation.injections.plan import ARRIVAL, MEETING
-from chopper.validation.injections.plan import Plan as RealPlan
-from chopper.validation.model.injections import INJECTIONS, MIXES
-from chopper.validation.model.machine import FLAVOURS
-from chopper.validation.model.plan import Dose
-from chopper.validation.recordings import LINKED, record
-from chopper.validation.results import MAGNITUDES
-from chopper.validation.synthetic import refusals, run_model
+from tests.known_causes.injections.plan import ARRIVAL, MEETING
+from tests.known_causes.injections.plan import Plan as RealPlan
+from tests.known_causes.model.injections import INJECTIONS, MIXES
+from tests.known_causes.model.machine import FLAVOURS
+from tests.known_causes.model.plan import Dose
+from tests.known_causes.recordings import LINKED, record
+from tests.known_causes.results import MAGNITUDES
+from tests.known_causes.synthetic import refusals, run_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.answers import WhatIf
-    from chopper.validation.injections.plan import Truth
-    from chopper.validation.model.plan import Plan
+    from tests.known_causes.injections.plan import Truth
+    from tests.known_causes.model.plan import Plan
 
 SYNTHETIC_BAR, REAL_BAR = 0.02, 0.05
 _KNOBS = {

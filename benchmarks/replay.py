@@ -22,7 +22,7 @@ from benchmarks import _synthetic
 from benchmarks.predictions import Prediction, real_cases, synthetic_cases
 from chopper import wording as fmt
 from chopper.experiments.other_programs import others_while
-from chopper.validation.results import MAGNITUDES
+from tests.known_causes.results import MAGNITUDES
 
 LIMIT_S = 5.0
 BUSY_CORES = 0.3

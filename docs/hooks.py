@@ -37,8 +37,8 @@ from chopper.hardware.devices import (  # noqa: E402
     known_host_links,
 )
 from chopper.reports import verdict as verdict_report  # noqa: E402
+from chopper.selftest import PATHS  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
-from chopper.validation.selftest import PATHS  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
 from docs import gallery  # noqa: E402
 

@@ -18,11 +18,11 @@ from chopper.reports import comparison as comparison_report
 from chopper.reports import run as run_report
 from chopper.reports import to_text
 from chopper.reports.page import Page
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
-from chopper.validation.model.writer import write
 from chopper.views import view
 from tests.kineto_writer import Trace
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Dose, Plan
+from tests.known_causes.model.writer import write
 
 OWN = sorted(path for path in (Path(__file__).parent / "golden" / "own").iterdir() if path.is_dir())
 

@@ -19,9 +19,9 @@ from chopper.attribution import Attribution
 from chopper.errors import InputError, UsageError
 from chopper.storage import values
 from chopper.storage.run import Run
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Plan
+from tests.known_causes.model.writer import write
 
 
 @pytest.fixture(scope="module")

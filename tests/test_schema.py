@@ -121,8 +121,6 @@ def test_arguments_are_completed(
         ("analyze run --view cri", "critical_path"),
         ("record --collect torch", "torch_trace"),
         ("record --collect torch_trace,core", "torch_trace,core_wait"),
-        ("validate --causes data_stall,idle.prep", "data_stall,idle.preparation"),
-        ("validate --magnitudes small,l", "small,large"),
     ],
 )
 def test_values_of_options_are_completed(

@@ -55,12 +55,11 @@ _COMMANDS = _FIRST | {
     "sweep": "Measure a command at several clocks or power caps, and set them back.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
     "selftest": "Prove on this machine what Chopper does with its devices.",
-    "validate": "Prove the accuracy of the attribution on known causes.",
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_LOADING_TORCH = frozenset(("bench", "doctor", "calibrate", "validate", "selftest"))
-_RECORDING = frozenset(("bench", "record", "sweep", "calibrate", "selftest", "validate"))
+_LOADING_TORCH = frozenset(("bench", "doctor", "calibrate", "selftest"))
+_RECORDING = frozenset(("bench", "record", "sweep", "calibrate", "selftest"))
 _READING = frozenset(
     ("analyze", "compare", "gate", "report", "import", "gather", "query", "whatif")
 )

@@ -74,8 +74,8 @@ def command(
     from chopper.cli.output import progress
     from chopper.fresh_python import ended_by_signals
     from chopper.reports.selftest import page
+    from chopper.selftest import Machine, run_checks
     from chopper.storage.destination import scratch
-    from chopper.validation.selftest import Machine, run_checks
 
     path = output or _DEFAULT
     shared.check_report(path, force=force)
@@ -109,7 +109,7 @@ def _chosen(only: str | None) -> list[str]:
         UsageError: one is not known, or none is named.
     """
     from chopper.quantities import one_of
-    from chopper.validation.selftest import PATHS
+    from chopper.selftest import PATHS
 
     if only is None:
         return [*PATHS]
@@ -126,7 +126,7 @@ def _document(found: dict[str, Any], results: list[Any], seconds: float) -> dict
     import msgspec
 
     from chopper.hardware.environment import environment
-    from chopper.validation.selftest import SCHEMA
+    from chopper.selftest import SCHEMA
 
     def installed(name: str) -> str | None:
         try:

@@ -16,7 +16,6 @@ from chopper.cli import cli
         ["export", "run", "--to", "csv", "-o", ""],
         ["compare", "a", "b", "-o", ""],
         ["calibrate", "-o", ""],
-        ["validate", "-o", ""],
         ["estimate", "memory", "llama3-8b", "-o", ""],
     ],
     ids=lambda words: words[0],

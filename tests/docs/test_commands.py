@@ -33,8 +33,7 @@ READ_ONLY = {
     "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
     "bench": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
-    "selftest": "takes up to three minutes; tests/validation runs its checks",
-    "validate": "takes half a minute to half an hour; tests/validation runs some of its cases",
+    "selftest": "takes up to three minutes; tests/test_selftest.py runs its checks",
 }
 """Commands of chopper that are not started here → the reason."""
 

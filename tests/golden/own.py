@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from chopper.storage.streams import read_stream, write_table
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Dose, Plan
+from tests.known_causes.model.writer import write
 
 OWN = Path(__file__).parent / "own"
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,16 +20,13 @@ from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
 from chopper.reports import comparison, experiment, experiments, figures, history, selftest, sweep
 from chopper.reports import page as run_page
-from chopper.reports import validation as validated
 from chopper.reports.labels import ink
-from chopper.validation.results import judged
 from tests.analyzers.compare.test_history import job, of
 from tests.collectors.test_snapshot import snapshot
 from tests.command import run
 from tests.experiments.test_judgement import experiment as measured
 from tests.reports.make import Shape, make
 from tests.reports.test_browser import Opened, browser
-from tests.validation.test_results import case
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -116,9 +113,6 @@ PAGES: dict[str, Callable[[Path], str]] = {
         )
     ),
     "sweep": _of_sweep,
-    "validation": lambda _: validated.render(
-        [judged(case(leaked_ns={"idle.call": 11})), case()], "html", seed=1
-    ),
     "history": lambda _: _html(
         history.page(judge(of(1.03), job(0.002), find_ratio=0.02), outcome="not added")
     ),

@@ -9,9 +9,9 @@ import pytest
 
 import chopper
 from chopper.reports.story import Story, step_sentences
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Plan
+from tests.known_causes.model.writer import write
 
 
 @pytest.mark.parametrize(("covered", "told"), [(0.81, True), (0.79, False), (None, True)])

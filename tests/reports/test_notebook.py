@@ -25,7 +25,6 @@ from chopper.experiments.results import Experiment, Plan, VariantPlan
 from chopper.hardware import prices
 from chopper.hardware.prices import Priced
 from chopper.models.architectures import named
-from chopper.validation.results import Case, Cases
 from tests.analyzers.replay.make import late_second_launch
 from tests.analyzers.replay.make import run as recorded
 from tests.reports.make import HOSTILE, Shape, make
@@ -81,15 +80,6 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """Each result, and words of its report."""
     training = Training(architecture=named("gpt2"), sequence_count=512)
     priced = Priced(value=2, source="test")
-    case = Case(
-        suite="synthetic",
-        injection="gc",
-        cause="idle.gc",
-        magnitude="small",
-        flavour="plain",
-        status="refused",
-        reason="no such thing",
-    )
     plan = Plan(
         chopper_version="0",
         workload="made",
@@ -112,7 +102,6 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
         "comparison": (chopper.compare(run, run), ("Where the runs differ",)),
         "whatif": (chopper.whatif(replayable), ("replayed without changes", "launching call")),
         "experiment": (Experiment(Path("made"), plan, (), {}), ("Makes it", "made")),
-        "validation": (Cases([case]), ("Validation on known causes", "no such thing")),
         "memory": (memory(training), ("per rank at the peak", "Limit: ", "About the rule")),
         "network": (network(trials_count=10, flows_count=4), ("all_reduce of", "Incast")),
         "limits": (limits((1e27,)), ("Utilization", "fewest devices")),
@@ -121,7 +110,7 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     }
 
 
-NAMES = ("attribution", "comparison", "whatif", "experiment", "validation")
+NAMES = ("attribution", "comparison", "whatif", "experiment")
 ESTIMATES = ("memory", "network", "limits", "cost", "offload")
 
 

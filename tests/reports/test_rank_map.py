@@ -15,9 +15,9 @@ from chopper.reports.rank_map import figure
 from chopper.reports.run import page as page_of
 from chopper.reports.story import Story
 from chopper.reports.to_html import render
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Plan
+from tests.known_causes.model.writer import write
 from tests.reports.test_browser import browser
 
 __all__ = ["browser"]

@@ -15,10 +15,10 @@ from chopper.causes import LEAVES
 from chopper.reports import render
 from chopper.reports.story import Story
 from chopper.reports.verdict import class_of, verdict
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
-from chopper.validation.model.writer import write
 from tests.kineto_writer import Trace
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Dose, Plan
+from tests.known_causes.model.writer import write
 
 MS = 1_000_000
 

@@ -27,13 +27,13 @@ from chopper.collectors.snapshot import tables_of
 from chopper.errors import UsageError
 from chopper.reports import actions as report
 from chopper.storage.streams import write_table
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Clock, Dose, Plan
-from chopper.validation.model.writer import write
 from tests.analyzers import make
 from tests.analyzers.replay.make import tables, two_ranks
 from tests.analyzers.views.test_allocator_replay import UNSTEADY_US, sharded
 from tests.kineto_writer import Trace
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Clock, Dose, Plan
+from tests.known_causes.model.writer import write
 
 MS = 1_000_000
 POWER_CAP = 4

@@ -34,9 +34,9 @@ from chopper.analyzers.estimates.waiting import (
     largest_ns,
     place_of,
 )
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Dose, Plan
+from tests.known_causes.model.writer import write
 
 H100 = Topology()
 A100 = Topology(node_link_bytes_per_s=300e9, network_link_bytes_per_s=25e9)

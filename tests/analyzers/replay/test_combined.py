@@ -12,9 +12,9 @@ import pytest
 import chopper
 from chopper.analyzers.replay.replay import Replay
 from chopper.api import AttributedRun
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Dose, Plan
-from chopper.validation.model.writer import write
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Dose, Plan
+from tests.known_causes.model.writer import write
 
 HOST = "idle.preparation."
 KNOBS = {

@@ -18,12 +18,12 @@ from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import causes_named, changes_of
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
-from chopper.validation.model.job import simulate
-from chopper.validation.model.plan import Clock, Dose, Plan
-from chopper.validation.model.writer import write
 from tests.analyzers import make
 from tests.analyzers.replay.make import call, run, tables
 from tests.conftest import find_traces_dir
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.plan import Clock, Dose, Plan
+from tests.known_causes.model.writer import write
 from tests.test_real_traces import _real
 
 

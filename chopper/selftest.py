@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.errors import ChopperError
 from chopper.fresh_python import own_python
-from chopper.validation.recordings import last_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +84,6 @@ _RECORDINGS = {
     "training": "chopper bench fsdp2 --ranks {ranks} --steps 8 --json -o {out} -- {size}",
     "products": f"chopper bench gemm --ranks 1 {_EXPERIMENT} -- --seconds 6 {{product}}",
     "ceilings": "chopper calibrate --quick --json -o {out}",
-    "causes": "chopper validate --real --quick --causes slow_dataset --magnitudes large --json",
     "symmetric": "chopper bench overlap --ranks 2 --variants sequential,symmetric,triton "
     f"{_EXPERIMENT}",
     "flags": f"chopper bench overlap --ranks 1 --variants sequential,triton {_EXPERIMENT}",
@@ -391,18 +389,6 @@ def attribution(machine: Machine) -> str:
     matched = sum(count == len(run.ranks) for count in collectives["rank_count"].to_pylist())
     found += f"; {matched} of {fmt.plural(collectives.num_rows, 'collective')} matched"
     return judged(found, 0 < matched == collectives.num_rows)
-
-
-def known_causes(machine: Machine) -> str:
-    """Check what `chopper validate --real` found of a data stall."""
-    (case,) = machine.document("causes")["cases"]
-    if case["status"] in ("refused", "skipped"):
-        raise NotPossible(case["reason"])
-    if case["status"] == "missed":
-        raise Missed(case["reason"])
-    return (
-        f"{fmt.ratio(case['recovered_ratio'])} recovered, {fmt.ratio(case['leaked_ratio'])} leaked"
-    )
 
 
 def ceilings(machine: Machine) -> str:
@@ -726,10 +712,18 @@ def counters(machine: Machine) -> str:
     return f"{rows[0]['kernel']}: duration {times[0]:g}"
 
 
+def last_line(*logs: Path) -> str:
+    """Return the last line that a command wrote; of the first of these files that has one."""
+    for log in logs:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1].strip()[:300]
+    return "it wrote nothing"
+
+
 CHECKS: dict[str, Callable[[Machine], str]] = {
     "host": host,
     "attribution": attribution,
-    "known_causes": known_causes,
     "ceilings": ceilings,
     "nvml": lambda m: limits(m, "nvml"),
     "nvml_sampling": lambda m: sampling(m, "nvml"),

@@ -1,8 +1,8 @@
 """The training that causes are injected into: two ranks, FSDP2, a small Llama, on the CPU.
 
-Started by :mod:`chopper.validation.recordings` with a job, once per rank. Each plan of the job is
+Started by :mod:`tests.known_causes.recordings` with a job, once per rank. Each plan of the job is
 one recording; process group and processes are shared. What a step calls of an injector is in
-:mod:`chopper.validation.injections.injectors`.
+:mod:`tests.known_causes.injections.injectors`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper.storage.files import unpack_message
-from chopper.validation.injections.plan import VOCABULARY, WARM_UP_STEPS, Job
 from chopper.workloads import link
+from tests.known_causes.injections.plan import VOCABULARY, WARM_UP_STEPS, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from chopper.validation.injections.injectors import Injector
+    from tests.known_causes.injections.injectors import Injector
 
 _PRIORITY = -15
 _TOUCHED_BYTES = 2 << 30
@@ -44,8 +44,8 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from chopper.validation.injections.injectors import INJECTORS
     from chopper.workloads.ranks import join_group
+    from tests.known_causes.injections.injectors import INJECTORS
 
     torch.set_num_threads(1)
     join_group(torch.device("cpu"))

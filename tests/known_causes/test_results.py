@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from chopper.errors import UsageError
-from chopper.reports import validation
-from chopper.validation.results import MIXED, Case, judged, score, to_dict
+from tests.known_causes import page
+from tests.known_causes.results import MIXED, Case, judged, score, to_dict
 
 
 def case(**what: Any) -> Case:
@@ -82,7 +82,7 @@ def test_reports_show_each_row_with_its_worst_case_and_every_reason() -> None:
         judged(case(flavour="rocm", recovered_ns=950, leaked_ns={"idle.call": 50})),
         case(magnitude="large", status="refused", reason="samples <too> far apart"),
     ]
-    text = validation.render(cases, "txt", seed=3)
+    text = page.render(cases, "txt", seed=3)
     row = next(line for line in text.splitlines() if line.startswith("data_stall  small"))
     assert row.split() == [
         "data_stall",
@@ -100,15 +100,15 @@ def test_reports_show_each_row_with_its_worst_case_and_every_reason() -> None:
     ]
     assert "missed: data_stall (small rocm): recovered 95.0 %, bar 98 %" in text
     assert "refused: data_stall (large cuda): samples <too> far apart" in text
-    page = validation.render(cases, "html", seed=3)
-    assert "samples &lt;too&gt; far apart" in page
-    assert "| data_stall | small | 2 |" in validation.render(cases, "md", seed=3)
+    html = page.render(cases, "html", seed=3)
+    assert "samples &lt;too&gt; far apart" in html
+    assert "| data_stall | small | 2 |" in page.render(cases, "md", seed=3)
     with pytest.raises(UsageError, match="pdf"):
-        validation.render(cases, "pdf", seed=3)
+        page.render(cases, "pdf", seed=3)
 
 
 def test_the_json_form_has_every_case() -> None:
-    found = json.loads(validation.render([judged(case())], "json", seed=7))
+    found = json.loads(page.render([judged(case())], "json", seed=7))
     assert found == to_dict([judged(case())], seed=7)
     assert found["schema"] == "chopper.validation/1"
     assert found["seed"] == 7

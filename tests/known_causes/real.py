@@ -16,16 +16,16 @@ import numpy as np
 from chopper.causes import CODES, LEAVES
 from chopper.experiments.other_programs import BUSY_CORES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
-from chopper.validation.injections.plan import ARRIVAL, Plan
-from chopper.validation.recordings import RANKS, record
-from chopper.validation.results import MAGNITUDES, REAL, Case, judged
+from tests.known_causes.injections.plan import ARRIVAL, Plan
+from tests.known_causes.recordings import RANKS, record
+from tests.known_causes.results import MAGNITUDES, REAL, Case, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.validation.injections.plan import Truth
-    from chopper.validation.recordings import Recorded
+    from tests.known_causes.injections.plan import Truth
+    from tests.known_causes.recordings import Recorded
 
 _FALSE_LEAKS = 0.05
 """Probability that noise alone makes any cause of a case seem to leak."""

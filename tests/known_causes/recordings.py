@@ -17,17 +17,18 @@ import msgspec
 from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
 from chopper.fresh_python import ended_by_signals
+from chopper.selftest import last_line
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
-from chopper.validation.injections.plan import Job, Truth
 from chopper.workloads import link
 from chopper.workloads.processes import first_failure, running_ranks
+from tests.known_causes.injections.plan import Job, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.validation.injections.plan import Plan
+    from tests.known_causes.injections.plan import Plan
 
 LINKED = "slow_link"
 """The injection whose ranks are joined by a link that can be shaped."""
@@ -91,7 +92,7 @@ def run(job: Job, *, timeout_s: float) -> None:
     with (
         log.open("wb") as out,
         running_ranks(
-            "chopper.validation.injections.program",
+            "tests.known_causes.injections.program",
             RANKS,
             linked=job.linked,
             words=[pack_message(job).decode()],
@@ -115,6 +116,7 @@ def run(job: Job, *, timeout_s: float) -> None:
 def _environment() -> dict[str, str]:
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")},
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         # Two ranks share few cores: neither may take them all.
         "OMP_NUM_THREADS": "1",
         # Memory that was freed stays the process's: pages that fault in again, which on a virtual
@@ -126,12 +128,3 @@ def _environment() -> dict[str, str]:
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def last_line(*logs: Path) -> str:
-    """Return the last line that a command wrote; of the first of these files that has one."""
-    for log in logs:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        if lines:
-            return lines[-1].strip()[:300]
-    return "it wrote nothing"

@@ -8,19 +8,11 @@ from typing import Any, Literal
 import msgspec
 
 from chopper import wording as fmt
-from chopper.notebook import as_cell
 
 SCHEMA = "chopper.validation/1"
 MAGNITUDES = ("small", "medium", "large")
 
 Status = Literal["ok", "missed", "refused", "skipped"]
-
-
-class Cases(list["Case"]):
-    """Cases of one validation, which a notebook shows as its report."""
-
-    def _repr_html_(self) -> str:
-        return as_cell(self, "chopper.reports.validation:page")
 
 
 class Bar(msgspec.Struct, kw_only=True, frozen=True):

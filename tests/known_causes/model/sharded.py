@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chopper.validation.model.engine import Collective, Event, Program, Task
-from chopper.validation.model.host import US, Host, normal
+from tests.known_causes.model.engine import Collective, Event, Program, Task
+from tests.known_causes.model.host import US, Host, normal
 
 HIDDEN, FFN = 4096, 11008
 LAYER_PARAMETERS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN

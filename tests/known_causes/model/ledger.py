@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from chopper.validation.model.engine import Task
+from tests.known_causes.model.engine import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper.validation.model.records import RankRecord, Recording
+    from tests.known_causes.model.records import RankRecord, Recording
 
 _LANES = ("compute", "communication", "copy")
 # NVML's clocks event reasons: software power cap 4, power brake 128; thermal 32, 64.

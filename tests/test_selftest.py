@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from chopper import selftest
 from chopper.cli import cli
 from chopper.cli.selftest_ import anonymous
 from chopper.reports import to_text
 from chopper.reports.selftest import page
+from chopper.selftest import CHECKS, PATHS, Machine, Missed
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
-from chopper.validation import selftest
-from chopper.validation.selftest import CHECKS, PATHS, Machine, Missed
 from tests import recordings
 from tests.collectors import amd_player, nvml_player
 
@@ -276,20 +276,12 @@ def test_a_sum_that_is_off_by_a_nanosecond_fails(traces_dir: Path) -> None:
         selftest.closure(run)
 
 
-CASE = {"recovered_ratio": 1.002, "leaked_ratio": 0.01, "reason": None}
 PEAK = {"bf16_flop_per_s": 989.4e12}
 
 
 @pytest.mark.parametrize(
     ("path", "document", "said"),
     [
-        ("known_causes", {"cases": [{**CASE, "status": "ok"}]}, "passed"),
-        (
-            "known_causes",
-            {"cases": [{**CASE, "status": "missed", "reason": "50 %"}]},
-            "failed: 50 %",
-        ),
-        ("known_causes", {"cases": [{**CASE, "status": "refused", "reason": "busy"}]}, "not poss"),
         ("ceilings", {"gemm": {"bf16": [{"best_per_s": 700e12}]}}, "passed"),
         ("ceilings", {"gemm": {"bf16": [{"best_per_s": 1.1e15}]}}, "failed: bf16 1.1"),
         ("ceilings", {"gemm": {}}, "failed"),
@@ -313,7 +305,7 @@ def test_what_commands_print_is_judged(
     path: str, document: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     found = machine(tmp_path, devices=[GPU | PEAK, GPU], nvml=HERE)
-    name = {"known_causes": "causes", "symmetric_memory": "symmetric"}.get(path, path)
+    name = {"symmetric_memory": "symmetric"}.get(path, path)
     found._made[name] = tmp_path / name
     (tmp_path / f"{name}.out").write_text(json.dumps(document))
     assert check(found, path).startswith(said)
@@ -447,7 +439,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert check(machine(tmp_path), "energy") == "not possible: nvml: no library; amdsmi: no AMD"
     with monkeypatch.context() as without_torch:
         without_torch.setattr(importlib.util, "find_spec", lambda _: None)
-        for name in ("host", "attribution", "known_causes", "ceilings"):
+        for name in ("host", "attribution", "ceilings"):
             said = check(machine(tmp_path), name)
             assert said.startswith("not possible: PyTorch is not installed: pip install"), name
     late = machine(tmp_path, seconds=0)
@@ -594,5 +586,3 @@ def test_all_of_it_on_this_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     for name in ("host", "attribution", "ceilings"):
         assert results[name]["status"] == "passed", results[name]
-    # On a busy machine an injection shows nothing.
-    assert results["known_causes"]["status"] in ("passed", "not possible")

@@ -11,12 +11,12 @@ from itertools import pairwise
 import pytest
 
 from chopper.causes import LEAVES
-from chopper.validation.model.engine import Event, Simulation
-from chopper.validation.model.injections import INJECTIONS, MIXES
-from chopper.validation.model.job import simulate
-from chopper.validation.model.ledger import ledger, window
-from chopper.validation.model.plan import Clock, Dose, Plan
-from chopper.validation.model.records import Recording
+from tests.known_causes.model.engine import Event, Simulation
+from tests.known_causes.model.injections import INJECTIONS, MIXES
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.ledger import ledger, window
+from tests.known_causes.model.plan import Clock, Dose, Plan
+from tests.known_causes.model.records import Recording
 
 SMALL = Plan(layers=1, steps=2)
 
@@ -157,7 +157,7 @@ def test_each_injection_adds_to_the_windows_what_it_adds_to_the_books(name: str)
 
 def test_the_model_knows_nothing_of_the_analyzers() -> None:
     program = (
-        "import sys; from chopper.validation.model import injections, job, ledger, writer; "
+        "import sys; from tests.known_causes.model import injections, job, ledger, writer; "
         "print([m for m in sys.modules if m.startswith('chopper.analyzers')])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.utils import checkpoint
 
-from chopper.validation.injections.plan import (
+from chopper.workloads import link
+from tests.known_causes.injections.plan import (
     ARRIVAL,
     BASELINE,
     MEETING,
@@ -31,7 +32,6 @@ from chopper.validation.injections.plan import (
     Plan,
     Truth,
 )
-from chopper.workloads import link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -284,7 +284,7 @@ class _Collections(Injector):
         self._ballast = []
         gc.unfreeze()
 
-    def _on_gc(self, phase: str, info: dict[str, int]) -> None:  # noqa: ARG002
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         now_ns = time.perf_counter_ns() - _run_delay_ns()
         if phase == "start":
             self._began_ns = now_ns

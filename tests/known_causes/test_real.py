@@ -21,8 +21,9 @@ from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
 from chopper.recording.finish import finalize
 from chopper.storage.run import Run
-from chopper.validation import real, recordings
-from chopper.validation.injections.plan import (
+from chopper.workloads import link
+from tests.known_causes import real, recordings
+from tests.known_causes.injections.plan import (
     ARRIVAL,
     BASELINE,
     WARM_UP_STEPS,
@@ -30,9 +31,8 @@ from chopper.validation.injections.plan import (
     Plan,
     Truth,
 )
-from chopper.validation.real import Expected, Injection
-from chopper.validation.results import Case
-from chopper.workloads import link
+from tests.known_causes.real import Expected, Injection
+from tests.known_causes.results import Case
 from tests.waiting import PATIENCE_S, until
 
 MS = 1_000_000
@@ -259,7 +259,7 @@ def programs(parents: Container[int]) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             _, *words = process.cmdline()
-            program = "chopper.validation.injections.program"
+            program = "tests.known_causes.injections.program"
             if program in words and int(words[words.index(program) - 1]) in parents:
                 found.append(process)
         except (psutil.Error, ValueError):
@@ -349,8 +349,8 @@ def test_a_rank_that_fails_is_named_and_the_other_ended(tmp_path: Path) -> None:
 _RUNS = """
 import sys
 import msgspec
-from chopper.validation import recordings
-from chopper.validation.injections.plan import Job
+from tests.known_causes import recordings
+from tests.known_causes.injections.plan import Job
 recordings.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=600)
 """
 

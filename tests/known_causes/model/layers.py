@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.model.host import US
-from chopper.validation.model.sharded import FFN, HIDDEN, Sharded
+from tests.known_causes.model.host import US
+from tests.known_causes.model.sharded import FFN, HIDDEN, Sharded
 
 if TYPE_CHECKING:
-    from chopper.validation.model.engine import Program, Task
+    from tests.known_causes.model.engine import Program, Task
 
 HEADS, VOCABULARY, TOKENS = 32, 16_000, 4096
 _HEAD = HIDDEN // HEADS

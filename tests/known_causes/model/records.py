@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.validation.model.engine import Collective, Task
-    from chopper.validation.model.machine import Machine
-    from chopper.validation.model.plan import Plan
+    from tests.known_causes.model.engine import Collective, Task
+    from tests.known_causes.model.machine import Machine
+    from tests.known_causes.model.plan import Plan
 
 
 @dataclass(slots=True)

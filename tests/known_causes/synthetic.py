@@ -16,19 +16,19 @@ import msgspec
 
 from chopper.causes import LEAVES
 from chopper.storage.destination import scratch
-from chopper.validation.model.injections import INJECTIONS, MIXES
-from chopper.validation.model.job import simulate
-from chopper.validation.model.ledger import ledger
-from chopper.validation.model.machine import FLAVOURS
-from chopper.validation.model.writer import write
-from chopper.validation.results import ALONE, MIXED, Case, judged
+from tests.known_causes.model.injections import INJECTIONS, MIXES
+from tests.known_causes.model.job import simulate
+from tests.known_causes.model.ledger import ledger
+from tests.known_causes.model.machine import FLAVOURS
+from tests.known_causes.model.writer import write
+from tests.known_causes.results import ALONE, MIXED, Case, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.validation.model.plan import Plan
-    from chopper.validation.model.records import Recording
+    from tests.known_causes.model.plan import Plan
+    from tests.known_causes.model.records import Recording
 
 _QUICK = (
     "data_stall",

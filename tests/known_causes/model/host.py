@@ -9,18 +9,18 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.model.engine import Event, Program, Task
-from chopper.validation.model.machine import RECORDED
-from chopper.validation.model.records import Span
+from tests.known_causes.model.engine import Event, Program, Task
+from tests.known_causes.model.machine import RECORDED
+from tests.known_causes.model.records import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from chopper.validation.model.engine import Device, Simulation
-    from chopper.validation.model.machine import Machine
-    from chopper.validation.model.plan import Plan
-    from chopper.validation.model.records import Groups, RankRecord
+    from tests.known_causes.model.engine import Device, Simulation
+    from tests.known_causes.model.machine import Machine
+    from tests.known_causes.model.plan import Plan
+    from tests.known_causes.model.records import Groups, RankRecord
 
 BF16 = "c10::BFloat16"
 US = 1000

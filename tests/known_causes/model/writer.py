@@ -15,8 +15,8 @@ from chopper.storage.streams import write_table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chopper.validation.model.engine import Task
-    from chopper.validation.model.records import RankRecord, Recording
+    from tests.known_causes.model.engine import Task
+    from tests.known_causes.model.records import RankRecord, Recording
 
 _BASE_NS = 1_767_189_312_000_000_000
 _START_NS = 3_743_411_230_000_000_000 % 1_000_000_000_000_000

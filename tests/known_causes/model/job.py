@@ -11,15 +11,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.model.engine import Collective, Device, Event, Program, Simulation, Task
-from chopper.validation.model.host import BF16, US, normal
-from chopper.validation.model.layers import TOKENS, Layers
-from chopper.validation.model.machine import MACHINES
-from chopper.validation.model.records import Groups, RankRecord, Recording
-from chopper.validation.model.sharded import LAYER_PARAMETERS
+from tests.known_causes.model.engine import Collective, Device, Event, Program, Simulation, Task
+from tests.known_causes.model.host import BF16, US, normal
+from tests.known_causes.model.layers import TOKENS, Layers
+from tests.known_causes.model.machine import MACHINES
+from tests.known_causes.model.records import Groups, RankRecord, Recording
+from tests.known_causes.model.sharded import LAYER_PARAMETERS
 
 if TYPE_CHECKING:
-    from chopper.validation.model.plan import Clock, Plan
+    from tests.known_causes.model.plan import Clock, Plan
 
 
 def simulate(plan: Plan) -> Recording:

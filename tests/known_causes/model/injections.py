@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from chopper.validation.model.plan import Clock, Dose, Plan
-from chopper.validation.results import MAGNITUDES
+from tests.known_causes.model.plan import Clock, Dose, Plan
+from tests.known_causes.results import MAGNITUDES
 
 _MS = 1e6
 

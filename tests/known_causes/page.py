@@ -1,4 +1,4 @@
-"""The page of a validation: cause × magnitude, what was injected and what was attributed."""
+"""The table of a validation: cause × magnitude, what was injected and what was attributed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chopper import wording as fmt
 from chopper.reports import formatted
 from chopper.reports.labels import full_label
 from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
-from chopper.validation.results import Case, score, to_dict
+from tests.known_causes.results import Case, score, to_dict
 
 _COLUMNS = (
     "injection",

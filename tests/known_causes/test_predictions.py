@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.predictions import Prediction, error_interval, level, waiting
 from benchmarks.replay import measured
-from chopper.validation.injections.plan import ARRIVAL, MEETING, Truth
+from tests.known_causes.injections.plan import ARRIVAL, MEETING, Truth
 
 
 def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:
