@@ -29,6 +29,7 @@ from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.cli._shared import is_rare  # noqa: E402
+from chopper.experiments.selftest import PATHS  # noqa: E402
 from chopper.hardware.devices import (  # noqa: E402
     DTYPES,
     Sourced,
@@ -37,7 +38,6 @@ from chopper.hardware.devices import (  # noqa: E402
     known_host_links,
 )
 from chopper.reports import verdict as verdict_report  # noqa: E402
-from chopper.selftest import PATHS  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
 from docs import gallery  # noqa: E402

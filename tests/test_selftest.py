@@ -19,19 +19,19 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from chopper import selftest
 from chopper.cli import cli
 from chopper.cli.selftest_ import anonymous
+from chopper.experiments import selftest
+from chopper.experiments.selftest import CHECKS, PATHS, Machine, Missed
 from chopper.reports import to_text
 from chopper.reports.selftest import page
-from chopper.selftest import CHECKS, PATHS, Machine, Missed
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests import recordings
 from tests.collectors import amd_player, nvml_player
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 GPU = {"device": "cuda:0", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85 * 10**9}
 HERE = {"available": True, "reason": None}
 

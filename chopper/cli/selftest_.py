@@ -72,9 +72,9 @@ def command(
       sudo chopper selftest --only clock_setting --set-clocks
     """
     from chopper.cli.output import progress
+    from chopper.experiments.selftest import Machine, run_checks
     from chopper.fresh_python import ended_by_signals
     from chopper.reports.selftest import page
-    from chopper.selftest import Machine, run_checks
     from chopper.storage.destination import scratch
 
     path = output or _DEFAULT
@@ -108,8 +108,8 @@ def _chosen(only: str | None) -> list[str]:
     Raises:
         UsageError: one is not known, or none is named.
     """
+    from chopper.experiments.selftest import PATHS
     from chopper.quantities import one_of
-    from chopper.selftest import PATHS
 
     if only is None:
         return [*PATHS]
@@ -125,8 +125,8 @@ def _document(found: dict[str, Any], results: list[Any], seconds: float) -> dict
 
     import msgspec
 
+    from chopper.experiments.selftest import SCHEMA
     from chopper.hardware.environment import environment
-    from chopper.selftest import SCHEMA
 
     def installed(name: str) -> str | None:
         try:

@@ -16,8 +16,8 @@ import msgspec
 
 from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
+from chopper.experiments.selftest import last_line
 from chopper.fresh_python import ended_by_signals
-from chopper.selftest import last_line
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
 from chopper.workloads import link

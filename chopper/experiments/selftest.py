@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chopper.storage.manifest import CollectorReport
     from chopper.storage.run import Run
 
-SCHEMA = "chopper.selftest/1"
+SCHEMA = "chopper.experiments.selftest/1"
 Needs = Literal["nvidia", "amd", "telemetry", "gpu", "gpus"]
 
 
