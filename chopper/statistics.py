@@ -535,7 +535,8 @@ def drift_of(values: np.ndarray, least_spread: float = 0.0) -> Drift | None:
     """Compare the latest runs with the best level held before; None with fewer than ten.
 
     The spread is that of successive differences, by their median deviation: neither a slow drift
-    nor a few levels or disturbed runs widen it.
+    nor a few levels or disturbed runs widen it. Where the runs around the best level were as slow
+    now and then, as on a machine of two speeds, being slow again is no drift.
 
     Args:
         values: logarithms of the runs' times, oldest first.
@@ -546,9 +547,14 @@ def drift_of(values: np.ndarray, least_spread: float = 0.0) -> Drift | None:
     steps = np.diff(values)
     spread = 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
     windows = np.lib.stride_tricks.sliding_window_view(values[:-_HELD_RUNS], _HELD_RUNS)
-    held = float(np.median(windows, axis=1).min())
+    medians = np.median(windows, axis=1)
+    at = int(medians.argmin())
+    held = float(medians[at])
+    around = values[max(at - _HELD_RUNS, 0) : min(at + 2 * _HELD_RUNS, len(values) - _HELD_RUNS)]
+    # The slowest of a few, else the second: one disturbed run hides no drift.
+    slow = float(np.sort(around)[-1 if len(around) < 2 * _HELD_RUNS else -2]) - held
     rise = float(values[-_HELD_RUNS:].min()) - held
-    return Drift(held, rise, _DRIFT_SPREADS * max(spread, least_spread))
+    return Drift(held, rise, max(_DRIFT_SPREADS * max(spread, least_spread), slow))
 
 
 def _without_outliers(values: np.ndarray) -> np.ndarray:

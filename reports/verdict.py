@@ -549,4 +549,7 @@ def _nothing(story: Story) -> str:
             "Cannot be told: there is telemetry but no kernel trace. Record both "
             "(`chopper record`) to know where the time went."
         )
+    absent = next((f.message for f in run.findings if f.code == "trace.absent"), None)
+    if absent is not None:
+        return f"Cannot be told: {absent}. Record again to know where the time went."
     return "Cannot be told: nothing ran on a device in this trace; record a training step to know."

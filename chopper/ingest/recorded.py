@@ -63,7 +63,7 @@ def read_rank(
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
     if not files:
         reasons = (c.reason for c in part.collectors if c.name == "torch_trace" and c.reason)
-        why = next(reasons, "nothing to attribute there")
+        why = next(reasons, part.error or "nothing to attribute there")
         finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
         return _with_findings(part, [finding]), {}
     try:

@@ -642,6 +642,7 @@ def test_a_command_that_removes_the_output(record, ends, expected):
 
 _FILLS = """
 import os, resource, sys, time, chopper
+sys.dont_write_bytecode = True  # Python keeps what a limit cuts short, and cannot read it again
 with chopper.profile(trace=False, collect=[]) as prof:
     prof.step()
     if sys.argv[1] == "full":
@@ -686,6 +687,21 @@ def test_a_disk_that_is_full_costs_the_rest_of_the_recording_and_no_exit_code(
     shown = command.run("analyze", small_disk / "run")
     assert shown.code == 0
     assert f"({reason})" in " ".join(shown.out.split())
+
+
+def test_a_trace_that_could_not_be_written_is_what_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_MODEL + _TRAINS)
+    limited = f"ulimit -f 64; exec env PYTHONDONTWRITEBYTECODE=1 {sys.executable} program.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "chopper", "record", "-o", "run", "--", "sh", "-c", limited],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    verdict = chopper.attribute(chopper.load(tmp_path / "run")).verdict.sentence
+    assert verdict.startswith("Cannot be told: rank 0 has no kernel trace: recording stopped: ")
+    assert "(File too large" in verdict
 
 
 def test_one_rank_that_cannot_write_costs_no_other_rank_its_recording(record):
