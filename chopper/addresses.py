@@ -11,7 +11,7 @@ _IN_TEXT = re.compile(
     rf"([a-z0-9+.-]{{0,32}})"
     # One slash where the address was taken for a path; C:/ is a disk.
     rf"({_ONE_COLON}(?:{_ONE_SLASH}{{2}}|(?<=[a-z0-9+.-]{{2}}:){_ONE_SLASH}))"
-    r"((?:[^\s/]*@)?[^\s'\"<>`]+)",
+    r"((?:[^\s/]{0,80}@)?[^\s'\"<>`]+)",
     re.IGNORECASE,
 )
 _MOST_NESTED = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -37,9 +38,10 @@ class Outcome:
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> Outcome:
-    """In this process, which spares it a second of imports."""
+    """In this process, which spares it a second of imports, and keeps nothing of it."""
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv = sys.argv, ["chopper", *map(str, arguments)]
+    environment, finders = dict(os.environ), [*sys.meta_path]
     try:
         with (
             contextlib.nullcontext() if cwd is None else contextlib.chdir(cwd),
@@ -51,7 +53,9 @@ def run(*arguments: str | Path, cwd: Path | None = None) -> Outcome:
             except SystemExit as exc:
                 code = exc.code if isinstance(exc.code, int) else 0
     finally:
-        sys.argv = argv
+        sys.argv, sys.meta_path = argv, finders
+        os.environ.clear()
+        os.environ.update(environment)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

@@ -78,6 +78,7 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 
 
 MADE_OF_DATA = {
+    "chopper/addresses.py": "the forms of a slash and a colon, above it",
     "collectors/formats/exported.py": "the key that the run of a timeline stands under",
     "collectors/formats/kineto/_strict.py": "other patterns of the file",
     "collectors/formats/steps.py": "word parts, listed in the file",

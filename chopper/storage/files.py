@@ -59,19 +59,16 @@ def decode_json(
         raise error(f"{problem} ({printable(str(exc))}){after}") from exc
 
 
-class _Schema(msgspec.Struct):
-    schema: str = ""
-
-
 def decode_document(data: bytes, kind: type[_T], schema: str, problem: str, *, remedy: str) -> _T:
     """Decode a JSON document that names its schema, which is checked before anything else.
 
     Raises:
         InputError: damaged, or of another schema.
     """
-    found = decode_json(data, _Schema, problem, remedy=remedy, error=InputError).schema
-    if found != schema:
-        shown = printable(found[:80])
+    found = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError)
+    named = found.get("schema", "")
+    if named != schema:
+        shown = printable(str(named)[:80])
         raise InputError(f"{problem} (has schema {shown!r}, expected {schema!r}); {remedy}")
     return decode_json(data, kind, problem, remedy=remedy, error=InputError)
 

@@ -171,12 +171,16 @@ def test_traces_that_a_manifest_names_lie_in_the_run(imported: Path, tmp_path: P
     file = imported / "manifest.json"
     text = file.read_text()
     without_tables(imported)
-    for name in (str(secret), "../../secret.txt", "../rank-00001/trace.json.gz", ""):
+    for name in (str(secret), "../../secret.txt", "../rank-00001/trace.json.gz"):
         file.write_text(text.replace('"trace.json.gz"', json.dumps(name), 1))
         outcome = run("analyze", imported)
         assert outcome.code == 1
         assert "which is not inside it" in outcome.line
         assert "hunter2" not in outcome.line
+    file.write_text(text.replace('"trace.json.gz"', '""', 1))
+    outcome = run("analyze", imported)
+    assert outcome.code == 0
+    assert "manifest.json: " in outcome.out
 
 
 def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:

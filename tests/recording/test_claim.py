@@ -141,7 +141,7 @@ def test_what_was_recorded_before_is_refused_and_what_is_recorded_meanwhile_is_n
     with pytest.raises(OutputError, match="holds a run already"):
         claim.check_rank_output(tmp_path, 0, force=False)
     # It ended after this process started: both were started into one directory.
-    leave(tmp_path, status="complete", end_ns=1 << 62, steps_source="mark")
+    leave(tmp_path, status="complete", end_ns=1 << 61, steps_source="mark")
     claim.check_rank_output(tmp_path, 0, force=False)
     for force in (False, True):
         assert claim.claim(tmp_path, UNRANKED, force=force).path != tmp_path

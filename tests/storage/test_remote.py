@@ -547,7 +547,7 @@ def test_an_interrupt_ends_a_download(tmp_path: Path) -> None:
             started.kill()
             served.ended.set()  # type: ignore[attr-defined]
             served.shutdown()
-    assert started.returncode == 130
+    assert started.returncode == 130, err
     assert err.splitlines()[-1] == "chopper: interrupted"
     assert not [*tmp_path.rglob("*.part")]
 
