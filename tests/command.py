@@ -41,7 +41,7 @@ def run(*arguments: str | Path, cwd: Path | None = None) -> Outcome:
     """In this process, which spares it a second of imports, and keeps nothing of it."""
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv = sys.argv, ["chopper", *map(str, arguments)]
-    environment, finders = dict(os.environ), [*sys.meta_path]
+    environment = dict(os.environ)
     try:
         with (
             contextlib.nullcontext() if cwd is None else contextlib.chdir(cwd),
@@ -53,7 +53,9 @@ def run(*arguments: str | Path, cwd: Path | None = None) -> Outcome:
             except SystemExit as exc:
                 code = exc.code if isinstance(exc.code, int) else 0
     finally:
-        sys.argv, sys.meta_path = argv, finders
+        sys.argv = argv
+        # What libraries added meanwhile stays: they do so once.
+        sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "_WithoutPandas"]
         os.environ.clear()
         os.environ.update(environment)
     return Outcome(code, out.getvalue(), err.getvalue())

@@ -97,9 +97,6 @@ def test_command(
     elif program == "chopper":
         monkeypatch.setattr(click, "launch", lambda url: 0)  # no browser
         monkeypatch.setenv("WANDB_MODE", "offline")
-        # Another test may have left pandas out of this process, as a command does of its own.
-        seen = [finder for finder in sys.meta_path if type(finder).__name__ != "_WithoutPandas"]
-        monkeypatch.setattr(sys, "meta_path", seen)
         here = str(Path(sys.executable).parent)  # where python is the one that has torch
         monkeypatch.setenv("PATH", os.pathsep.join((here, os.environ["PATH"])))
         check_chopper(shown, words[1:], text, inputs, tmp_path / "here")

@@ -22,7 +22,7 @@ BUCKET = "s3://bucket"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An S3 server on the loopback (moto's), and the variables with which it is found."""
-    pytest.importorskip("s3fs", reason="s3fs is not installed (chopper-profiler[s3])")
+    pytest.importorskip("s3fs")
     if importlib.util.find_spec("moto") is None:
         pytest.skip("moto is not installed")
     with socket.socket() as free:
