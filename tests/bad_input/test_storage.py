@@ -180,7 +180,7 @@ def test_traces_that_a_manifest_names_lie_in_the_run(imported: Path, tmp_path: P
     file.write_text(text.replace('"trace.json.gz"', '""', 1))
     outcome = run("analyze", imported)
     assert outcome.code == 0
-    assert "manifest.json: " in " ".join(outcome.out.split())
+    assert "manifest.json:" in "".join(outcome.out.split())
 
 
 def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:
