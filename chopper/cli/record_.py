@@ -267,8 +267,12 @@ def _close(
         say(f"nothing was recorded: {why}{ended}")
         return code or 1, None
     except OutputError as exc:
+        try:
+            run = read_manifest(path)
+        except RunFormatError:
+            say(f"nothing was recorded: {exc}")
+            return code or 1, None
         say(f"{exc}; what the ranks recorded is kept and readable")
-        run = read_manifest(path)
     try:
         if others:
             say(f"{some(others)} still recording: the last to end completes the run")
