@@ -464,7 +464,7 @@ def judge(commands: Commands, folder: Path) -> str | None:
         warnings.simplefilter("error")
         objects = servers.Objects(folder / "in" / "store")
         for command in commands:
-            if outcomes and outcomes[-1].code and planting.is_planted(commands):
+            if outcomes and outcomes[-1].code and planting.is_planted(commands, folder):
                 break  # what stands there is no answer of ours
             problem = (
                 _judge_command(command, outcomes)
@@ -625,7 +625,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _unreadable(commands: Commands, place: Path) -> str | None:
     """What is wrong with an output, to a parser of its format; traces are kept as they were."""
-    if planting.is_planted(commands) or commands[0][0] == senders.GATHER:
+    if planting.is_planted(commands, place.parent) or commands[0][0] == senders.GATHER:
         return None  # files of others lie there, too
     for file in sorted(place.rglob("*")):
         kept = file.parent.name.startswith("rank-") and file.name.startswith("trace")

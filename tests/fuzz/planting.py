@@ -103,14 +103,14 @@ def prepare(commands: Commands, folder: Path) -> None:
         run("import", folder / "in" / "0.json", "-o", folder / "out" / "run")
 
 
-def is_planted(commands: Commands) -> bool:
-    """Return whether something is planted where these commands write."""
-    return repr(commands) in _known
+def is_planted(commands: Commands, folder: Path) -> bool:
+    """Return whether something is planted where commands write; other inputs have the same ones."""
+    return repr(commands) in _known and (folder / "outside" / "folder").is_dir()
 
 
 def otherwise(commands: Commands, outcomes: list[Outcome], folder: Path) -> str | None:
     """Say which answer differs from the one where nothing was planted."""
-    if not is_planted(commands):
+    if not is_planted(commands, folder):
         return None
     for before, now in zip(_known[repr(commands)][1], outcomes, strict=False):
         if before.code == 0 == now.code and before.out != _same(now.out, folder):

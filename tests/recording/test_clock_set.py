@@ -80,8 +80,6 @@ for number in range(int(sys.argv[2])):
         assert abs(time.time() - before_s) > 1000
     model(torch.ones(4, 8)).sum().backward()
     optimizer.step()
-    time.sleep(0.005)
-time.sleep(1.5)  # the recorder looks at the clock once a second
 """
 
 
