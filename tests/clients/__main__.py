@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +33,8 @@ COLUMNS = {
     "memory": "memory",
     "time": "time",
 }
+ON_PAGE = ("steps", "verdict")
+"""Columns of the page's table; the terminal shows all."""
 BEGIN, END = "<!-- begin: written by make clients -->", "<!-- end -->"
 
 
@@ -84,16 +87,20 @@ def write_page(page: Path, verdicts: list[Verdict]) -> None:
     rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
     for verdict in verdicts:
         cells = [f"`{verdict.client.program}`", version(verdict.client)]
-        for column in COLUMNS:
-            cell = verdict.cells.get(column, "–")
-            messages = "; ".join(failures(verdict, column))
-            cells.append(f"{cell} **{messages}**" if messages else cell)
+        cells += [shorten(verdict.cells.get(column, "–")) for column in ON_PAGE]
+        wrong = "; ".join(message for column in COLUMNS for message in failures(verdict, column))
+        cells[-1] += f" **{wrong}**" if wrong else ""
         rows[verdict.client.program] = f"| {' | '.join(cells)} |"
-    titles = ["program", "library", *COLUMNS.values()]
+    titles = ["program", "library", *(COLUMNS[column] for column in ON_PAGE)]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     lines += [rows[client.program] for client in CLIENTS if client.program in rows]
     text = "\n".join(lines)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def shorten(cell: str) -> str:
+    """Return a cell's number or class without what explains it."""
+    return re.split(r"[:,;]| of the ", cell, maxsplit=1)[0].replace(" (", " ")
 
 
 def version(client: Client) -> str:
