@@ -52,11 +52,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "@detectors": [{spoken(name): f"detectors/{name}.md"} for name in actions.names()],
     }
     for section in config.nav or []:
-        for entries in section.values():
-            for marker in made.keys() & {e for e in entries if isinstance(e, str)}:
-                at = entries.index(marker)
-                entries[at : at + 1] = made[marker]
+        for pages in section.values():
+            for entries in (entries for page in pages for entries in _sections(page)):
+                if isinstance(entries[-1], str):
+                    entries[-1:] = made.get(entries[-1], entries[-1:])
     return config
+
+
+def _sections(entry: Any) -> list[list[Any]]:
+    """Return the lists of pages below an entry of the navigation."""
+    below = entry.values() if isinstance(entry, dict) else ()
+    return [pages for pages in below if isinstance(pages, list)]
 
 
 def spoken(name: str) -> str:
