@@ -19,7 +19,7 @@ import click
 from chopper.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("chopper", "make", "pip", "python", "pytest", "curl", "git", "eval", "source")
+PROGRAMS = ("chopper", "make", "pip", "python", "pytest", "curl", "git", "eval")
 FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
 SHELL = ("", "sh", "bash", "shell", "console")

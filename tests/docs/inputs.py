@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from pathlib import Path
 
@@ -92,7 +91,6 @@ def prepare(folder: Path, made: Path) -> None:
     for side in ("cpu", "mi300x"):
         shutil.copytree(ROOT / "docs/recordings/overlap", folder / f"runs/grid-{side}")
     shutil.copytree(made / "rocprof", folder / "out")
-    shutil.copytree(OWN / "model-cuda", folder / "runs/mine/process-2")
     for node in range(2):
         parts = folder / f"runs/mine-node{node}"
         shutil.copytree(OWN / f"model-cuda/rank-{node:05}", parts / f"rank-{node:05}")
@@ -101,10 +99,7 @@ def prepare(folder: Path, made: Path) -> None:
     (folder / "runs/with-counters").mkdir()
     shutil.copy(folder / "trace.json.gz", folder / "runs/with-counters")
     shutil.copy(folder / "counters.csv", folder / "runs/with-counters")
-    packed = gzip.compress((folder / "report.sqlite").read_bytes())
-    (folder / "nsys-export-a100.sqlite.gz").write_bytes(packed)
-    for name in ("trace.rpd", "matmul.rpd.gz"):
-        recordings.write_rpd(folder / name, recordings.small())
+    recordings.write_rpd(folder / "trace.rpd", recordings.small())
     (folder / "zeus.csv").write_text(ZEUS)
     (folder / "clock.sql").write_text("SELECT max(sm_clock_hz) FROM device_clock")
     (folder / "train.py").write_text(TRAIN)

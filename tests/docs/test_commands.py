@@ -49,7 +49,6 @@ RECORDED = "chopper record -- python train.py"
 ELSEWHERE = {
     "git": "needs the network",
     "eval": "sets up an interactive shell; tests/cli completes in real ones",
-    "source": "sets up an interactive shell",
     "ruff": "make test runs it",
 }
 PLACEHOLDERS = (
@@ -62,7 +61,6 @@ PLACEHOLDERS = (
     (r"(?<=--device )NAME\b", "mi300x"),
     (r"\bNAME\b", "gemm"),
     (r"(?<=compare )A B\b", "runs/before runs/after"),
-    (r"-o DIR\b", "-o folder"),
     (r"\bCOMMAND\b", "python train.py"),
     (r"\$\(hostname\)", "node0"),
     # Messages of several sizes tell a latency; the one recording has them, the other clocks.

@@ -8,35 +8,31 @@ A line ``…`` stands for lines that are left out.
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 from tests.command import run
 from tests.docs.blocks import ROOT, Command, documented
 
 COLUMNS = "100"
+COUNTERS = "docs-sample-counter_collection.csv"
 PUBLIC = {
-    "before.json.gz": ("kineto/v100-resnet50-dataloader0-2021.json.gz",),
-    "after.json.gz": ("kineto/v100-resnet50-dataloader4-2021.json.gz",),
-    "v100-dlrm-8ranks": ("param/v100-dlrm-8ranks",),
-    "v100-ddp-rank1of2.json.gz": ("hta/v100-ddp-rank1of2-memory-events.json.gz",),
-    "snapshot.pickle": ("memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz",),
-    "nsys-export-a100.sqlite.gz": ("pipit-nsys/nsys-export-a100.sqlite.gz",),
-    "matmul.rpd.gz": ("rocmprofiledata/matmul.rpd.gz",),
-    "mi300x-vllm-graph-capture.json.gz": ("tracelens/mi300x-vllm-graph-capture.json.gz",),
-    "runs/with-counters": (
-        "hpctrainingexamples/mi300x-op-replay.json.gz",
-        "rocprofiler-sdk/docs-sample-counter_collection.csv",
-    ),
-    "h100-qwen1.5-0.5b-inference.json.gz": ("tracelens/h100-qwen1.5-0.5b-inference.json.gz",),
-    "mi300x-qwen1.5-0.5b-inference.json.gz": ("tracelens/mi300x-qwen1.5-0.5b-inference.json.gz",),
+    "before.json.gz": "kineto/v100-resnet50-dataloader0-2021.json.gz",
+    "after.json.gz": "kineto/v100-resnet50-dataloader4-2021.json.gz",
+    "v100-dlrm-8ranks": "param/v100-dlrm-8ranks",
+    "v100-ddp-rank1of2.json.gz": "hta/v100-ddp-rank1of2-memory-events.json.gz",
+    "snapshot.pickle": "memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz",
+    "mi300x-vllm-graph-capture.json.gz": "tracelens/mi300x-vllm-graph-capture.json.gz",
+    "runs/with-counters/trace.json.gz": "hpctrainingexamples/mi300x-op-replay.json.gz",
+    f"runs/with-counters/{COUNTERS}": f"rocprofiler-sdk/{COUNTERS}",
+    "h100-qwen1.5-0.5b-inference.json.gz": "tracelens/h100-qwen1.5-0.5b-inference.json.gz",
+    "mi300x-qwen1.5-0.5b-inference.json.gz": "tracelens/mi300x-qwen1.5-0.5b-inference.json.gz",
 }
-"""Name in the documentation → files of tests/golden/catalogue.csv; of several, a folder is made."""
+"""File that a command names, or in a folder that it names → its origin in the catalogue."""
 
 
 def transcripts() -> list[Command]:
@@ -45,37 +41,22 @@ def transcripts() -> list[Command]:
     return [c for c in shown if c.text.startswith("chopper ")]
 
 
-def wanted(command: Command) -> list[str]:
-    return [word for word in command.words if word in PUBLIC]
-
-
 def lay_out(command: Command, traces: Path | None, folder: Path) -> str | None:
     """Link what it reads into a folder; return what is missing for that."""
-    for name in wanted(command):
-        origins = [(traces or Path()) / origin for origin in PUBLIC[name]]
-        if traces is None or not all(origin.exists() for origin in origins):
-            return f"real traces not present: set CHOPPER_TRACES ({name})"
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if len(origins) == 1:
-            target.symlink_to(origins[0].resolve())
-            continue
-        target.mkdir()
-        for origin in origins:
-            (target / origin.name).symlink_to(origin.resolve())
+    for name, origin in PUBLIC.items():
+        if {name, str(Path(name).parent)} & {*command.words}:
+            if traces is None or not (traces / origin).exists():
+                return f"real traces not present: set CHOPPER_TRACES ({name})"
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to((traces / origin).resolve())
     return None
 
 
 def printed(command: Command, folder: Path) -> str:
     """What it prints at the documentation's width: its answer, a gate's verdict, or a refusal."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = COLUMNS
-    try:
+    with mock.patch.dict(os.environ, COLUMNS=COLUMNS):
         outcome = run(*command.words[1:], cwd=folder)
-    finally:
-        os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
     aside = [line for line in outcome.lines if not line.startswith("next: ")]
     return "\n".join((*outcome.out.rstrip("\n").split("\n"), *aside)).strip("\n")
 
@@ -92,20 +73,10 @@ def parts(shown: str) -> list[list[str]]:
 
 
 def agrees(shown: str, said: str) -> bool:
-    """Every part stands in what was said, in order; the first and the last at its ends."""
-    lines, at = said.split("\n"), 0
-    *others, last = pieces = parts(shown)
-    for number, part in enumerate(pieces):
-        places: Iterator[int] = iter(range(at, len(lines) - len(part) + 1))
-        if number == 0:
-            places = iter((0,))
-        elif part is last:
-            places = iter((len(lines) - len(part),))
-        found = next((i for i in places if i >= at and lines[i : i + len(part)] == part), None)
-        if found is None:
-            return False
-        at = found + len(part)
-    return bool(others) or at == len(lines)
+    """Every line stands in what was said, in order, with nothing between but where it says …."""
+    lines = shown.rstrip("\n").split("\n")
+    pattern = "".join("(?:.*\n)*" if line == "…" else f"{re.escape(line)}\n" for line in lines)
+    return re.fullmatch(pattern, f"{said}\n") is not None
 
 
 def renewed(shown: str, said: str) -> str:
@@ -129,24 +100,24 @@ def renewed(shown: str, said: str) -> str:
     return "\n".join(written)
 
 
-def main() -> Any:
+def main() -> int:
     """Write every transcript anew; exit with 1 where traces for one are missing."""
-    given = os.environ.get("CHOPPER_TRACES")
+    directory = os.environ.get("CHOPPER_TRACES")
     missing = 0
     for command in transcripts():
-        folder = Path(tempfile.mkdtemp())
-        lacking = lay_out(command, Path(given) if given else None, folder)
-        if lacking:
-            print(f"{command.source}: {lacking}", file=sys.stderr)
-            missing = 1
-        elif not agrees(command.printed or "", said := printed(command, folder)):
+        with tempfile.TemporaryDirectory() as folder:
+            if lacking := lay_out(command, Path(directory) if directory else None, Path(folder)):
+                print(f"{command.source}: {lacking}", file=sys.stderr)
+                missing = 1
+                continue
+            said = printed(command, Path(folder))
+        if not agrees(command.printed or "", said):
             page = ROOT / command.source.rpartition(":")[0]
             text = page.read_text(encoding="utf-8")
             old = (command.printed or "").rstrip("\n")
             assert text.count(old) == 1, command.source
             page.write_text(text.replace(old, renewed(old, said)), encoding="utf-8")
             print(f"{command.source}: written anew", file=sys.stderr)
-        shutil.rmtree(folder)
     return missing
 
 
