@@ -76,6 +76,13 @@ WORKLOAD = Workload(
             "image",
             choices=("image", "text"),
         ),
+        Option(
+            "mixture",
+            "TOML file that declares the sources, instead of ones that are made; shards lie on "
+            "disk or at addresses",
+            None,
+            Path,
+        ),
         Option("tokens", "median length of a document in tokens", 40, positive),
         Option("longest", "maximum tokens of a document, and of a row", 256, positive),
         Option("width", "width of the model", 32, positive),
@@ -192,6 +199,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from chopper.workloads.batch import batch_of
+    from chopper.workloads.declared_mixtures import read_mixture
     from chopper.workloads.decoder import Decoder, loss_of
     from chopper.workloads.loading import draw_of, points, span_of, turns
     from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, recovery
@@ -200,6 +208,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     from chopper.workloads.progress import Progress
 
     ranks = dist.get_world_size()
+    if args.mixture is not None:
+        packing = read_mixture(args.mixture).packing
+        args.longest, args.rows = packing.width, packing.rows
     torch.manual_seed(args.seed)
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
@@ -258,15 +269,15 @@ def tell(text: str) -> None:
 
 @contextlib.contextmanager
 def sources_for(args: argparse.Namespace) -> Iterator[Sources]:
-    """The sources, which the first rank writes."""
+    """The sources, which the first rank finds or writes."""
     import torch.distributed as dist
 
-    from chopper.workloads.loading import written_sources
+    from chopper.workloads.loading import found_sources
 
     with contextlib.ExitStack() as stack:
         held: list[Any] = [None]
         if dist.get_rank() == 0:
-            held[0] = stack.enter_context(written_sources(args))
+            held[0] = stack.enter_context(found_sources(args))
         dist.broadcast_object_list(held)
         yield held[0]
         dist.barrier()
@@ -329,6 +340,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     options = experiment.plan.options
     mixture = f"{options['sources']} sources of {options['state']} MB"
     where = f"{mixture} on disk, {options['latency']} ms added to each request"
+    if options.get("mixture") is not None:
+        where = mixture = f"the sources of {options['mixture']}"
     # Of a sweep, the point that the option names.
     point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
     for variant, measure, claim, published in _HELD_AGAINST:

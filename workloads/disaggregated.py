@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import ChopperError
 from chopper.workloads.autoscaling import Autoscaler, Limits, Load, copies_needed, place
-from chopper.workloads.batch import Batch, batch_of, reader_of
+from chopper.workloads.batch import Batch, Mesh, Slice, batch_of
 from chopper.workloads.checkpoint import Checkpoint
 from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Tokens
 from chopper.workloads.planning import Draw, Plan, Planner, occurrence
@@ -60,7 +60,7 @@ class Setup:
     prefetch: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     """Ray's name of each node of trainers, and its ranks; each has a constructor of its own."""
-    tensor: int = 1
+    mesh: Mesh = field(default_factory=Mesh)
     standby: int = 0
     """Loaders that wait, with nothing open, for another one's end."""
     checkpoint: Path | None = None
@@ -72,7 +72,7 @@ class Setup:
 
     def readers(self, node: int) -> list[int]:
         """Ranks of a node that ask its constructor."""
-        return [rank for rank in self.nodes[node][1] if reader_of(rank, self.tensor) == rank]
+        return [rank for rank in self.nodes[node][1] if self.mesh.reader(rank) == rank]
 
 
 class SourceLoader:
@@ -271,7 +271,7 @@ class DataConstructor:
 
         self._setup, self._node = setup, node
         self._readers = setup.readers(node)
-        self._ranks = sorted({rank // setup.tensor for rank in setup.nodes[node][1]})
+        self._ranks = sorted({setup.mesh.coordinates(rank)[0] for rank in setup.nodes[node][1]})
         self._planner: Any = ray.get_actor(f"planner {setup.name}")
         self._steps: dict[int, asyncio.Task[dict[int, Batch]]] = {}
         self._taken: dict[int, int] = {}
@@ -286,18 +286,19 @@ class DataConstructor:
         """Steps that are loaded and not taken yet."""
         return sum(task.done() for task in self._steps.values())
 
-    async def get(self, rank: int, step: int, ahead: int) -> Batch:
-        """Return the batch of a rank in a step; steps up to ``ahead`` later begin to load."""
+    async def get(self, rank: int, step: int, ahead: int) -> Batch | Slice:
+        """A rank's part of a step; steps up to ``ahead`` later begin to load."""
         for coming in range(step, step + ahead + 1):
             if coming not in self._steps:
                 self._steps[coming] = asyncio.ensure_future(self._build(coming))
-        batch = (await self._steps[step])[rank // self._setup.tensor]
+        mesh = self._setup.mesh
+        batch = (await self._steps[step])[mesh.coordinates(rank)[0]]
         self._taken[step] = self._taken.get(step, 0) + 1
         if self._taken[step] >= len(self._readers):
             # Whoever asks again, after a restart say, has it loaded again.
             self._steps.pop(step, None)
             del self._taken[step]
-        return batch
+        return mesh.slice_of(batch, rank) if mesh.context * mesh.pipeline > 1 else batch
 
     async def _build(self, step: int) -> dict[int, Batch]:
         plan, documents = await self._documents(step)

@@ -16,14 +16,17 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
-from chopper.errors import InputError, UsageError
+from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
+from chopper.wording import plural
 from chopper.workloads.autoscaling import Limits
+from chopper.workloads.batch import Mesh
+from chopper.workloads.declared_mixtures import read_mixture
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.mixture import VOCABULARY, Sources, Stage
-from chopper.workloads.planning import Draw
-from chopper.workloads.synthetic_sources import write_sources
+from chopper.workloads.made_sources import write_sources
+from chopper.workloads.mixture import VOCABULARY, Packing, Sources, Stage
+from chopper.workloads.planning import Draw, Planner
 
 WITH_ACTORS = ("disaggregated", "balanced")
 SWEEP_MS = (1, 5, 20, 50, 100, 200)
@@ -53,6 +56,10 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise UsageError(f"--width {args.width}: heads have 32 elements: choose a multiple of 32")
     if ranks % args.tensor:
         raise UsageError(f"--tensor {args.tensor}: expected a divisor of the {ranks} ranks")
+    if args.mixture is not None and (args.sweep != "none" or args.fault in ("raises", "hangs")):
+        raise UsageError(
+            "--mixture: its storage is not changed: leave out --sweep, and --fault raises or hangs"
+        )
     if args.modality == "text" and args.fault in ("raises", "hangs"):
         raise UsageError(f"--fault {args.fault}: is one of images: leave out --modality text")
     variants = getattr(args, "variants", None) or (args.variant,)
@@ -62,13 +69,23 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             "--fault killed-loader: applies to loader actors only: use --variants balanced"
         )
     state, longest = args.sources * args.state * 1_000_000, args.longest
+    of, notes = f"{args.sources} sources of {args.state} MB", []
     try:
+        if args.mixture is not None:
+            sources = read_mixture(args.mixture)
+            if left_out := Planner(draw_of(args, sources, ranks)).left_out():
+                notes.append(f"{args.mixture}: {plural(left_out, 'document')} left out, too long")
+            state = sum(source.state_bytes for source in sources.specs)
+            longest = sources.packing.width
+            of = f"the {len(sources.specs)} sources of {args.mixture}"
         if with_actors:
             load_ray()
             if args.address is not None:
                 answers(args.address)
     except LoaderError as exc:
         raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
+    except ChopperError as exc:
+        raise ValueError(str(exc)) from exc
     workers = max(workers_of(variant, args) for variant in variants)
     shared = (state + _RAY_BYTES) // ranks if with_actors else 0
     trained = training_bytes(args.width, longest, args.batch)
@@ -77,8 +94,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     loading = max(workers * (state + _WORKER_BYTES), shared)
     each = f"{workers} workers in each of {ranks} ranks, with"
     what = (
-        f"{each if workers else 'loader actors, with'} "
-        f"{args.sources} sources of {args.state} MB "
+        f"{each if workers else 'loader actors, with'} {of} "
         f"open in {'each worker' if workers else 'one of them each'},"
     )
     remedy = "choose a smaller --state or fewer workers, or select fewer --variants"
@@ -89,7 +105,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         )
         remedy = "choose smaller ones"
     needed = loading + trained + _RANK_BYTES
-    return Needs(memory_bytes=needed, what=what, remedy=remedy)
+    return Needs(memory_bytes=needed, what=what, remedy=remedy, notes=tuple(notes))
 
 
 def training_bytes(width: int, longest: int, rows: int) -> int:
@@ -105,12 +121,15 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def written_sources(args: argparse.Namespace) -> Iterator[Sources]:
-    """Write the mixture to a temporary folder, which is removed when the block ends.
+def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
+    """The mixture that the options name, or one that is written to disk as long as the block lasts.
 
     Raises:
-        InputError: there is no space.
+        InputError: it is not as declared, or there is no space.
     """
+    if args.mixture is not None:
+        yield read_mixture(args.mixture)
+        return
     # Named as Ray's directories are: what is left of a run that was killed goes with these.
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
@@ -136,7 +155,8 @@ def _written(args: argparse.Namespace, folder: Path) -> Sources:
         raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
     # What writing took is no memory of a loader's.
     pa.default_memory_pool().release_unused()
-    return Sources(specs=specs, stages=(Stage(step=0, longest=args.longest),))
+    packing = Packing(width=args.longest, rows=args.rows)
+    return Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
 
 
 def draw_of(
@@ -236,7 +256,7 @@ def setup_of(
         ),
         prefetch=args.prefetch,
         nodes=tuple((node, tuple(ranks)) for node, ranks in nodes),
-        tensor=args.tensor,
+        mesh=Mesh(tensor=args.tensor),
         standby=args.standby,
         checkpoint=args.checkpoint,
     )

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import chopper
 from chopper.workloads import disaggregated as actors
-from chopper.workloads.batch import Batch, batch_of
+from chopper.workloads.batch import Batch, Mesh, batch_of
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
 from chopper.workloads.loading import LONGER, row_width, setup_of
 from chopper.workloads.mixture import VOCABULARY
@@ -56,7 +56,7 @@ def latency_of_a_batch(
 def probing(args: argparse.Namespace, draw: Draw, name: str) -> actors.Setup:
     """Setup of actors that the first rank alone asks, one step after the other."""
     setup = setup_of(args, draw, name, [(actors.this_node(), [0])])
-    return replace(setup, prefetch=1, tensor=1, checkpoint=None)
+    return replace(setup, prefetch=1, mesh=Mesh(), checkpoint=None)
 
 
 def asked_alone(setup: actors.Setup, first: int, steps: int) -> Iterator[Batch]:

@@ -24,7 +24,7 @@ from torch import nn
 import chopper
 from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
-from chopper.workloads.batch import Batch, reader_of
+from chopper.workloads.batch import Batch
 from chopper.workloads.decoder import loss_of
 from chopper.workloads.loading import (
     WITH_ACTORS,
@@ -96,7 +96,7 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructors = [actors.constructor(setup, ranks[0]) for ranks in ranks_of.values()]
-    reader, coming = reader_of(rank, setup.tensor), iter(())
+    reader, coming = setup.mesh.reader(rank), iter(())
     if reader == rank:
         coming = actors.batches(
             constructors[setup.node_of(rank)],

@@ -237,6 +237,11 @@ class Planner:
             self._stages = last | {stage: made}
         return self._stages[stage]
 
+    def left_out(self) -> int:
+        """Count documents that no stage admits."""
+        longest = max(stage.longest for stage in self.draw.stages)
+        return sum(int((lengths > longest).sum()) for lengths in self._lengths)
+
     def stage_at(self, step: int) -> int:
         """Number of the stage that a step is in."""
         return bisect.bisect_right([stage.step for stage in self.draw.stages], step) - 1

@@ -1,4 +1,4 @@
-"""Open sources: documents from row groups of Parquet shards.
+"""Open sources: documents from row groups of Parquet shards, on disk or at addresses (fsspec).
 
 A source that is open holds the row groups that it reads from, decoded: they are its state. A
 document's image is a request of its own. A request waits as long as the specification adds, which
@@ -8,28 +8,32 @@ stands for the distance of a storage that is not there; what comes is real.
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chopper.errors import InputError
+from chopper.storage.remote import opened
 from chopper.workloads.mixture import (
-    LENGTH,
+    VOCABULARY,
     Ints,
     Sample,
     SourceError,
     SourceSpec,
     Tokens,
+    beside,
 )
 
 READ_TIMEOUT_S = 20.0
@@ -49,18 +53,57 @@ def _why(exc: Exception) -> str:
     return ": ".join([type(exc).__name__, *str(exc).splitlines()[:1]])
 
 
-def _range(path: Path, offset: int, size: int) -> bytes:
+def matching(pattern: str) -> list[str]:
+    """Return the files that a pattern matches, sorted."""
+    if "://" not in pattern:
+        return sorted(glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
+    try:
+        fs, path = opened(pattern)
+        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
+    except InputError:
+        raise
+    except Exception as exc:  # those of file systems' libraries have no common class
+        raise InputError(f"{pattern}: {_why(exc)}") from exc
+
+
+def _opened(path: str) -> BinaryIO:
+    if "://" not in path:
+        return Path(path).open("rb")
+    fs, name = opened(path)
+    return cast(BinaryIO, fs.open(name, "rb"))
+
+
+def _range(path: str, offset: int, size: int) -> bytes:
     """Read a range of a file."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        return file.read(size)
+    if "://" not in path:
+        with Path(path).open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(size)
+    fs, name = opened(path)
+    return bytes(fs.cat_file(name, start=offset, end=offset + size))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(lists and pa.types.is_integer(kind.value_type))
+
+
+_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
+    "string": _is_text,
+    "integer": pa.types.is_integer,
+    "list of integers": _is_list,
+}
 
 
 def groups_of(spec: SourceSpec) -> tuple[tuple[tuple[int, int, int], ...], int]:
     """Read from footers: shard, number and rows of each row group, and the largest one's bytes.
 
     Raises:
-        InputError: a shard is no Parquet file.
+        InputError: a shard is no Parquet file, or lacks a column; one line.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         footers = list(pool.map(functools.partial(_footer, spec), spec.shards))
@@ -75,10 +118,21 @@ def groups_of(spec: SourceSpec) -> tuple[tuple[tuple[int, int, int], ...], int]:
 
 def _footer(spec: SourceSpec, shard: str) -> list[tuple[int, int]]:
     """Rows of each row group of a shard, and bytes of the columns that are read from it."""
+    where = f"source {spec.name}: {shard}"
     try:
-        meta = pq.read_metadata(shard)
-    except (OSError, pa.ArrowException) as exc:
-        raise InputError(f"source {spec.name}: {shard}: {_why(exc)}") from exc
+        with _opened(shard) as file:
+            parquet = pq.ParquetFile(file)
+            schema, meta = parquet.schema_arrow, parquet.metadata
+    except Exception as exc:  # those of file systems' libraries have no common class
+        raise InputError(f"{where}: {_why(exc)}") from exc
+    for column, kind in (*spec.columns.items(), (spec.length, "integer")):
+        at = schema.get_field_index(column)
+        if at < 0:
+            found = ", ".join(schema.names)
+            raise InputError(f"{where} has no column {column!r} ({kind}); it has {found}")
+        if not _KINDS[kind](schema.field(at).type):
+            found = schema.field(at).type
+            raise InputError(f"{where}, column {column!r}: {found}, expected {kind}")
     footer = []
     for number in range(meta.num_row_groups):
         group = meta.row_group(number)
@@ -97,7 +151,8 @@ def lengths_of(spec: SourceSpec) -> Ints:
 
     def read(shard: str) -> pa.ChunkedArray:
         try:
-            return pq.ParquetFile(shard).read([LENGTH], use_threads=False)[LENGTH]
+            with _opened(shard) as file:
+                return pq.ParquetFile(file).read([spec.length], use_threads=False)[spec.length]
         except Exception as exc:
             raise SourceError(f"source {spec.name}: {shard}: {_why(exc)}") from exc
 
@@ -106,7 +161,7 @@ def lengths_of(spec: SourceSpec) -> Ints:
     for shard, column in zip(spec.shards, columns, strict=True):
         if column.null_count or (len(column) and column.to_numpy().min() < 1):
             raise SourceError(
-                f"source {spec.name}: {shard}, column {LENGTH!r}: a length is missing or "
+                f"source {spec.name}: {shard}, column {spec.length!r}: a length is missing or "
                 "below 1; leave such documents out"
             )
     lengths = np.concatenate([column.to_numpy() for column in columns])
@@ -162,7 +217,7 @@ class Source:
     def _read_group(self, number: int) -> list[pa.Array]:
         shard, group, _ = self.spec.groups[number]
         self._travel(self.spec.size + number)
-        with Path(self.spec.shards[shard]).open("rb") as file:
+        with _opened(self.spec.shards[shard]) as file:
             # No threads and nothing read ahead: forked workers would inherit their locks.
             parquet = pq.ParquetFile(file, pre_buffer=False)
             table = parquet.read_row_group(group, list(self.spec.columns), use_threads=False)
@@ -172,24 +227,29 @@ class Source:
         if self.spec.latency_s:
             time.sleep(self.spec.latency_of(index))
 
-    def _fetch(self, index: int) -> tuple[str, bytes | None]:
-        """Return a document's text and its image."""
+    def _fetch(self, index: int) -> tuple[Any, bytes | None]:
+        """A document's text or tokens, and its image."""
         number, columns = self._group_of(index)
         row = index - int(self._starts[number])
         content, *media = (column[row].as_py() for column in columns)
         if self.spec.modality == "image":
             file, offset, size, digest = media
             self._travel(index)
-            shard = Path(self.spec.shards[self.spec.groups[number][0]])
-            image = _range(shard.parent / file, offset, size)
+            image = _range(
+                beside(self.spec.shards[self.spec.groups[number][0]], file), offset, size
+            )
             if hashlib.sha256(image).hexdigest() != digest:
                 raise ValueError(f"{file}, bytes {offset} to {offset + size}: not those of sha256")
             return content, image
         return content, None
 
 
-def tokenize(content: str, image: bytes | None) -> Tokens:
+def tokenize(content: str | Sequence[int], image: bytes | None) -> Tokens:
     """Make tokens of a document: 1 more than its bytes, and 257 and more of its image's patches."""
+    if not isinstance(content, str):
+        # Those beyond the vocabulary of the small decoder are folded into it.
+        ids = np.array(content, dtype=np.int64)
+        return (1 + (ids - 1) % (VOCABULARY - 1)).astype(np.uint16)
     text = np.frombuffer(content.encode(), dtype=np.uint8).astype(np.uint16) + 1
     if image is None:
         return text

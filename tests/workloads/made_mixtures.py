@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from chopper.workloads.made_sources import write_sources
 from chopper.workloads.mixture import SourceSpec, Stage
 from chopper.workloads.planning import Cost, Draw
 from chopper.workloads.shards import groups_of
-from chopper.workloads.synthetic_sources import write_sources
 
 HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
 

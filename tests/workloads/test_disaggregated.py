@@ -27,6 +27,7 @@ from chopper.engines import ray_cluster
 from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads.autoscaling import Limits
+from chopper.workloads.batch import Mesh
 from chopper.workloads.checkpoint import Checkpoint
 from chopper.workloads.loading_measures import memory_bytes
 from chopper.workloads.mixture import SourceError
@@ -257,15 +258,30 @@ def test_a_source_that_needs_more_than_one_loader_is_read_by_several(ray, starte
     assert sorted(at for _, mine in where for at in mine) == list(range(8))
 
 
-def test_one_rank_of_a_tensor_parallel_group_reads_its_batch(started, whole):
-    made = setup("tensor", tensor=2, nodes=((d.this_node(), tuple(range(RANKS * 2))),))
+def test_ranks_that_share_a_batch_get_their_slices_of_it(started, whole):
+    mesh = Mesh(tensor=2, context=2, pipeline=2)
+    ranks = tuple(range(RANKS * mesh.ranks))
+    made = setup("mesh", mesh=mesh, nodes=((d.this_node(), ranks),))
     constructor = started(made)[1]
-    assert made.readers(0) == [*range(0, RANKS * 2, 2)]
-    for rank in made.readers(0):
-        stream = d.batches(constructor, rank=rank, first=0, steps=4, prefetch=2)
-        assert [batch.samples for batch in stream] == [
-            whole[step][rank // 2].samples for step in range(4)
-        ]
+    readers = made.readers(0)
+    assert readers == [r for r in ranks if r % 2 == 0]
+    streams = [d.batches(constructor, rank=rank, first=0, steps=4, prefetch=2) for rank in readers]
+    for step in range(4):
+        parts = {rank: next(stream) for rank, stream in zip(readers, streams, strict=True)}
+        for data in range(RANKS):
+            batch = whole[step][data]
+            for stage in range(2):
+                front, back = (parts[data * 8 + stage * 4 + context * 2] for context in (0, 1))
+                for name, there in (("tokens", stage == 0), ("places", True), ("targets", stage)):
+                    of = getattr(batch, name)
+                    expected = of() if callable(of) else of
+                    got = [getattr(part, name) for part in (front, back)]
+                    if not there:
+                        assert got == [None, None]
+                        continue
+                    a, b, c, e = np.split(expected, 4, axis=1)
+                    assert (got[0] == np.concatenate([a, e], axis=1)).all()
+                    assert (got[1] == np.concatenate([b, c], axis=1)).all()
 
 
 @pytest.fixture
