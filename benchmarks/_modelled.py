@@ -12,12 +12,12 @@ from chopper.analyzers.estimates.formulas import rule_of_thumb
 from chopper.analyzers.estimates.limits import limits
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.network import ecmp
-from chopper.analyzers.estimates.portability import portability_ratio
 from chopper.analyzers.estimates.training import Training
 from chopper.experiments.results import Headline
 from chopper.hardware.devices import named as named_device
 from chopper.hardware.prices import load
 from chopper.models.architectures import named
+from chopper.workloads.compile import portability_ratio
 
 GB = 1e9
 MODEL = "qwen1.5-0.5b-inference"

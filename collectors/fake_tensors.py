@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def capture(
             f"precision {precision} contradicts strategy {strategy}: single has bf16, fp32 and "
             "autocast, fsdp2 has bf16, fp32 and mixed"
         )
-    return in_child(
+    return _in_child(
         task="memory",
         module=module,
         batch=batch,
@@ -115,33 +115,23 @@ def capture_operators(
     """
     if precision not in ("bf16", "fp32", "autocast"):
         raise UsageError(f"precision {precision!r}: expected bf16, fp32 or autocast")
-    return in_child(
+    return _in_child(
         task="operators", module=module, batch=batch, sequence=sequence, precision=precision
     )
 
 
-def in_child(
-    program: str = __name__, variables: Mapping[str, str] | None = None, **request: Any
-) -> dict[str, Any]:
-    """Run a module that calls :func:`answer`, and read the one line that it answers with.
-
-    Args:
-        program: that module; this one by default.
-        variables: of the child's environment.
-        request: ``task`` and ``module``, and what the task takes.
-    """
+def _in_child(**request: Any) -> dict[str, Any]:
+    """Run this module in a process of its own, and read the one line that it answers with."""
     module = request["module"]
     if not all(module.partition(":")):
         raise UsageError(f"--module {module!r}: expected package.module:factory")
-    quiet = {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    environment = {**os.environ, **quiet, **(variables or {})}
     try:
         done = subprocess.run(
-            own_python(program, json.dumps(request)),
+            own_python(__name__, json.dumps(request)),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
-            env=environment,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
@@ -159,7 +149,7 @@ def in_child(
     return answer
 
 
-def built_module(request: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _built_module(request: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return the user's module, its inputs, and its loss function or None."""
     import inspect
 
@@ -204,7 +194,7 @@ def _units(module: Any) -> list[tuple[Any, str]]:
     return found
 
 
-def loss_of(output: Any, function: Any) -> Any:
+def _loss_of(output: Any, function: Any) -> Any:
     """A scalar to go backward from: the user's, the output's own, cross-entropy, or the sum."""
     import torch
 
@@ -234,7 +224,7 @@ def _train(
 
     enabled = request["precision"] == "autocast"
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        loss = loss_of(module(*inputs), function)
+        loss = _loss_of(module(*inputs), function)
     loss.backward()
     del loss
     optimizer.step()
@@ -269,7 +259,7 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
         )
     peaks: list[dict[str, int]] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, inputs, function = built_module(request)
+        module, inputs, function = _built_module(request)
         count = sum(p.numel() for p in module.parameters())
         units = _units(module)
         if request["checkpoint"] == "full":
@@ -389,7 +379,7 @@ def _write_down(request: dict[str, Any]) -> dict[str, Any]:
 
     counts: Counter[tuple[str, str, str, str]] = Counter()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, inputs, function = built_module(request)
+        module, inputs, function = _built_module(request)
         trained = [p for p in module.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=True)
         for _ in range(2):
@@ -426,20 +416,15 @@ def _place(exc: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the module"
 
 
-def answer(tasks: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
-    """Be the child: one request in, one line out, and the process ends.
-
-    Args:
-        tasks: by the name that the request has for them.
-    """
+def _answer() -> None:
+    """Be the child: one request in, one line out, and the process ends."""
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            said = tasks[request["task"]](request)
+            said = {"memory": _track, "operators": _write_down}[request["task"]](request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
-        extra = missing if missing in ("torch", "triton") else None
-        remedy = f"; install it: pip install 'chopper-profiler[{extra}]'" if extra else ""
+        remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""
         said = {"error": f"module {missing} not found{remedy}"}
     except Exception as exc:  # noqa: BLE001 - the user's code, which may raise anything
         text = str(exc).strip().splitlines()
@@ -452,4 +437,4 @@ def answer(tasks: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> N
 
 
 if __name__ == "__main__":
-    answer({"memory": _track, "operators": _write_down})
+    _answer()

@@ -2,21 +2,28 @@
 
     chopper bench compile
     chopper bench compile -- --size 1b --sequence 2048 --dtype bfloat16
+    chopper bench compile --variants ahead,interpreted --repeats 1
 
-Each block is compiled on its own, so that all blocks share one compilation. ``chopper estimate
-portability`` shows the kernels that torch.compile writes for other devices.
+Each block is compiled on its own, so that all blocks share one compilation. The variants ``ahead``
+and ``interpreted`` show how portable one block is: captured once, compiled ahead of time for each
+device's architecture, run in Triton's interpreter, and projected onto each device.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
+from chopper.experiments.options import Option
 from chopper.experiments.results import NO_LOSS, Experiment, Headline
 from chopper.workloads import training
 from chopper.workloads.offload_tables import LOSS_TOLERANCES, worst_loss_ratio
@@ -25,16 +32,51 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    import chopper
+    from chopper.hardware.devices import DevicePeaks
     from chopper.statistics import Estimate
+    from chopper.workloads.compiled_kernels import Compiled, Pass
+
+TARGETS = {
+    "nvidia-a100-sxm4-80gb": "sm_80",
+    "nvidia-h100-sxm": "sm_90",
+    "nvidia-h200-sxm": "sm_90",
+    "nvidia-b200": "sm_100",
+    "amd-mi250x": "gfx90a",
+    "amd-mi300x": "gfx942",
+    "amd-mi325x": "gfx942",
+    "amd-mi355x": "gfx950",
+}
+"""Device → the architecture that Triton compiles for."""
+_INTERPRETED_TOKENS = 16
+"""The interpreter runs a kernel's programs one by one in Python: shorter sequences suffice."""
 
 WORKLOAD = Workload(
     name="compile",
     summary="Llama training, eager and with torch.compile, on one device: what fused kernels and "
     "fewer launches save, and what compiling costs",
-    options=training.OPTIONS,
+    options=(
+        *training.OPTIONS,
+        Option(
+            "devices",
+            "comma-separated devices of the variant ahead",
+            "a100-sxm4-80gb,h100-sxm,b200,mi300x,mi355x",
+        ),
+    ),
     variants=(
         Variant("eager", "a kernel for each operator"),
         Variant("compiled", "torch.compile's kernels for each block"),
+        Variant(
+            "ahead",
+            "one block's kernels in Triton, compiled ahead of time for each device, and its time "
+            "there, projected",
+            default=False,
+        ),
+        Variant(
+            "interpreted",
+            "the same kernels in Triton's interpreter, compared with eager PyTorch",
+            default=False,
+        ),
     ),
     baseline="eager",
     ranks=1,
@@ -48,7 +90,25 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Estimate the memory; ValueError for more than the one rank that this is about."""
     if ranks != 1:
         raise ValueError(f"compile trains on one rank, found --ranks {ranks}")
-    return training.needs(args, ranks, device)
+    _devices(args)
+    needed = training.needs(args, ranks, device)
+    if importlib.util.find_spec("triton") is not None:
+        return needed
+    why = "needs triton, which is not installed: pip install triton"
+    return replace(needed, absent=dict.fromkeys(("ahead", "interpreted"), why))
+
+
+def _devices(args: argparse.Namespace) -> list[DevicePeaks]:
+    """Devices of the variant ``ahead``; UsageError for one that Triton has no target for."""
+    from chopper.hardware.devices import named
+
+    devices = [named(name.strip()) for name in args.devices.split(",")]
+    for device in devices:
+        if device.id not in TARGETS:
+            raise UsageError(
+                f"--devices: {device.label} has no target here: one of {', '.join(TARGETS)}"
+            )
+    return devices
 
 
 def main() -> None:
@@ -56,7 +116,119 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="chopper-compiled-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
         os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
-        training.run(WORKLOAD, _model)
+        args = WORKLOAD.parse()
+        if args.variant in ("ahead", "interpreted"):
+            _portable(args)
+        else:
+            training.run(WORKLOAD, _model)
+
+
+def _portable(args: argparse.Namespace) -> None:
+    """Capture one block and compile it for devices that are not here, or interpret its kernels."""
+    interpreted = args.variant == "interpreted"
+    os.environ["TRITON_INTERPRET"] = str(int(interpreted))  # before triton is imported
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # Inductor's, of a driver that is not there; nothing runs on it.
+    warnings.filterwarnings("ignore", message="Could not find an active CPU backend")
+    import chopper
+    from chopper.workloads.compiled_kernels import compile_kernels, interpreter_errors
+
+    if interpreted:
+        loss_ratio, gradient_ratio = interpreter_errors(
+            _block(args, batch=1, sequence=min(args.sequence, _INTERPRETED_TOKENS))
+        )
+        with chopper.profile(args.output, trace=False) as prof:
+            prof.measure("loss_difference_ratio", loss_ratio)
+            prof.measure("gradient_difference_ratio", gradient_ratio)
+        return
+    captured = compile_kernels(_block(args, batch=args.batch, sequence=args.sequence))
+    sizes_bytes = {target: _code_bytes(captured, target) for target in _targets(args)}
+    with chopper.profile(args.output, trace=False) as prof:
+        _measure(prof, args, captured, sizes_bytes)
+
+
+def _block(args: argparse.Namespace, *, batch: int, sequence: int) -> Pass:
+    import torch
+
+    from chopper.workloads.compiled_kernels import Pass
+    from chopper.workloads.llama import SIZES, Block, rotary_table
+
+    torch.manual_seed(args.seed)
+    config, dtype = SIZES[args.size], getattr(torch, args.dtype)
+    cos, sin = rotary_table(config, sequence, device=torch.device("cpu"), dtype=dtype)
+    inputs = torch.randn(batch, sequence, config.width, dtype=dtype)
+    return Pass(Block(config).to(dtype), inputs, cos, sin)
+
+
+def _targets(args: argparse.Namespace) -> list[str]:
+    return list(dict.fromkeys(TARGETS[device.id] for device in _devices(args)))
+
+
+def _code_bytes(captured: Compiled, target: str) -> int | None:
+    """Machine code of all kernels for a target; None, with the reason printed, if one fails."""
+    from chopper.errors import CaptureError
+
+    try:
+        return sum(kernel.code_bytes(target) for kernel in captured.kernels.values())
+    except CaptureError as exc:
+        print(exc, flush=True)
+        return None
+
+
+def _measure(
+    prof: chopper.Profile,
+    args: argparse.Namespace,
+    captured: Compiled,
+    sizes_bytes: dict[str, int | None],
+) -> None:
+    """Count kernels, project the block onto each device, and compute its portability."""
+    from chopper.analyzers.estimates.project import Side, project_captured
+    from chopper.hardware.devices import reach_of
+
+    forms = {"eager": captured.eager, "compiled": captured.compiled}
+    prof.measure("captured_operator_count", captured.captured_count)
+    prof.measure("triton_kernel_count", len(captured.kernels))
+    for form, calls in forms.items():
+        prof.measure("launch_count", sum(row["call_count"] for row in calls), form=form)
+    for target, size_bytes in sizes_bytes.items():
+        if size_bytes is not None:
+            prof.measure("code_bytes", size_bytes, target=target)
+    efficiencies: dict[str, list[float | None]] = {form: [] for form in forms}
+    for device in _devices(args):
+        side = Side(device, reach_of(device))
+        projected = {
+            form: project_captured(
+                module="the block",
+                operators=calls,
+                element_bytes=2 if args.dtype == "bfloat16" else 4,
+                there=side,
+            )
+            for form, calls in forms.items()
+        }
+        # Both forms are held against the roofline of the one that needs less.
+        roofline_ns = min(projection.roofline_ns for projection in projected.values())
+        prof.measure("roofline_ns", roofline_ns, device=device.id)
+        for form, projection in projected.items():
+            if form == "compiled" and sizes_bytes[TARGETS[device.id]] is None:
+                efficiencies[form].append(None)
+                continue
+            efficiency = roofline_ns / projection.projected_ns
+            efficiencies[form].append(efficiency)
+            prof.measure("projected_ns", projection.projected_ns, device=device.id, form=form)
+            prof.measure("efficiency_ratio", efficiency, device=device.id, form=form)
+    for form, ratios in efficiencies.items():
+        prof.measure("portability_ratio", portability_ratio(ratios), form=form)
+
+
+def portability_ratio(efficiencies: Iterable[float | None]) -> float:
+    """Return the harmonic mean of efficiencies; zero where one is None: it does not run there.
+
+    Pennycook, Sewall and Lee, arXiv 1611.07409.
+    """
+    values = [*efficiencies]
+    if not values or not all(values):
+        return 0.0
+    return len(values) / sum(1 / value for value in values if value)
 
 
 def _model(
@@ -84,7 +256,8 @@ def _model(
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Hold the two against each other: untraced steps, what compiling costs, the losses."""
+    """Compare the two trainings, and say how portable the block is."""
+    yield from _portability(experiment)
     if not {"eager", "compiled"} <= set(experiment.variants):
         return
     where = f"{experiment.plan.options.get('size')} model on {experiment.plan.device}"
@@ -120,6 +293,35 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             why=NO_LOSS.format("compiled") if apart is None else "",
             configuration=f"{where}; tolerance {tolerance:g}: {kept}",
         )
+
+
+def _portability(experiment: Experiment) -> Iterator[Headline]:
+    size = f"one block of the {experiment.plan.options.get('size')} model"
+    for form in ("eager", "compiled"):
+        row = experiment.find("portability_ratio", "ahead", form=form)
+        if row is not None:
+            yield Headline(
+                system="UniOrch",
+                claim=f"performance and portability of {size}, {form}",
+                unit="%",
+                ours=row.estimate.value * 100,
+                modelled=True,
+                timed=False,
+                configuration=f"projected onto {experiment.plan.options.get('devices')}; not run",
+            )
+    for part in ("loss", "gradient"):
+        row = experiment.find(f"{part}_difference_ratio", "interpreted")
+        if row is not None:
+            yield Headline(
+                system="UniOrch",
+                claim=f"largest relative difference of {size}'s {part}, its Triton kernels "
+                "interpreted from eager",
+                unit="",
+                ours=row.estimate.value if math.isfinite(row.estimate.value) else None,
+                why="it was not a finite number",
+                timed=False,
+                configuration=f"one sequence of at most {_INTERPRETED_TOKENS} tokens",
+            )
 
 
 def _steps_to_pay(

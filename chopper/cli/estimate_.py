@@ -16,7 +16,7 @@ from chopper.cli._lazy import LazyGroup
 if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
 
-_FIRST = ("memory", "offload", "network", "project", "portability", "limits", "cost")
+_FIRST = ("memory", "offload", "network", "project", "limits", "cost")
 """The order in which they are listed; others follow."""
 
 

@@ -242,6 +242,7 @@ def test_each_run_compiles_anew(monkeypatch):
 
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     used: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["compile"])
     for name in names:
         monkeypatch.setenv(name, "kept")
     monkeypatch.setattr(training, "run", lambda *_: used.extend(os.environ[name] for name in names))
