@@ -43,7 +43,7 @@ from chopper.storage import clock
 from chopper.storage import manifest as m
 from chopper.storage.destination import no_step
 from chopper.storage.parts import RunWriter
-from chopper.wording import plural
+from chopper.wording import plural, some
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
@@ -362,6 +362,7 @@ class Session:
             self._watch_clock()
             closing_ns = clock.now_ns()
             self._safely(self._unwatch)
+            self._safely(self._say_unseen)
             self._safely(self._leave_children)
             self._safely(self._steps.finish)
             if tracer:
@@ -399,6 +400,15 @@ class Session:
         self._optimizers.end()
         self._trainers.end()
         self._evaluations.end()
+
+    def _say_unseen(self) -> None:
+        if self._trainers.unseen:
+            self._part.note(
+                "run.phases_unseen",
+                f"calls of {some(self._trainers.unseen)} are no phase of their own in this run: "
+                "Python 3.12 or later shows them, as does `with prof.phase(...)` around them",
+                severity="info",
+            )
 
     def _leave_children(self) -> None:
         children, self._children = self._children, None
