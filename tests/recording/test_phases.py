@@ -357,7 +357,7 @@ def test_parameters_that_an_optimizer_gets_later_are_trained(task):
         task.step()
         session = _session.active()
         assert session is not None
-        trained = session._optimizers.trained_ids
+        trained = session._steps.optimizers.trained_ids
         assert {id(p) for p in (*task.model.parameters(), *late.parameters())} == trained
     assert {row["source"] for row in steps_of("run")} == {"optimizer"}
 
