@@ -7,7 +7,7 @@ import threading
 from typing import IO, TYPE_CHECKING
 
 from chopper.errors import ChopperError
-from chopper.recording.live import LiveRun
+from chopper.recording.live import LiveRun, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,10 +114,8 @@ def endpoint(path: Path, address: tuple[str, int]) -> Iterator[int]:
     Raises:
         ChopperError: the address cannot be taken, or prometheus-client is missing.
     """
-    from chopper.recording import prometheus
-
     watch = Watch(path, attribute=False)
-    port, stop = prometheus.serve(address, lambda: watch.latest)
+    port, stop = serve(address, lambda: watch.latest)
     watch.start()
     try:
         yield port

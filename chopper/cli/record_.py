@@ -28,7 +28,7 @@ from chopper.hardware.launchers import recorders_job
 from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import NOTES_VARIABLE
-from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
+from chopper.recording.options import DEFAULT_WINDOWS_TEXT
 from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
 from chopper.storage.files import create
@@ -132,8 +132,8 @@ def command(
       chopper record --stacks -- python train.py
     """
     from chopper.experiments.launch import launch, runnable
+    from chopper.recording.live import parse_address
     from chopper.recording.options import make_options
-    from chopper.recording.prometheus import parse_address
     from chopper.storage.destination import new_output
 
     if not command_line:

@@ -6,7 +6,6 @@ trainer = Trainer(..., callbacks=[ChopperCallback("runs/mine")])
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from chopper.integrations.recording import TrainerRecording
-from chopper.recording.trainers import Redirection
+from chopper.recording.trainers import Wrapper
 
 
 class ChopperCallback(TrainerCallback):
@@ -53,13 +52,14 @@ class ChopperCallback(TrainerCallback):
 
 def _watch_train() -> None:
     """End our recordings when ``Trainer.train()`` raises: transformers has no such event."""
-    function = vars(Trainer).get("train")
-    if isinstance(function, FunctionType):
-        redirection = Redirection.of(function)
-        redirection.begin(functools.partial(_train, redirection.original))
+    if isinstance(vars(Trainer).get("train"), FunctionType) and not _wrappers:
+        _wrappers.append(Wrapper(Trainer, "train", _train))
 
 
-def _train(original: FunctionType, trainer: Trainer, /, *args: Any, **kwargs: Any) -> Any:
+_wrappers: list[Wrapper] = []
+
+
+def _train(original: Any, trainer: Trainer, /, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(trainer, *args, **kwargs)
     except BaseException as exc:

@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from chopper.recording.hook.early import ImportWatch
-from chopper.recording.trainers import Redirection
+from chopper.recording.trainers import Wrapper
 
 _CREATE_GRAPH = 3
 """Position of this argument of autograd's engine."""
@@ -85,53 +85,40 @@ class BackwardWatch:
         self._before = before
         self._around = around
         self._after = after
-        self._patched: tuple[Any, Any] | None = None
+        self._wrapper: Wrapper | None = None
 
     def begin(self) -> None:
         """Watch. torch must be imported."""
         import torch
 
-        module: Any = torch.autograd
-        original = getattr(module, "_engine_run_backward", None)
-        if original is None:
-            return
-        graph_task = torch._C._current_graph_task_id
+        self._graph_task = torch._C._current_graph_task_id
+        if hasattr(torch.autograd, "_engine_run_backward"):
+            self._wrapper = Wrapper(torch.autograd, "_engine_run_backward", self._run_backward)
+            BackwardWatch._latest = self
 
-        @functools.wraps(original)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            # outputs, their gradients, retain_graph, create_graph, ...
-            makes_graph = len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
-            outermost = graph_task() == -1 and self._patched is not None
-            if not outermost or (makes_graph and _is_inner_gradient()):
-                return original(*args, **kwargs)
-            if self._before is not None:
-                self._before()
-            with contextlib.nullcontext() if makes_graph else self._around():
-                result = original(*args, **kwargs)
-            # What was called before may have put another watch in the place of this one, below
-            # or above a wrapper of the program: its name in torch says nothing about the order.
-            watch = self if self._patched is not None else BackwardWatch._latest
-            if watch is not None and watch._after is not None:
-                watch._after(makes_graph)
-            return result
-
-        self._patched = (original, run_backward)
-        BackwardWatch._latest = self
-        module._engine_run_backward = run_backward
+    def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        # outputs, their gradients, retain_graph, create_graph, ...
+        makes_graph = len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
+        if self._graph_task() != -1 or (makes_graph and _is_inner_gradient()):
+            return original(*args, **kwargs)
+        if self._before is not None:
+            self._before()
+        with contextlib.nullcontext() if makes_graph else self._around():
+            result = original(*args, **kwargs)
+        # What was called before may have put another watch in the place of this one, below
+        # or above a wrapper of the program: its name in torch says nothing about the order.
+        watch = self if self._wrapper is not None else BackwardWatch._latest
+        if watch is not None and watch._after is not None:
+            watch._after(makes_graph)
+        return result
 
     def remove(self) -> None:
         """Watch no longer. Idempotent."""
-        patched, self._patched = self._patched, None
+        wrapper, self._wrapper = self._wrapper, None
         if BackwardWatch._latest is self:
             BackwardWatch._latest = None
-        if patched is not None:
-            import torch
-
-            module: Any = torch.autograd
-            original, wrapped = patched
-            # Somebody may have wrapped it once more: then it stays, and only passes on.
-            if module._engine_run_backward is wrapped:
-                module._engine_run_backward = original
+        if wrapper is not None:
+            wrapper.end()
 
 
 def _is_inner_gradient() -> bool:
@@ -184,9 +171,9 @@ class OptimizerWatch:
         self._in_step = in_step
         self._note_backward = backward
         self._backward = BackwardWatch(around=in_backward, after=self._backward_ended)
-        self._wrappers: dict[FunctionType, Redirection] = {}
-        """Methods ``step`` of what wraps an optimizer."""
-        self._running: dict[int, list[FunctionType]] = {}
+        self._wrappers: dict[Any, Wrapper] = {}
+        """Methods ``step`` of what wraps an optimizer, themselves and as they are wrapped."""
+        self._running: dict[int, list[Wrapper]] = {}
         """Thread → those of them that it is inside of."""
         self.trained_ids: set[int] = set()
         """``id`` of each parameter of the optimizers that stepped."""
@@ -199,7 +186,7 @@ class OptimizerWatch:
         self._groups: dict[int, int] = {}
         """Optimizer → number of its groups of parameters at its last step."""
         self._handle: StepHook | None = None
-        self._scaler: tuple[Any, Any, Any] | None = None
+        self._scaler: Wrapper | None = None
         self._finder: ImportWatch | None = None
         self._scaled = _Scaled()
         self._of_scaled: dict[int, int] = {}
@@ -218,11 +205,8 @@ class OptimizerWatch:
         self.saw_torch = True
         self._finder = None
         self._handle = StepHook(register_optimizer_step_post_hook, self._after_step)
-        original = GradScaler.step
-        wrapped = self._wrap(original)
+        self._scaler = Wrapper(GradScaler, "step", self._scaled_step)
         self._backward.begin()
-        self._scaler = (GradScaler, original, wrapped)
-        GradScaler.step = wrapped  # type: ignore[method-assign]
 
     def end(self) -> None:
         """Watch no longer. Idempotent."""
@@ -237,10 +221,7 @@ class OptimizerWatch:
             wrapper.end()
         scaler, self._scaler = self._scaler, None
         if scaler is not None:
-            kind, original, wrapped = scaler
-            # Somebody may have wrapped it once more: then it stays, and only passes on.
-            if kind.step is wrapped:
-                kind.step = original
+            scaler.end()
 
     def kind_of(self, optimizer_id: int | None) -> int:
         """Return 1 for the optimizer that stepped first and its like, 2 for the next kind …
@@ -277,7 +258,7 @@ class OptimizerWatch:
     def _watch_wrappers(self, optimizer: Any) -> None:
         """Find what wraps this optimizer, from the methods ``step`` that are calling it.
 
-        From the next call on they are redirected. Wrappers need not derive from torch's optimizer
+        From the next call on they are wrapped. Such objects need not derive from torch's optimizer
         (Accelerate, Opacus, Apex, own schedules): they show its groups, or hold it and no model.
         """
         from torch.nn import Module
@@ -291,31 +272,35 @@ class OptimizerWatch:
             method = inspect.getattr_static(type(owner), "step", None)
             if owner is inner or isinstance(owner, Module) or not isinstance(method, FunctionType):
                 continue
-            held = list(getattr(owner, "__dict__", {}).values())
-            holds = any(value is inner for value in held)
+            own = getattr(owner, "__dict__", {})
+            holds = any(value is inner for value in own.values())
             if hasattr(owner, "param_groups") or (
-                holds and not any(isinstance(value, Module) for value in held)
+                holds and not any(isinstance(value, Module) for value in own.values())
             ):
                 inner = owner
-                if method not in self._wrappers:
-                    wrapper = self._wrappers[method] = Redirection.of(method)
-                    wrapper.begin(functools.partial(self._step_wrapped, method, wrapper.original))
+                # A scheduler of torch gives the object a method of its own.
+                holder = owner if isinstance(own.get("step"), FunctionType) else None
+                self._wrap(holder or next(k for k in type(owner).__mro__ if "step" in vars(k)))
 
-    def _step_wrapped(self, method: FunctionType, original: Any, /, *args: Any, **kw: Any) -> Any:
-        if self._handle is None:
-            return original(*args, **kw)
+    def _wrap(self, holder: Any) -> None:
+        method = vars(holder)["step"]
+        if method not in self._wrappers:
+            wrapper = Wrapper(holder, "step", lambda *args, **kw: self._step(wrapper, *args, **kw))
+            self._wrappers[method] = self._wrappers[wrapper.wrapper] = wrapper
+
+    def _step(self, wrapper: Wrapper, original: Any, /, *args: Any, **kwargs: Any) -> Any:
         running = self._running.setdefault(threading.get_ident(), [])
-        running.append(method)
+        running.append(wrapper)
         try:
             with self._in_step():
-                return original(*args, **kw)
+                return original(*args, **kwargs)
         finally:
             running.pop()
 
     def _backward_ended(self, makes_graph: bool) -> None:
         # What runs backward in its step trains: it is no mere optimizer.
-        for method in self._running.get(threading.get_ident(), ()):
-            self._wrappers[method].end()
+        for wrapper in self._running.get(threading.get_ident(), ()):
+            wrapper.end()
         self._note_backward(makes_graph)
 
     def _forget(self, optimizer_id: int, _reference: Any) -> None:
@@ -323,21 +308,17 @@ class OptimizerWatch:
         self._groups.pop(optimizer_id, None)
         self._dropped(optimizer_id)
 
-    def _wrap(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._scaler is None:
-                return original(scaler, optimizer, *args, **kwargs)
-            self._scaled.stepped.append(None)
-            with self._in_step():
-                try:
-                    result = original(scaler, optimizer, *args, **kwargs)
-                finally:
-                    inner = self._scaled.stepped.pop()
-                if inner is not None:
-                    self._of_scaled[id(optimizer)] = inner
-                elif self._scaler is not None:
-                    self._stepped(self._of_scaled.get(id(optimizer), id(optimizer)))
-            return result
-
-        return step
+    def _scaled_step(
+        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._scaled.stepped.append(None)
+        with self._in_step():
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            finally:
+                inner = self._scaled.stepped.pop()
+            if inner is not None:
+                self._of_scaled[id(optimizer)] = inner
+            elif self._scaler is not None:
+                self._stepped(self._of_scaled.get(id(optimizer), id(optimizer)))
+        return result

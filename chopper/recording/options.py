@@ -10,7 +10,74 @@ from typing import Any
 
 from chopper.errors import UsageError
 from chopper.recording import claim
-from chopper.recording.steps import Window, WindowSpec, parse_windows
+
+WindowSpec = str | tuple[int, int] | range | None
+"""``"10:15"``, ``(10, 15)`` or ``range(10, 15)``: the steps to trace; None for the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps [start, stop) that count as traced, counted from 0."""
+
+    start: int
+    stop: int
+    settle: int
+    """Steps before ``start`` that are traced too, and do not count: in them, ranks that took longer
+    to begin catch up. They count when the program ends before there is another."""
+
+    @property
+    def begin(self) -> int:
+        """The step in which tracing begins."""
+        return self.start - self.settle
+
+    def moved(self, begin: int) -> Window:
+        """The window with one step to settle in, from ``begin`` on."""
+        return Window(begin + 1, begin + 1 + self.stop - self.start, settle=1)
+
+    def fitted(self, steps: int) -> Window:
+        """The window without the steps that are too many for a trace of ``steps`` steps."""
+        settle = min(self.settle, max(0, steps - 1))
+        return Window(self.start, min(self.stop, self.start + steps - settle), settle)
+
+
+DEFAULT_WINDOWS = (Window(2, 7, settle=2), Window(50, 55, settle=1))
+"""The later window's trace replaces that of the first.
+
+A run's length is not known ahead. The first window serves short runs, of a single step even; the
+second sees the steady state of long ones: buffers that a data loader filled ahead have drained by
+then, and allocators have settled. A rank that is alone keeps the first trace where its steps then
+take as long as the traced ones. Windows are fixed in steps, not in seconds, so that all ranks
+trace the same ones.
+"""
+
+
+DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached and different"
+"""The default, for a help text."""
+
+
+def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
+    """Windows from what the user gave.
+
+    Raises:
+        UsageError: not of the form START:STOP, or empty.
+    """
+    if spec is None:
+        return DEFAULT_WINDOWS
+    try:
+        if isinstance(spec, str):
+            first, _, last = spec.partition(":")
+            start, stop = int(first or 0), int(last)
+        elif isinstance(spec, range):
+            start, stop = spec.start, spec.stop
+        else:
+            start, stop = (int(bound) for bound in spec)
+    except (TypeError, ValueError) as exc:
+        raise UsageError(
+            f"steps to trace: found {spec!r}, expected START:STOP, for example 10:15"
+        ) from exc
+    if not 0 <= start < stop:
+        raise UsageError(f"steps to trace: {spec!r} holds none; expected 0 <= START < STOP")
+    return (Window(start, stop, settle=min(start, 1)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from chopper.errors import CaptureError, UsageError
 from chopper.recording import session as _session
-from chopper.recording.options import Options, make_options, numbered
+from chopper.recording.options import Options, WindowSpec, make_options, numbered
 from chopper.recording.phases import Phase
-from chopper.recording.steps import WindowSpec
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")

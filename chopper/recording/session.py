@@ -1,6 +1,6 @@
 """One recording in one process: its start, its end, and all that the program calls meanwhile.
 
-Its parts: the collectors (``collecting``), steps, phases and traces (``step_recorder``), signals
+Its parts: the collectors (``collecting``), steps, phases and traces (``steps``), signals
 and forks. Everything the program calls goes through ``_safely``: whatever fails in here is said
 in one line on stderr and in the manifest, recording stops, and the program goes on.
 """
@@ -31,13 +31,10 @@ from chopper.recording.finish import finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
 from chopper.recording.messages import Status, ending, exception_text
-from chopper.recording.optimizers import OptimizerWatch
-from chopper.recording.options import Options, for_children, make_options
+from chopper.recording.options import Options, Window, for_children, make_options
 from chopper.recording.phases import OpenPhase, Phase
 from chopper.recording.signals import TerminationGuard, no_interrupts
-from chopper.recording.step_recorder import StepRecorder, keep_measure
-from chopper.recording.steps import OptimizerCycle, Window
-from chopper.recording.trainers import Evaluations, TrainerPhases
+from chopper.recording.steps import StepTracker, keep_measure
 from chopper.recording.windows import TraceWindows
 from chopper.storage import clock
 from chopper.storage import manifest as m
@@ -47,7 +44,6 @@ from chopper.wording import plural
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
-_NO_BLOCK = contextlib.nullcontext()
 
 _active: Session | None = None
 
@@ -80,17 +76,7 @@ class Session:
         self._signal_at_close: int | None = None
         """The signal that ends the process once the recording is closed."""
         self._collecting = Collecting(options)
-        self._cycle = OptimizerCycle()
-        self._optimizers = OptimizerWatch(
-            self._optimizer_stepped,
-            self._in_backward,
-            functools.partial(Phase, self, "optimizer"),
-            self._backward_ended,
-            self._cycle.dropped,
-        )
-        self._trainers = TrainerPhases(functools.partial(Phase, self), self.micro_step)
-        self._evaluations = Evaluations(self._evaluated, self._in_phase)
-        self._steps: StepRecorder
+        self._steps: StepTracker
         """Set from the claim of the rank's folder on, before ``recording`` is."""
         self._guard = TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
@@ -132,6 +118,9 @@ class Session:
             self._give_up(exc)
             return None
 
+    def _while_recording(self, part: Callable[..., _T], *args: Any) -> _T | None:
+        return self._safely(part, *args) if self.recording else None
+
     def _start(self) -> None:
         global _active
         began_ns = time.perf_counter_ns()
@@ -143,8 +132,11 @@ class Session:
         self._part = RunWriter(self._place, self.info.rank, claimed.part)
         self._manifest = self._part.manifest
         self._overhead = self._manifest.overhead = m.Overhead()
-        self._steps = steps = StepRecorder(
-            self._part, self._optimizers, self._cycle, self._collecting.step_ended
+        self._steps = steps = StepTracker(
+            self._part,
+            self._while_recording,
+            functools.partial(Phase, self),
+            self._collecting.step_ended,
         )
         steps.infers = self._infers
         steps.windows = self._trace_windows(steps, TorchTrace(), ())  # never begun
@@ -156,9 +148,7 @@ class Session:
         self._manifest.collectors = self._collecting.reports()
         if self._collecting.trace is not None:
             steps.windows = self._trace_windows(steps, self._collecting.trace, self.options.windows)
-        self._optimizers.begin()
-        self._trainers.begin()
-        self._evaluations.begin()
+        steps.watch()
         if not claim.launched():
             hooked = arming.hooked(
                 str(self._output.absolute()), claim.IN_PROFILE, for_children(self.options)
@@ -204,7 +194,7 @@ class Session:
         )
 
     def _trace_windows(
-        self, steps: StepRecorder, trace: Any, windows: tuple[Window, ...]
+        self, steps: StepTracker, trace: Any, windows: tuple[Window, ...]
     ) -> TraceWindows:
         trace.lock = self._lock
         trace.on_foreign = lambda lost: self._safely(steps.windows.give_way, lost)
@@ -217,25 +207,15 @@ class Session:
             limit=self.options.trace_limit,
             alone=self.info.world_size == 1,
             on_overrun=lambda: self._safely(steps.windows.stop_within_step),
-            trained_ids=self._optimizers.trained_ids,
+            trained_ids=steps.optimizers.trained_ids,
         )
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _optimizer_stepped(self, optimizer_id: int) -> None:
-        self._evaluations.trained()
-        if self.recording and self._steps.log.source != "mark":
-            self._safely(self._steps.optimizer_stepped, optimizer_id, time.perf_counter_ns())
-
-    def _backward_ended(self, makes_graph: bool) -> None:
-        self._evaluations.trained()
-        if self.recording and self._steps.watches_backward:
-            self._safely(self._steps.backward_ended, makes_graph, time.perf_counter_ns())
-
     def micro_step(self) -> None:
         """Note that a trainer begins a backward pass."""
         if self.recording:
-            self._safely(self._steps.log.micro_step)
+            self._steps.micro_step()
 
     def mark(self, tokens: int | None = None) -> None:
         """End a step where the program says so, with the tokens that it worked through."""
@@ -281,27 +261,12 @@ class Session:
 
     def begin_phase(self, name: str) -> OpenPhase | None:
         """Begin a phase of the running code; None when nothing is recorded."""
-        if not self.recording:
-            return None
-        return self._safely(self._steps.phases.begin, name)
+        return self._while_recording(self._steps.phases.begin, name)
 
     def end_phase(self, entered: list[OpenPhase]) -> None:
         """End the innermost of the phases that ``begin_phase`` returned to one block."""
         if self.recording:
-            for optimizer_id in self._safely(self._steps.end_phase, entered) or ():
-                self._optimizer_stepped(optimizer_id)
-
-    def _in_phase(self) -> bool:
-        return self._steps.phases.current() is not None
-
-    def _evaluated(self, tid: int, start_ns: int, end_ns: int) -> None:
-        """Record an evaluation that no phase names."""
-        if self.recording:
-            self._safely(self._steps.phases.record, "evaluation", tid, start_ns, end_ns)
-
-    def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the block that a backward pass runs in: a phase, of which only traces tell."""
-        return Phase(self, "backward") if self.tracing else _NO_BLOCK
+            self._steps.end_phase(entered)
 
     # -- traces -------------------------------------------------------------------------------
 
@@ -361,9 +326,8 @@ class Session:
             self._manifest.error = error
             self._watch_clock()
             closing_ns = clock.now_ns()
-            self._safely(self._unwatch)
-            self._safely(self._leave_children)
             self._safely(self._steps.finish)
+            self._safely(self._leave_children)
             if tracer:
                 self._safely(self._steps.windows.close)
             for close_file in (self._steps.log.close, self._steps.phases.close):
@@ -394,11 +358,6 @@ class Session:
         except Exception as own:  # noqa: BLE001 - the profiler never changes the program
             self.recording = True
             self._give_up(own)
-
-    def _unwatch(self) -> None:
-        self._optimizers.end()
-        self._trainers.end()
-        self._evaluations.end()
 
     def _leave_children(self) -> None:
         children, self._children = self._children, None
@@ -489,7 +448,7 @@ class Session:
         for let_go in (
             self._guard.disarm,
             self._leave_children,
-            self._unwatch,
+            steps.unwatch,
             steps.windows.give_up,
             self._collecting.stop,
             steps.phases.close,
@@ -535,7 +494,7 @@ class Session:
             self._collecting.trace.lock = self._lock
         atexit.unregister(self.close)
         self._guard.disarm()
-        self._unwatch()
+        self._steps.unwatch()
         self._steps.windows.forked()
         if not forking.forks_loader_worker():
             arming.arm_forked(start_from_environment)

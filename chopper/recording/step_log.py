@@ -11,6 +11,7 @@ from chopper.storage import clock
 from chopper.storage.manifest import Overhead
 from chopper.storage.streams import RowLog, StreamWriter, stream_batches
 
+Source = Literal["mark", "optimizer", "backward"]
 _Row = tuple[int, int, int, str, bool, bool, int | None]
 """A row of the table ``step``."""
 _FLUSH_NS = 1_000_000_000
@@ -23,7 +24,7 @@ class StepLog:
     def __init__(self, directory: Path) -> None:
         self.number = 0
         """The step that runs."""
-        self.source: Literal["mark", "optimizer", "backward"] | None = None
+        self.source: Source | None = None
         """The sign that ends steps; None before the first."""
         self.optimizer = 1
         """Number of the kind of optimizer that the step began with, in order of appearance."""

@@ -1,23 +1,37 @@
-"""Ends of training steps, and the windows of steps that are traced."""
+"""Steps of one recording: where they begin and end, whoever says so.
+
+The program (``prof.step()``, integrations of trainers) is believed first, then its optimizers, then
+its backward passes.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, deque
+import contextlib
+import functools
+import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from chopper.errors import UsageError
+from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
+from chopper.recording.phases import Phase, PhaseLog
+from chopper.recording.step_log import Source, StepLog
+from chopper.recording.trainers import Evaluations, TrainerPhases
+from chopper.storage import clock
+from chopper.storage import manifest as m
+from chopper.tables.ranges import VALUE_MOST
+from chopper.wording import some
 
+if TYPE_CHECKING:
+    from chopper.recording.phases import OpenPhase
+    from chopper.recording.windows import TraceWindows
+    from chopper.storage.parts import RunWriter
+
+_OPTIMIZER = "optimizer"
+"""Phase in which an engine steps its optimizers."""
+_MAX_MEASURES = 10_000
 _STALE_AFTER = 8
 """Steps of another optimizer, without one of the leader's, after which the leader is replaced."""
-_LONG_RATIO = 3
-_LONG_SHARE = 0.05
-_LONG_EXCESS_NS = 500_000_000
-_ALIKE_RATIO = 1.5
-"""A step is long by ratio, share of the time and excess over the typical one, and those that come
-again are alike: a busy machine makes single steps long, too."""
-_STEPS_TO_COMPARE = 4
 _CONTEXTS = (1, 2, 4, 8, 16, 32)
 """Lengths of the rows of optimizers whose successor is kept."""
 _MOST_CONTEXTS = 1 << 14
@@ -26,111 +40,210 @@ _BACKWARD_PASSES = 4
 _ACCUMULATED_PASSES = 1024
 """The same where there is such an optimizer, that did not step so far."""
 
-WindowSpec = str | tuple[int, int] | range | None
-"""``"10:15"``, ``(10, 15)`` or ``range(10, 15)``: the steps to trace; None for the default."""
 
+class StepTracker:
+    """Tells where steps begin and end, from what it watches; traces are taken between them.
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Steps [start, stop) that count as traced, counted from 0."""
-
-    start: int
-    stop: int
-    settle: int
-    """Steps before ``start`` that are traced too, and do not count: in them, ranks that took longer
-    to begin catch up. They count when the program ends before there is another."""
-
-    @property
-    def begin(self) -> int:
-        """The step in which tracing begins."""
-        return self.start - self.settle
-
-    def moved(self, begin: int) -> Window:
-        """The window with one step to settle in, from ``begin`` on."""
-        return Window(begin + 1, begin + 1 + self.stop - self.start, settle=1)
-
-    def fitted(self, steps: int) -> Window:
-        """The window without the steps that are too many for a trace of ``steps`` steps."""
-        settle = min(self.settle, max(0, steps - 1))
-        return Window(self.start, min(self.stop, self.start + steps - settle), settle)
-
-
-DEFAULT_WINDOWS = (Window(2, 7, settle=2), Window(50, 55, settle=1))
-"""The later window's trace replaces that of the first.
-
-A run's length is not known ahead. The first window serves short runs, of a single step even; the
-second sees the steady state of long ones: buffers that a data loader filled ahead have drained by
-then, and allocators have settled. A rank that is alone keeps the first trace where its steps then
-take as long as the traced ones. Windows are fixed in steps, not in seconds, so that all ranks
-trace the same ones.
-"""
-
-
-DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached and different"
-"""The default, for a help text."""
-
-
-def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
-    """Windows from what the user gave.
-
-    Raises:
-        UsageError: not of the form START:STOP, or empty.
-    """
-    if spec is None:
-        return DEFAULT_WINDOWS
-    try:
-        if isinstance(spec, str):
-            first, _, last = spec.partition(":")
-            start, stop = int(first or 0), int(last)
-        elif isinstance(spec, range):
-            start, stop = spec.start, spec.stop
-        else:
-            start, stop = (int(bound) for bound in spec)
-    except (TypeError, ValueError) as exc:
-        raise UsageError(
-            f"steps to trace: found {spec!r}, expected START:STOP, for example 10:15"
-        ) from exc
-    if not 0 <= start < stop:
-        raise UsageError(f"steps to trace: {spec!r} holds none; expected 0 <= START < STOP")
-    return (Window(start, stop, settle=min(start, 1)),)
-
-
-class LongSteps:
-    """Finds steps that take much longer than the others and come again at equal distances.
-
-    An evaluation every 50 steps, a rollout before every 16th update, a checkpoint. Only steps that
-    take half a second more than the typical one count.
+    Args:
+        part: the rank's part of the run.
+        safely: calls a function with the recording's lock held while something is recorded.
+        phase: returns the block of a phase.
+        step_ended: called with the number of each step that ended.
     """
 
-    def __init__(self) -> None:
-        self._lengths_ns: deque[int] = deque(maxlen=64)
-        """Lengths of the last steps that were not long."""
-        self._last: tuple[int, int] | None = None
-        """Number and length of the last long step."""
+    def __init__(
+        self,
+        part: RunWriter,
+        safely: Callable[..., Any],
+        phase: Callable[[str], Phase],
+        step_ended: Callable[[int], None],
+    ) -> None:
+        self._part = part
+        self._safely = safely
+        self._phase = phase
+        self._step_ended = step_ended
+        self._cycle = OptimizerCycle()
+        self.optimizers = OptimizerWatch(
+            self._optimizer_stepped,
+            self._in_backward,
+            functools.partial(phase, _OPTIMIZER),
+            self._backward_ended,
+            self._cycle.dropped,
+        )
+        self._trainers = TrainerPhases(phase, self.micro_step)
+        self.log = StepLog(part.directory)
+        self.phases = PhaseLog(part.directory, lambda name: self.windows.begin_phase(name))
+        self._evaluations = Evaluations(
+            lambda *span: safely(self.phases.record, "evaluation", *span),
+            lambda: self.phases.current() is not None,
+        )
+        self.windows: TraceWindows
+        """Takes the traces, if there are to be any."""
+        self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
+        """Finds the ends of steps in backward passes, until an optimizer steps."""
+        self.infers = False
+        """True while a recording that began without a sign of training has seen none."""
+        self._inner_optimizers: list[int] = []
+        """Optimizers that stepped within a phase of that name that a thread is inside of."""
 
-    def ended(self, number: int, length_ns: int) -> tuple[int, int] | None:
-        """Note a step that ran at the program's own speed.
+    def watch(self) -> None:
+        """Watch optimizers, backward passes and trainers, from their import on."""
+        self.optimizers.begin()
+        self._trainers.begin()
+        self._evaluations.begin()
 
-        Returns, after the second of two long steps, the one to expect next and their distance,
-        unless they take less than 5 % of the time.
+    def unwatch(self) -> None:
+        """Watch no longer. Idempotent."""
+        self.optimizers.end()
+        self._trainers.end()
+        self._evaluations.end()
+
+    def begin(self) -> None:
+        """Begin the first step, and a trace if it is to be traced."""
+        self.windows.switch()
+        self.log.begin()
+
+    def _optimizer_stepped(self, optimizer_id: int) -> None:
+        self._evaluations.trained()
+        if self.log.source != "mark":
+            self._safely(self._note_optimizer, optimizer_id, time.perf_counter_ns())
+
+    def _note_optimizer(self, optimizer_id: int, began_ns: int) -> None:
+        """Note that an optimizer stepped; chopper's own code began at ``began_ns``."""
+        self._training_begins()
+        self._backwards = None  # from here on optimizers end steps
+        if self.phases.current() == _OPTIMIZER:
+            # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
+            # gathers the parameters after it: the step ends when the engine returns.
+            self._inner_optimizers.append(optimizer_id)
+            return
+        now_ns = clock.now_ns()
+        ends_ns = self._cycle.stepped(optimizer_id, now_ns)
+        self.log.optimizer = self.optimizers.kind_of(self._cycle.leader)
+        self._end_steps("optimizer", ends_ns, now_ns, began_ns)
+
+    def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the block that a backward pass runs in: a phase, of which only traces tell."""
+        return self._phase("backward") if self.windows.tracing else contextlib.nullcontext()
+
+    def _backward_ended(self, makes_graph: bool) -> None:
+        self._evaluations.trained()
+        # It may end a step, or a trace that grew too large.
+        if self.windows.tracing or (self._backwards is not None and self.log.source != "mark"):
+            self._safely(self._note_backward, makes_graph, time.perf_counter_ns())
+
+    def _note_backward(self, makes_graph: bool, began_ns: int) -> None:
+        """Note that a backward pass ended; chopper's own code began at ``began_ns``."""
+        self._training_begins()
+        self.windows.check()
+        if self._backwards is not None and self.log.source != "mark":
+            now_ns = clock.now_ns()
+            ends_ns = self._backwards.ended(now_ns, makes_graph)
+            self._end_steps("backward", ends_ns, now_ns, began_ns)
+
+    def micro_step(self) -> None:
+        """Note that a trainer begins a backward pass."""
+        self._safely(self.log.micro_step)
+
+    def _training_begins(self) -> None:
+        """Count steps from here on, where something else was recorded before."""
+        if self.infers:
+            self.infers = False
+            self.windows.start_over(
+                "the program called its model before it trained: steps are counted from its first "
+                "backward pass"
+            )
+            self.log.skip()
+
+    def _end_steps(self, source: Source, ends_ns: list[int], now_ns: int, began_ns: int) -> None:
+        for end_ns in ends_ns:
+            self.log.source = source
+            self._end_step(end_ns, began_ns, late=end_ns < now_ns)
+            began_ns = time.perf_counter_ns()
+
+    def marked(self, tokens: int | None, now_ns: int, began_ns: int) -> None:
+        """End the step that runs, as the program says; from here on nothing else ends steps."""
+        log = self.log
+        if log.source != "mark":
+            if log.source is not None:
+                found_in = "backward passes" if log.source == "backward" else "the optimizer"
+                self.windows.start_over(
+                    f"the first prof.step() came after {log.number} steps of {found_in}: those "
+                    "were one step, and the steps to trace are counted from it"
+                )
+                log.restart()
+            log.source = "mark"
+        if tokens is not None:
+            number = finite_number(tokens)
+            if number is None:
+                self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
+            tokens = None if number is None else int(number)
+        self._end_step(now_ns, began_ns, tokens)
+
+    def _end_step(
+        self, end_ns: int, began_ns: int, tokens: int | None = None, *, late: bool = False
+    ) -> None:
+        """End the step that runs; chopper's own code began at ``began_ns``.
+
+        Late, the next step runs already, and no trace can begin or end at its start.
         """
-        # No median is needed for a step that is no longer than the excess that counts.
-        if len(self._lengths_ns) < _STEPS_TO_COMPARE or length_ns < _LONG_EXCESS_NS:
-            self._lengths_ns.append(length_ns)
-            return None
-        typical_ns = statistics.median(self._lengths_ns)
-        excess_ns = length_ns - typical_ns
-        if length_ns <= _LONG_RATIO * typical_ns or excess_ns < _LONG_EXCESS_NS:
-            self._lengths_ns.append(length_ns)
-            return None
-        before, self._last = self._last, (number, length_ns)
-        if before is None:
-            return None
-        period = number - before[0]
-        alike = max(length_ns, before[1]) <= _ALIKE_RATIO * min(length_ns, before[1])
-        if period < 2 or not alike or excess_ns < _LONG_SHARE * period * typical_ns:
-            return None
-        return number + period, period
+        log, windows = self.log, self.windows
+        traced, profiled = windows.step_ended()
+        length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
+        windows.note_length(log.number - 1, length_ns, profiled)
+        self._step_ended(log.number - 1)
+        if not late and windows.switch():
+            log.skip()  # starting, stopping and writing a trace belongs to no step
+        else:
+            log.own_costs_ns.append(time.perf_counter_ns() - began_ns)
+        windows.begin_span()
+        # Also while a trace is taken: a process that is killed then leaves nothing else.
+        if log.due(end_ns):
+            self.phases.flush()
+            log.flush()
+
+    def end_phase(self, entered: list[OpenPhase]) -> None:
+        """End the innermost of the phases that one block entered."""
+        for optimizer_id in self._safely(self._end_phase, entered) or ():
+            self._optimizer_stepped(optimizer_id)
+
+    def _end_phase(self, entered: list[OpenPhase]) -> list[int]:
+        """Return the optimizers that stepped within it, and whose steps count from here on."""
+        phase = self.phases.end(entered)
+        if phase.name != _OPTIMIZER or self.phases.current() == _OPTIMIZER:
+            return []
+        inner, self._inner_optimizers = self._inner_optimizers, []
+        return list(dict.fromkeys(inner))
+
+    def finish(self) -> None:
+        """Take the ends that nothing came after to make certain for ends of steps."""
+        self.unwatch()
+        if self._trainers.unseen:
+            self._part.note(
+                "run.phases_unseen",
+                f"calls of {some(self._trainers.unseen)} are no phase of their own in this run: "
+                "Python 3.12 or later shows them, as does `with prof.phase(...)` around them",
+                severity="info",
+            )
+        log = self.log
+        ends_ns: list[int] = []
+        saw_torch = self.optimizers.saw_torch
+        if log.source != "mark" and self._cycle.tentative_ns is not None:
+            log.source, ends_ns = "optimizer", [self._cycle.tentative_ns]
+        elif log.source is None and self._backwards is not None and saw_torch:
+            ends_ns = [] if optimizer_was_made() else self._backwards.take()
+            log.source = "backward" if ends_ns else None
+        for end_ns in ends_ns:
+            # Not traced, until the trace is kept.
+            log.end(end_ns, traced=False, profiled=self.windows.profiled)
+        if log.number == 0:
+            why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
+            self._part.note(
+                "run.no_steps",
+                f"no step was detected: {why}; for times of each batch or request, call "
+                "prof.step() of chopper.profile after it",
+                severity="info" if self.infers and saw_torch else "warning",
+            )
 
 
 class OptimizerCycle:
@@ -285,3 +398,36 @@ class BackwardSteps:
         """The ends of steps that were not certain."""
         ends, self._pending_ns = self._pending_ns, []
         return ends
+
+
+def finite_number(value: Any) -> float | int | None:
+    """Return a value as the number that a manifest can hold; None when it is no finite number."""
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several values
+        return None
+    return number if abs(number) <= VALUE_MOST else None
+
+
+def _label(value: Any) -> str | int | float:
+    """Return a label as a manifest can hold it: anything but a finite number as text."""
+    if isinstance(value, bool | str) or not isinstance(value, int | float):
+        return str(value)
+    number = finite_number(value)
+    return str(value) if number is None else number
+
+
+def keep_measure(
+    part: RunWriter, name: str, value: float, labels: dict[str, str | int | float]
+) -> None:
+    """Keep a number with its labels, or note why it is dropped."""
+    number = finite_number(value)
+    measures = part.manifest.measures
+    if number is not None and len(measures) < _MAX_MEASURES:
+        texts = {str(key): _label(label) for key, label in labels.items()}
+        measures.append(m.Measure(name=str(name), value=number, labels=texts))
+        return
+    why = "is not a number" if number is None else f"exceeds the limit of {_MAX_MEASURES}"
+    part.note("measures.dropped", f"measure {name!r} {why}: dropped, as are further ones")

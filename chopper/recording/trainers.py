@@ -1,19 +1,16 @@
 """Phases of programs that name none: functions of known trainers, and modules in eval mode.
 
-The functions are listed in ``trainers.json`` by the module that defines them. What a version of a
-library lacks is left alone.
-
-A function is redirected by exchanging its code: it stays the object that it is, so that it can be
-pickled, and what was imported by name before the recording is seen.
+The functions are listed in ``trainers.json`` by the modules in which callers look them up. What a
+version of a library lacks is left alone. No code object of the program is touched: methods are
+wrapped in their class, and functions that a program may hold under another name are watched by
+``sys.monitoring`` (Python 3.12).
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
-import itertools
 import json
 import sys
 import threading
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-"""Flags of what only begins when it is called."""
+"""Flags of code that only begins when it is called."""
 _MICRO_STEP = "micro-step"
 """Stands in ``trainers.json`` for a function that is no phase: it begins the backward pass of
 a micro-step."""
@@ -41,92 +38,103 @@ a micro-step."""
 _within = threading.local()
 """Whether a thread is within a micro-step: one trainer's may call another's."""
 
-redirected: dict[int, Callable[..., Any]] = {}
-"""Number of a function with exchanged code → function that it calls."""
-_numbers = itertools.count()
 
+class Wrapper:
+    """An attribute of a class, module or object that calls something else.
 
-class Redirection:
-    """A function that calls something else while redirected; its signature and source stay."""
+    Args:
+        call: called with the original and with all arguments.
+    """
 
-    def __init__(self, function: FunctionType) -> None:
-        self._function = weakref.ref(function)
-        self.own_code = function.__code__
-        self.original = FunctionType(
-            function.__code__, function.__globals__, function.__name__, None, function.__closure__
-        )
-        """Does what the function did; takes all arguments, as it has no defaults."""
-        self._number = next(_numbers)
-        self._code = _code_that_calls(self._number, function.__code__)
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner, self._name = weakref.ref(owner), name
+        self.original: Any = vars(owner)[name]
+        self.call: Callable[..., Any] | None = call
+        original = self.original
 
-    @classmethod
-    def of(cls, function: FunctionType) -> Redirection:
-        """Return the one of this function, as it is now."""
-        known = _redirections.get(function)
-        if known is None or function.__code__ not in (known.own_code, known._code):
-            known = _redirections[function] = cls(function)
-        return known
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            call = self.call
+            return original(*args, **kwargs) if call is None else call(original, *args, **kwargs)
 
-    def begin(self, call: Callable[..., Any]) -> None:
-        """Have the function call this, with all of its arguments."""
-        function = self._function()
-        redirected[self._number] = call
-        if function is not None:
-            function.__code__ = self._code
+        self.wrapper = wrapper
+        self._replace(original, wrapper)
 
     def end(self) -> None:
-        """Give the function its own code, unless somebody has exchanged it since. Idempotent."""
-        function = self._function()
-        redirected[self._number] = self.original  # for copies of the code, and calls that run
-        if function is not None and function.__code__ is self._code:
-            function.__code__ = self.own_code
+        """Put the original back. Idempotent.
+
+        If somebody has wrapped it once more, it stays, and calls the original.
+        """
+        self.call = None
+        self._replace(self.wrapper, self.original)
+
+    def _replace(self, old: Any, new: Any) -> None:
+        owner = self._owner()
+        if owner is not None and vars(owner).get(self._name) is old:
+            setattr(owner, self._name, new)
+            # DeepSpeed's pipelines take methods from a table of the class.
+            tables = [t for t in vars(owner).values() if isinstance(t, dict)]
+            for table in tables if isinstance(owner, type) else ():
+                for key in [key for key, value in table.items() if value is old]:
+                    table[key] = new
 
 
-_redirections: weakref.WeakKeyDictionary[FunctionType, Redirection] = weakref.WeakKeyDictionary()
-"""Made once for each function; what a thread has read of its code goes on working."""
+class _Monitor:
+    """Enters a block with each call of some functions, by ``sys.monitoring`` (Python 3.12).
 
+    For functions that programs import by name: one that is wrapped would not be seen by the names
+    that were taken before, and could not be pickled by them.
+    """
 
-def _code_that_calls(number: int, own: CodeType) -> CodeType:
-    """Code with the parameters, the place and the number of cells of a function's own."""
-    names = iter(own.co_varnames)
-    positional = [next(names) for _ in range(own.co_argcount)]
-    keywords = [next(names) for _ in range(own.co_kwonlyargcount)]
-    several = next(names) if own.co_flags & inspect.CO_VARARGS else ""
-    named = next(names) if own.co_flags & inspect.CO_VARKEYWORDS else ""
-    parameters = positional.copy()
-    if own.co_posonlyargcount:
-        parameters.insert(own.co_posonlyargcount, "/")
-    if several or keywords:
-        parameters.append(f"*{several}")
-    arguments = [*positional, *([f"*{several}"] if several else [])]
-    arguments += [f"{name}={name}" for name in keywords]
-    last = [f"**{named}"] if named else []
-    # A name that is read after the return is a variable of the function around it.
-    tree = ast.parse(
-        f"def cells({', '.join(own.co_freevars)}):\n"
-        f" def function({', '.join(parameters + keywords + last)}):\n"
-        f"  from {__name__} import redirected as _chopper_redirected\n"
-        f"  return _chopper_redirected[{number}]({', '.join(arguments + last)})\n"
-        f"  ({', '.join(own.co_freevars)})\n"
-    )
-    for node in ast.walk(tree):
-        if hasattr(node, "lineno"):
-            vars(node).update(
-                lineno=own.co_firstlineno,
-                end_lineno=own.co_firstlineno,
-                col_offset=0,
-                end_col_offset=0,
-            )
-    code = compile(tree, own.co_filename, "exec", dont_inherit=True)
-    for _ in range(2):
-        code = next(part for part in code.co_consts if isinstance(part, CodeType))
-    return code.replace(co_name=own.co_name, co_qualname=own.co_qualname)
+    def __init__(self) -> None:
+        self._monitoring: Any = getattr(sys, "monitoring", None)
+        self._tool: int | None = None
+        self._blocks: dict[CodeType, AbstractContextManager[Any]] = {}
+
+    def add(self, function: FunctionType, block: AbstractContextManager[Any]) -> bool:
+        """Watch a function below its decorators; return False if Python cannot."""
+        if self._tool is None and not self._begin():
+            return False
+        code, events = inspect.unwrap(function).__code__, self._monitoring.events
+        self._blocks.setdefault(code, block)
+        wanted = events.PY_START | events.PY_RETURN
+        self._monitoring.set_local_events(self._tool, code, wanted)
+        return True
+
+    def end(self) -> None:
+        """Watch no longer. Idempotent."""
+        self._blocks = {}
+        tool, self._tool = self._tool, None
+        if tool is not None:
+            self._monitoring.set_events(tool, 0)
+            self._monitoring.free_tool_id(tool)
+
+    def _begin(self) -> bool:
+        # Numbers that no kind of tool has by convention.
+        free = [n for n in (3, 4) if self._monitoring and self._monitoring.get_tool(n) is None]
+        if not free:
+            return False
+        self._tool, events = free[0], self._monitoring.events
+        self._monitoring.use_tool_id(self._tool, "chopper")
+        for event in (events.PY_START, events.PY_RETURN, events.PY_UNWIND):
+            call = self._enter if event == events.PY_START else self._leave
+            self._monitoring.register_callback(self._tool, event, call)
+        self._monitoring.set_events(self._tool, events.PY_UNWIND)  # of no single function
+        return True
+
+    def _enter(self, code: CodeType, _offset: int) -> None:
+        if code in self._blocks:
+            self._blocks[code].__enter__()
+
+    def _leave(self, code: CodeType, _offset: int, _result: Any) -> None:
+        if code in self._blocks:
+            self._blocks[code].__exit__(None, None, None)
 
 
 class TrainerPhases:
     """Names the phases that trainers are in, from the import of their modules on.
 
-    A redirected function passes on whatever it is called with, returns and raises.
+    A wrapped function passes on whatever it is called with, returns and raises.
 
     Args:
         phase: returns the block of a phase.
@@ -141,41 +149,48 @@ class TrainerPhases:
         self._phase: Callable[[str], AbstractContextManager[Any]] | None = phase
         self._note_micro_step = micro_step
         self._watches: list[ImportWatch] = []
-        self._redirections: list[Redirection] = []
+        self._wrappers: list[Wrapper] = []
+        self._monitor = _Monitor()
+        self.unseen: list[str] = []
+        """Functions whose calls are not seen: see ``_Monitor``."""
 
     def begin(self) -> None:
-        """Redirect what is imported; watch the imports of the rest."""
+        """Watch what is imported; watch the imports of the rest."""
         text = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
         for module, phases in json.loads(text).items():
-            redirect = functools.partial(self._redirect_module, module, phases)
-            self._watches.append(ImportWatch(module, redirect))
+            watch = functools.partial(self._watch_module, module, phases)
+            self._watches.append(ImportWatch(module, watch))
             self._watches[-1].begin()
 
     def end(self) -> None:
-        """Give all functions their own code. Idempotent."""
+        """Watch no longer. Idempotent."""
         self._phase = None
         for watch in self._watches:
             watch.end()
-        self._watches = []
-        for redirection in self._redirections:
-            redirection.end()
-        self._redirections = []
+        for wrapper in self._wrappers:
+            wrapper.end()
+        self._watches, self._wrappers = [], []
+        self._monitor.end()
 
-    def _redirect_module(self, module: str, phases: dict[str, str]) -> None:
+    def _watch_module(self, module: str, phases: dict[str, str]) -> None:
         for path, phase in phases.items():
-            *classes, attribute = path.split(".")
+            *classes, name = path.split(".")
             owner: Any = sys.modules[module]
             for part in classes:
                 owner = vars(owner).get(part)
-            function = None if owner is None else vars(owner).get(attribute)
+            function = None if owner is None else vars(owner).get(name)
             if not isinstance(function, FunctionType) or self._phase is None:
                 continue
-            if not function.__code__.co_flags & _NO_FUNCTION:
-                redirection = Redirection.of(function)
-                redirection.begin(functools.partial(self._call, redirection.original, phase))
-                self._redirections.append(redirection)
+            if inspect.unwrap(function).__code__.co_flags & _NO_FUNCTION:
+                continue
+            # A function that its own module or another one of the library looks up as a global.
+            if classes or name.startswith("_") or function.__module__ != module:
+                call = functools.partial(self._call, phase)
+                self._wrappers.append(Wrapper(owner, name, call))
+            elif not self._monitor.add(function, self._phase(phase)):
+                self.unseen.append(f"{module}.{name}")
 
-    def _call(self, original: FunctionType, phase: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, phase: str, original: FunctionType, /, *args: Any, **kwargs: Any) -> Any:
         begin = self._phase
         if phase == _MICRO_STEP:
             return self._micro_step(original, *args, **kwargs)
@@ -209,67 +224,60 @@ class Evaluations:
     def __init__(self, record: Callable[[int, int, int], None], named: Callable[[], bool]) -> None:
         self._record = record
         self._named = named
-        self._eval: Redirection | None = None
-        self._train: Redirection | None = None
-        self._watch: ImportWatch | None = None
+        self._watch = ImportWatch("torch", self._begin)
+        self._eval: Wrapper | None = None
+        self._train: Wrapper | None = None
         self._begun: list[tuple[weakref.ref[torch.nn.Module], int, int]] = []
         """Modules in eval mode, the thread that put them there, and when."""
         self._has_trained = False
 
     def begin(self) -> None:
         """Watch; from its import on, where torch is not imported yet."""
-        self._watch = ImportWatch("torch", self._begin)
         self._watch.begin()
 
     def _begin(self) -> None:
         from torch.nn import Module
 
-        to_eval, to_train = vars(Module).get("eval"), vars(Module).get("train")
-        if isinstance(to_eval, FunctionType) and isinstance(to_train, FunctionType):
-            self._eval, self._train = Redirection.of(to_eval), Redirection.of(to_train)
-            self._eval.begin(self._eval_called)
+        self._eval = Wrapper(Module, "eval", self._eval_called)
 
     def end(self) -> None:
         """Watch no longer. Idempotent."""
         self.trained()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.end()
+        self._watch.end()
         if self._eval is not None:
             self._eval.end()
 
     def trained(self) -> None:
         """Note that a backward pass ended or an optimizer stepped: what began is no evaluation."""
         self._has_trained = True
-        if self._begun:
-            self._begun = []
-            assert self._train is not None
-            self._train.end()
+        self._begun = []
+        train, self._train = self._train, None
+        if train is not None:
+            train.end()
 
-    def _eval_called(self, module: torch.nn.Module) -> Any:
-        assert self._eval is not None
+    def _eval_called(self, original: Any, module: torch.nn.Module) -> Any:
         if compiling():
-            return self._eval.original(module)
+            return original(module)
         start_ns, was_training = clock.now_ns(), getattr(module, "training", False)
-        result = self._eval.original(module)
+        result = original(module)
         with contextlib.suppress(Exception):  # the profiler never changes the program
             if self._has_trained and was_training and not self._named():
                 entry = (weakref.ref(module), threading.get_native_id(), start_ns)
                 self._begun = [*self._begun, entry]
-                assert self._train is not None
-                # It calls itself for each module of a model: only meanwhile is it redirected.
-                self._train.begin(self._train_called)
+                # It calls itself for each module of a model: only meanwhile is it wrapped.
+                if self._train is None:
+                    from torch.nn import Module
+
+                    self._train = Wrapper(Module, "train", self._train_called)
         return result
 
-    def _train_called(self, module: torch.nn.Module, mode: Any) -> Any:
-        assert self._train is not None
-        if compiling():
-            return self._train.original(module, mode)
-        with contextlib.suppress(Exception):
-            for reference, tid, start_ns in self._begun if mode else ():
-                evaluated = reference()
-                if evaluated is not None and (evaluated is module or evaluated.training):
-                    self.trained()
-                    self._record(tid, start_ns, clock.now_ns())
-                    break
-        return self._train.original(module, mode)
+    def _train_called(self, original: Any, module: torch.nn.Module, mode: Any = True) -> Any:
+        if not compiling():
+            with contextlib.suppress(Exception):
+                for reference, tid, start_ns in self._begun if mode else ():
+                    evaluated = reference()
+                    if evaluated is not None and (evaluated is module or evaluated.training):
+                        self.trained()
+                        self._record(tid, start_ns, clock.now_ns())
+                        break
+        return original(module, mode)

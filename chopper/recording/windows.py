@@ -13,8 +13,8 @@ from chopper.hardware import environment
 from chopper.recording import forking
 from chopper.recording.budget import TraceBudget
 from chopper.recording.messages import exception_text
+from chopper.recording.options import DEFAULT_WINDOWS, Window
 from chopper.recording.stack_samples import StackSampler
-from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper.storage import clock
 from chopper.storage.streams import StreamWriter
 
@@ -40,6 +40,51 @@ _UNEVEN = 2.0
 _MOVED_TO = 8
 """A window that was too large goes to a multiple of this: ranks whose first traces ended a step
 apart trace the same steps then."""
+_LONG_RATIO = 3
+_LONG_SHARE = 0.05
+_LONG_EXCESS_NS = 500_000_000
+_ALIKE_RATIO = 1.5
+"""A step is long by ratio, share of the time and excess over the typical one, and those that come
+again are alike: a busy machine makes single steps long, too."""
+_STEPS_TO_COMPARE = 4
+
+
+class LongSteps:
+    """Finds steps that take much longer than the others and come again at equal distances.
+
+    An evaluation every 50 steps, a rollout before every 16th update, a checkpoint. Only steps that
+    take half a second more than the typical one count.
+    """
+
+    def __init__(self) -> None:
+        self._lengths_ns: deque[int] = deque(maxlen=64)
+        """Lengths of the last steps that were not long."""
+        self._last: tuple[int, int] | None = None
+        """Number and length of the last long step."""
+
+    def ended(self, number: int, length_ns: int) -> tuple[int, int] | None:
+        """Note a step that ran at the program's own speed.
+
+        Returns, after the second of two long steps, the one to expect next and their distance,
+        unless they take less than 5 % of the time.
+        """
+        # No median is needed for a step that is no longer than the excess that counts.
+        if len(self._lengths_ns) < _STEPS_TO_COMPARE or length_ns < _LONG_EXCESS_NS:
+            self._lengths_ns.append(length_ns)
+            return None
+        typical_ns = statistics.median(self._lengths_ns)
+        excess_ns = length_ns - typical_ns
+        if length_ns <= _LONG_RATIO * typical_ns or excess_ns < _LONG_EXCESS_NS:
+            self._lengths_ns.append(length_ns)
+            return None
+        before, self._last = self._last, (number, length_ns)
+        if before is None:
+            return None
+        period = number - before[0]
+        alike = max(length_ns, before[1]) <= _ALIKE_RATIO * min(length_ns, before[1])
+        if period < 2 or not alike or excess_ns < _LONG_SHARE * period * typical_ns:
+            return None
+        return number + period, period
 
 
 @dataclass

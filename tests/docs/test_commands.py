@@ -153,8 +153,8 @@ def resolved(words: list[str]) -> tuple[str, click.Command, list[str]]:
 
 
 def read_record(command: click.Command, rest: list[str]) -> None:
+    from chopper.recording.live import parse_address
     from chopper.recording.options import make_options
-    from chopper.recording.prometheus import parse_address
 
     asked = command.make_context("record", [*rest]).params
     shared = {k: asked[k] for k in ("collect", "steps", "trace_limit", "stacks", "memory")}

@@ -13,8 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.modules import module as nn_module
 from torch.nn.parallel import DistributedDataParallel
 
-from chopper.recording.annotate import Annotator, module_names, strip_wrappers
-from chopper.recording.module_calls import named_submodules
+from chopper.recording.annotate import Annotator, module_names, named_submodules, strip_wrappers
 
 
 class Net(nn.Module):

@@ -18,8 +18,15 @@ from rich.console import Console
 import chopper
 from chopper.cli._watching import Watch
 from chopper.errors import ChopperError, UsageError
-from chopper.recording.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
-from chopper.recording.prometheus import parse_address, serve
+from chopper.recording.live import (
+    LiveDevice,
+    LiveRank,
+    LiveRun,
+    Snapshot,
+    StreamTail,
+    parse_address,
+    serve,
+)
 from chopper.reports.live import panel, reasons_text
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter

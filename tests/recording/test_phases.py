@@ -12,6 +12,7 @@ import types
 from importlib.machinery import ModuleSpec
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch import save as save_imported_before
 
 import chopper
 from chopper.recording import session as _session
-from chopper.recording.trainers import Redirection
+from chopper.recording.trainers import Wrapper
 from chopper.storage.run import Run
 from tests.recording.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
 from tests.waiting import PATIENCE_S
@@ -232,64 +233,71 @@ def test_saving_is_a_checkpoint_and_torch_is_as_it_was(task, tmp_path):
     assert torch.load(tmp_path / "model.pt").keys() == task.model.state_dict().keys()
 
 
-def functions_of_every_kind():
-    cell: list[int] = []
+_EVALUATION = """
+def evaluate_policy(model, episodes=10, *, seed=0):
+    if seed < 0:
+        raise ValueError("seed")
+    return model, episodes, seed
+"""
 
-    class Base:
+
+def test_a_function_that_programs_import_by_name_is_not_touched(task, tmp_path, monkeypatch):
+    folder = tmp_path / "library" / "stable_baselines3" / "common"
+    folder.mkdir(parents=True)
+    (folder / "evaluation.py").write_text(_EVALUATION)
+    of_library = "from stable_baselines3.common.evaluation import evaluate_policy\n"
+    (folder / "callbacks.py").write_text(of_library)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    package = "stable_baselines3.common"
+    own = importlib.import_module(f"{package}.evaluation").evaluate_policy
+    try:
+        with chopper.profile("run", collect=TRACE_ONLY, trace=False):
+            callbacks = importlib.import_module(f"{package}.callbacks")
+            for function in (own, callbacks.evaluate_policy):
+                assert function("model", seed=1) == ("model", 10, 1)
+                with pytest.raises(ValueError, match="seed"):
+                    function("model", seed=-1)
+            assert pickle.loads(pickle.dumps(own)) is own
+            task.step()
+        assert callbacks.evaluate_policy is own
+    finally:
+        for name in (f"{package}.evaluation", f"{package}.callbacks", package, "stable_baselines3"):
+            sys.modules.pop(name, None)
+    sees_all = sys.version_info >= (3, 12)
+    assert [row["name"] for row in phases_of()] == ["evaluation"] * (4 if sees_all else 2)
+    codes = [f.code for f in Run.open(Path("run")).part(0).findings]
+    assert ("run.phases_unseen" in codes) is not sees_all
+
+
+def test_a_method_that_was_wrapped_once_more_stays_so():
+    class Trainer:
         def run(self, value=3):
-            return value
+            return [value]
 
-    class Kind(Base):
-        def run(self, value=3):
-            return [super().run(value), cell]
+        instructions: ClassVar[dict[str, Any]] = {"run": run}
 
-    def plain(a, b=2, /, c=3, *rest, d, e=5, **others):
-        return a, b, c, rest, d, e, others
+    calls = []
 
-    @torch.no_grad()
-    def decorated(x, y=1):
-        return torch.is_grad_enabled(), x, y
+    def counted(original, *args, **kwargs):
+        calls.append(args[1:])
+        return original(*args, **kwargs)
 
-    return Kind, plain, decorated
-
-
-def test_a_redirected_function_takes_and_returns_what_it_did():
-    kind, plain, decorated = functions_of_every_kind()
-    calls = [
-        lambda: plain(1, d=4),
-        lambda: plain(1, 2, 3, 4, 5, d=6, e=7, a=8, f=9),
-        lambda: decorated(2),
-        lambda: decorated(y=2, x=3),
-        lambda: kind().run(),
-    ]
-    expected = [call() for call in calls]
-    seen = []
-
-    def noted(redirection):
-        def call(*args, **kwargs):
-            seen.append(redirection)
-            return redirection.original(*args, **kwargs)
-
-        return call
-
-    redirections = [Redirection.of(f) for f in (plain, decorated, kind.run)]
-    for redirection in redirections:
-        redirection.begin(noted(redirection))
-    assert [call() for call in calls] == expected
-    assert len(seen) == len(calls)
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'd'"):
-        plain(1)
-    plain.__kwdefaults__["e"] = 6  # defaults are the function's own
-    assert plain(1, d=4)[5] == 6
-    assert Redirection.of(plain) is redirections[0]
-    copied = type(plain)(plain.__code__, plain.__globals__)
-    for redirection in redirections:
-        redirection.end()
-        redirection.end()
-    plain.__kwdefaults__["e"] = 5
-    assert [call() for call in calls] == expected
-    assert copied(1, 2, 3, d=4, e=5) == expected[0]
-    assert len(seen) == len(calls) + 1
+    own = Trainer.run
+    wrapper = Wrapper(Trainer, "run", counted)
+    assert Trainer().run() == [3]
+    assert Trainer.instructions["run"](Trainer(), 4) == [4]
+    assert calls == [(), (4,)]
+    outer = Wrapper(Trainer, "run", counted)
+    wrapper.end()
+    assert Trainer().run(5) == [5]
+    assert calls == [(), (4,), (5,)]
+    outer.end()
+    Trainer().run()
+    assert len(calls) == 3
+    again = Wrapper(Trainer, "run", counted)
+    again.end()
+    again.end()
+    assert Trainer().run() == Trainer.instructions["run"](Trainer()) == own(Trainer()) == [3]
 
 
 def test_a_library_whose_import_is_under_way_is_seen(task, transformers, tmp_path):
@@ -349,7 +357,7 @@ def test_parameters_that_an_optimizer_gets_later_are_trained(task):
         task.step()
         session = _session.active()
         assert session is not None
-        trained = session._optimizers.trained_ids
+        trained = session._steps.optimizers.trained_ids
         assert {id(p) for p in (*task.model.parameters(), *late.parameters())} == trained
     assert {row["source"] for row in steps_of("run")} == {"optimizer"}
 

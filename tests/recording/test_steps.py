@@ -22,14 +22,15 @@ import chopper
 from chopper.errors import UsageError
 from chopper.recording import claim, step_log
 from chopper.recording import session as _session
-from chopper.recording.options import make_options
-from chopper.recording.steps import (
+from chopper.recording.options import (
     DEFAULT_WINDOWS,
-    LongSteps,
-    OptimizerCycle,
+    DEFAULT_WINDOWS_TEXT,
     Window,
+    make_options,
     parse_windows,
 )
+from chopper.recording.steps import OptimizerCycle
+from chopper.recording.windows import LongSteps
 from chopper.storage import clock
 from chopper.storage.run import Run
 from tests import command
@@ -597,8 +598,6 @@ def test_a_recording_without_steps_says_so():
 
 
 def test_help_names_the_default_windows():
-    from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
-
     assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached and different"
     documented = chopper.profile.__doc__ or ""
     for window in DEFAULT_WINDOWS:
@@ -781,5 +780,5 @@ def test_optimizers_that_are_made_anew_for_a_few_steps_each_are_all_seen():
             for _ in range(3):
                 task.step()
             trained = {id(parameter) for parameter in task.model.parameters()}
-            assert trained <= session._optimizers.trained_ids
+            assert trained <= session._steps.optimizers.trained_ids
     assert len(steps_of("run")) == 36

@@ -11,7 +11,7 @@ import torch
 import chopper
 from chopper.errors import UsageError
 from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
-from chopper.recording.steps import Window
+from chopper.recording.options import Window
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (

@@ -85,7 +85,7 @@ def arm(start: Callable[..., Any]) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from chopper.recording.module_calls import ModuleCalls, parameters
+    from chopper.recording.annotate import ModuleCalls, parameters
     from chopper.recording.optimizers import BackwardWatch, StepHook, optimizer_was_made
 
     def trains(module: torch.nn.Module) -> bool:
