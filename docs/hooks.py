@@ -29,7 +29,6 @@ from chopper.claims import CLAIMS, withheld  # noqa: E402
 from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.cli._shared import is_rare  # noqa: E402
-from chopper.experiments.selftest import PATHS  # noqa: E402
 from chopper.hardware.devices import (  # noqa: E402
     DTYPES,
     Sourced,
@@ -94,25 +93,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return markdown.replace("<!-- generated: attribution -->", attribution_example())
     if page.file.src_uri == "concepts/work.md":
         return markdown.replace("<!-- generated: work models -->", work_models())
-    if page.file.src_uri == "hardware.md":
-        return markdown.replace("<!-- generated: device paths -->", device_paths())
     return markdown
-
-
-def device_paths() -> str:
-    """What proves each path to a device today, and what will on one."""
-    rows = [
-        (
-            path.title,
-            path.today,
-            ", ".join(f"`{proof}`" for proof in path.proofs),
-            path.expects,
-            f"`chopper selftest --only {name}`",
-        )
-        for name, path in PATHS.items()
-    ]
-    header = ("path", "today", "by", "what must hold on a device", "the command that checks it")
-    return table(header, rows)
 
 
 def work_models() -> str:

@@ -88,7 +88,6 @@ MADE_OF_DATA = {
         "the names of the run's own directory and of this host, escaped"
     ),
     "chopper/hardware/devices.py": "names in the table of devices, checked below",
-    "chopper/cli/selftest_.py": "names of this machine, its user and directories, escaped",
     "analyzers/replay/changes.py": "an expression that the user asks for",
     "analyzers/compare/gate.py": "the table of a condition's parts, matched where the part begins",
     "collectors/formats/telemetry_csv.py": "the table above it, whose patterns are compiled there",

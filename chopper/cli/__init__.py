@@ -54,12 +54,11 @@ _COMMANDS = _FIRST | {
     "workloads": "List the reference workloads and their options.",
     "sweep": "Measure a command at several clocks or power caps, and set them back.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
-    "selftest": "Prove on this machine what Chopper does with its devices.",
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_LOADING_TORCH = frozenset(("bench", "doctor", "calibrate", "selftest"))
-_RECORDING = frozenset(("bench", "record", "sweep", "calibrate", "selftest"))
+_LOADING_TORCH = frozenset(("bench", "doctor", "calibrate"))
+_RECORDING = frozenset(("bench", "record", "sweep", "calibrate"))
 _READING = frozenset(
     ("analyze", "compare", "gate", "report", "import", "gather", "query", "whatif")
 )

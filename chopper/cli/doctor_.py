@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,64 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
+from chopper.cli.output import progress
 from chopper.collectors.base import CollectorContext, call_within
-from chopper.errors import InputError
+from chopper.errors import CollectorUnavailable, InputError, say
 from chopper.reports.page import Item, Items, Mark, Page, Section
 
 SCHEMA = "chopper.doctor/1"
 
 
 @click.command("doctor")
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Record for some minutes, and check accuracy on this machine.",
+)
 @shared.as_json
-def command(as_json: bool) -> None:
+def command(prove: bool, as_json: bool) -> None:
     """Show what can be collected on this machine, and what is missing.
 
     Each collector is probed: whether it is available, if not why and what would change that, and
-    what one sample of it costs. Nothing is recorded. Collectors are per rank: run it where you
-    train, inside the container or the job.
+    what one sample of it costs. Nothing is recorded without --prove. Collectors are per rank: run
+    it where you train, inside the container or the job.
+
+    With --prove, it trains, multiplies and calibrates for some minutes and checks accuracy on this
+    machine: causes that sum to the observed time, a known cause that is found, kernels after their
+    launches, samplers' rate and cost, clocks within range, energy counters against power, the
+    datasheet's peak. The exit code is 1 if a check failed; attach --json to an issue.
 
     \b
     Examples:
       chopper doctor
+      chopper doctor --prove
       chopper doctor --json | jq '.collectors[] | select(.available | not)'
     """
-    from chopper.cli.output import progress
-
     with progress("probing this machine"):
         found = examine()
+    if prove:
+        found["proof"] = _prove(found)
     shared.present(lambda: page(found), lambda: found, as_json=as_json)
+    if any(result["status"] == "failed" for result in found["proof"] or ()):
+        sys.exit(1)
+
+
+def _prove(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the results of all checks, and say each when it is known."""
+    from chopper.cli import _proof
+    from chopper.fresh_python import ended_by_signals
+    from chopper.storage.destination import scratch
+
+    if sys.platform != "linux":
+        raise CollectorUnavailable(f"--prove: recording needs Linux, this is {sys.platform}")
+    if found["environment"]["torch"] is None:
+        raise CollectorUnavailable("--prove needs torch, which is not installed; pip install torch")
+    results = []
+    with ended_by_signals(), scratch("prove") as folder:
+        for result in _proof.prove(_proof.Machine(found["devices"], folder)):
+            say(f"{result.status}: {result.check}")
+            results.append(msgspec.to_builtins(result))
+    return results
 
 
 def examine() -> dict[str, Any]:
@@ -48,10 +81,11 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "calibrations": _calibrations(),
         "permissions": [
-            {"name": name, "value": _setting(Path("/proc", path), key), "means": means}
-            for name, path, key, means in _SWITCHES
+            {"name": name, "value": _setting(file, name), "means": means}
+            for name, means, file in _SWITCHES
         ],
         "collectors": _collectors() if sys.platform == "linux" else [],
+        "proof": None,
     }
 
 
@@ -140,30 +174,27 @@ def _calibrations() -> dict[str, Any]:
 
 _SWITCHES = (
     (
-        *("kernel.perf_event_paranoid", "sys/kernel/perf_event_paranoid", None),
+        "kernel.perf_event_paranoid",
         "above 1, hardware counters of the kernel side need CAP_PERFMON",
+        "sys/kernel/perf_event_paranoid",
     ),
     (
-        *("kernel.yama.ptrace_scope", "sys/kernel/yama/ptrace_scope", None),
-        "above 0, the proportional set size of other processes may be hidden",
-    ),
-    (
-        *("nvidia RmProfilingAdminOnly", "driver/nvidia/params", "RmProfilingAdminOnly"),
+        "nvidia RmProfilingAdminOnly",
         "1: GPU hardware counters are for administrators only",
+        "driver/nvidia/params",
     ),
 )
-"""What decides what may be measured: name, file in /proc, key in it, and what it means."""
+"""Settings that decide what may be measured: name, meaning, file in /proc."""
 
 
-def _setting(path: Path, key: str | None) -> str | None:
+def _setting(file: str, name: str) -> str | None:
+    """Return a file's value, or the one of this name where the file has a line for each."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = Path("/proc", file).read_text(encoding="utf-8").strip()
     except OSError:
         return None
-    if key is None:
-        return text
     settings = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return settings.get(key, "").strip() or None
+    return settings.get(name.split()[-1], "").strip() or None if settings else text
 
 
 def _collectors() -> list[dict[str, Any]]:
@@ -190,10 +221,13 @@ def _collectors() -> list[dict[str, Any]]:
 
 
 _ANSWER_S = 20.0
-"""For a collector's probe and what its readings cost."""
+"""Longest time for a collector's probe and the cost of its readings."""
 
 
-def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext) -> dict[str, Any]:
+def _probe(
+    name: str, kind: Any, import_error: str | None, context: CollectorContext
+) -> dict[str, Any]:
+    """Return whether a collector is available, and what its samples and driver calls cost."""
     from chopper.collectors import registry
 
     shown: dict[str, Any] = {
@@ -202,76 +236,98 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         "default": name in registry.defaults(),
         "available": False,
         "failed": kind is None,
-        "reason": refused,
+        "reason": import_error,
         "remedy": "repair or remove the package that offers it" if kind is None else None,
         "call_costs_ns": {},
         "driver_calls": {},
     }
+
+    def answer() -> dict[str, Any]:
+        collector = kind()
+        probe = collector.probe(context)
+        answers = {"available": probe.ok, "reason": probe.reason, "remedy": probe.remedy}
+        for measure in ("call_costs_ns", "driver_calls"):
+            if probe.ok and hasattr(collector, measure):
+                answers[measure] = msgspec.to_builtins(getattr(collector, measure)(context))
+        return answers
+
     if kind is None:
         return shown
     try:
-        shown |= call_within(_ANSWER_S, lambda: _answer(kind(), context))
+        return shown | call_within(_ANSWER_S, answer)
     except TimeoutError:
-        shown["failed"] = True
-        shown["reason"] = f"it has not answered for {_ANSWER_S:g} s: a call of its driver hangs"
+        reason = f"it has not answered for {_ANSWER_S:g} s: a call of its driver hangs"
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
-        shown["failed"] = True
-        shown["reason"] = f"its probe failed: {type(exc).__name__}: {exc}"
-    return shown
+        reason = f"its probe failed: {type(exc).__name__}: {exc}"
+    return shown | {"failed": True, "reason": reason}
 
 
-def _answer(collector: Any, context: CollectorContext) -> dict[str, Any]:
-    answer = collector.probe(context)
-    shown = {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
-    if answer.ok and hasattr(collector, "call_costs_ns"):
-        shown["call_costs_ns"] = collector.call_costs_ns(context)
-    if answer.ok and hasattr(collector, "driver_calls"):
-        shown["driver_calls"] = msgspec.to_builtins(collector.driver_calls(context))
-    return shown
+_STATUSES: dict[str, tuple[str, Mark]] = {
+    "failed": ("Failed", "error"),
+    "passed": ("Passed", "ok"),
+    "not possible": ("Not possible here", "info"),
+}
 
 
 def page(found: dict[str, Any]) -> Page:
-    """Return the page of what was found."""
-    environment = found["environment"]
-    shown: dict[str, list[Item]] = {"ok": [], "error": [], "unknown": [], "info": []}
-    for collector in found["collectors"]:
-        item = _collector_item(collector, [device["name"] for device in found["devices"]])
-        shown[item.mark].append(item)
-    torch = environment["torch"] or "not installed"
-    calibrations = found["calibrations"]
-    ceilings = [_device_item(device) for device in found["devices"]] or [
-        Item("no accelerator; `chopper calibrate` measures the ceiling")
-    ]
-    ceilings += [Item(stored["source"], "ok") for stored in calibrations["stored"]]
-    if calibrations["problem"] is not None:
-        ceilings.append(Item(calibrations["problem"], "error"))
-    elif not calibrations["stored"]:
-        ceilings.append(Item("no calibration of this machine; run: chopper calibrate"))
-    permissions = [
-        f"{name}: {fmt.UNKNOWN} (not present)" if value is None else f"{name}: {value} ({means})"
-        for name, value, means in (switch.values() for switch in found["permissions"])
-    ]
+    """Return the page of :func:`examine`'s result: of the checks alone, if there are any."""
+    environment, results = found["environment"], found["proof"]
+    names = [device["name"] for device in found["devices"]]
+    collectors = [_collector_item(collector, names) for collector in found["collectors"]]
+    sections: list[tuple[str, Sequence[Item | str]]]
+    if results is None:
+        headline = _verdict(found, [item.mark for item in collectors].count("error"))
+        settings = ((one["name"], one["value"], one["means"]) for one in found["permissions"])
+        sections = [
+            ("Devices and ceilings", _ceilings(found)),
+            ("Collected here", [item for item in collectors if item.mark == "ok"]),
+            ("Needs attention", [i for i in collectors if i.mark in ("error", "unknown")]),
+            ("Does not apply to this machine", [i for i in collectors if i.mark == "info"]),
+            ("Permissions", [f"{n}: {v} ({means})" for n, v, means in settings if v is not None]),
+        ]
+    else:
+        passed_count = sum(result["status"] == "passed" for result in results)
+        headline = f"{passed_count} of {fmt.plural(len(results), 'check')} passed."
+        sections = [
+            (title, [_result_item(r, mark) for r in results if r["status"] == status])
+            for status, (title, mark) in _STATUSES.items()
+        ]
     return Page(
-        title=f"chopper {environment['chopper']}, Python {environment['python']}, torch {torch}",
+        title=f"chopper {environment['chopper']}, Python {environment['python']}, "
+        f"torch {environment['torch'] or 'not installed'}",
         facts=(
             f"{environment['hostname']}: {environment['system']}",
             f"{environment['usable_cores_count'] or fmt.UNKNOWN} of "
             f"{fmt.plural(environment['cores_count'] or 0, 'core')} usable",
             f"{fmt.bytes_(environment['memory_bytes'])} memory",
         ),
-        headline=_verdict(found, len(shown["error"])),
-        sections=[
-            Section(title=title, blocks=(Items(items=items),))
-            for title, items in (
-                ("Collected here", shown["ok"]),
-                ("Needs attention", shown["error"] + shown["unknown"]),
-                ("Does not apply to this machine", shown["info"]),
-                ("Devices and ceilings", ceilings),
-                ("Permissions", permissions),
-            )
-            if items
-        ],
+        headline=headline,
+        sections=[Section(title=t, blocks=(Items(items=items),)) for t, items in sections if items],
     )
+
+
+def _result_item(result: dict[str, Any], mark: Mark) -> Item:
+    expected = f"; expected: {result['expected']}" if mark == "error" else ""
+    return Item(f"{result['check']}: {result['found']}{expected}", mark)
+
+
+def _ceilings(found: dict[str, Any]) -> list[Item]:
+    """Return a line for each device and calibration of this machine."""
+    items = []
+    for device in found["devices"]:
+        peaks = "not in the table of peaks: `chopper calibrate` measures the ceiling"
+        if device["peaks"] is not None:
+            peaks = f"{device['peaks']}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
+        text = f"{device['device']}: {device['name']}, {fmt.bytes_(device['memory_bytes'])}"
+        items.append(Item(f"{text}; {peaks}", "" if device["peaks"] is None else "ok"))
+    calibrations = found["calibrations"]
+    items += [Item(stored["source"], "ok") for stored in calibrations["stored"]]
+    if calibrations["problem"] is not None:
+        items.append(Item(calibrations["problem"], "error"))
+    elif not calibrations["stored"]:
+        device = "" if items else "no accelerator, "
+        items.append(Item(f"{device}no calibration of this machine; run: chopper calibrate"))
+    return items
 
 
 def _verdict(found: dict[str, Any], failed_count: int) -> str:
@@ -288,46 +344,27 @@ def _verdict(found: dict[str, Any], failed_count: int) -> str:
     return f"Ready to record programs on {on}.{failed}"
 
 
-def _applies(collector: dict[str, Any], devices: list[str]) -> bool:
-    """Tell whether a collector that is not available could be, on a machine with these devices."""
-    what = (collector["remedy"] or "").partition("none on a machine without ")[2]
+def _collector_item(collector: dict[str, Any], devices: list[str]) -> Item:
+    """Return a line that says whether a collector is available, why not, and the remedy."""
+    name, reason, remedy = collector["name"], collector["reason"], collector["remedy"]
+    if not collector["available"] and not collector["failed"] and not _applies(remedy, devices):
+        return Item(f"{name}: {reason}", "info")
+    mark: Mark = "error" if collector["failed"] else "unknown"
+    if collector["available"]:
+        mark = "ok"
+    state = f"{'' if collector['available'] else 'not '}available"
+    parts = [f"{name}: {state}{'' if collector['default'] else ', off by default'}"]
+    parts += [reason] if reason else []
+    parts += [f"remedy: {remedy}"] if remedy else []
+    if costs := collector["call_costs_ns"]:
+        parts.append(f"one sample costs {fmt.duration(sum(costs.values()))}")
+    return Item("; ".join(parts), mark)
+
+
+def _applies(remedy: str | None, devices: list[str]) -> bool:
+    """Return whether a collector could be available on a machine with these devices."""
+    what = (remedy or "").partition("none on a machine without ")[2]
     vendor = what.partition(" devices")[0]
     if what and vendor:
         return any(vendor.lower() in device.lower() for device in devices)
     return bool(devices)
-
-
-def _collector_item(collector: dict[str, Any], devices: list[str]) -> Item:
-    mark: Mark = "ok" if collector["available"] else "error"
-    if not collector["available"] and not collector["failed"]:
-        mark = "unknown" if _applies(collector, devices) else "info"
-    state = "available" if collector["available"] else "not available"
-    said = [f"{collector['name']}: {state}{'' if collector['default'] else _UNUSED}"]
-    if mark == "info":
-        return Item(f"{collector['name']}: {collector['reason']}", mark)
-    said += filter(None, [collector["reason"]])
-    if collector["remedy"]:
-        said.append(f"remedy: {collector['remedy']}")
-    costs = collector["call_costs_ns"]
-    if costs:
-        parts = ", ".join(f"{name} {fmt.duration(cost)}" for name, cost in costs.items())
-        said.append(f"one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
-    if collector["driver_calls"]:
-        parts = ", ".join(
-            f"{name} {fmt.duration(cost['p50_ns'])} (p99 {fmt.duration(cost['p99_ns'])})"
-            for name, cost in collector["driver_calls"].items()
-        )
-        said.append(f"calls of the driver: {parts}")
-    return Item("; ".join(said), mark)
-
-
-_UNUSED = ", off by default"
-
-
-def _device_item(device: dict[str, Any]) -> Item:
-    peaks = "not in the table of peaks: `chopper calibrate` measures the ceiling"
-    if device["peaks"] is not None:
-        peaks = f"{device['peaks']}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
-    memory = fmt.bytes_(device["memory_bytes"])
-    text = f"{device['device']}: {device['name']}, {memory}; {peaks}"
-    return Item(text, "" if device["peaks"] is None else "ok")

@@ -33,15 +33,17 @@ READ_ONLY = {
     "clock": "sets clocks of devices, none of which are here; tests/experiments has stand-ins",
     "bench": "trains for seconds to hours; tests/workloads runs each workload, small",
     "calibrate": "loads the whole machine for half a minute; tests/hardware measures quickly",
-    "selftest": "takes up to three minutes; tests/test_selftest.py runs its checks",
 }
 """Commands of chopper that are not started here → the reason."""
 
 OF_ONE_RUN = {"chopper import trace.json.gz results.json -o runs/with-counters"}
 """Commands that want recordings of two tools that watched one run: tests/ingest makes them."""
 
-ON_A_CLUSTER = "--ray"
-"""Starts a cluster: tests/engines does, with several nodes."""
+ELSEWHERE_OPTIONS = {
+    "--ray": "starts a cluster: tests/engines does, with several nodes",
+    "--prove": "takes some minutes; tests/cli/test_proof.py runs its checks",
+}
+"""Options whose commands are not started here → the reason."""
 
 RECORDED = "chopper record -- python train.py"
 """The one recording that is made. Others start eight ranks, or end with their options."""
@@ -116,7 +118,7 @@ def check_chopper(shown: Command, words: list[str], text: str, inputs: Path, her
     elif (
         (name in READ_ONLY and "--help" not in rest)
         or shown.text in OF_ONE_RUN
-        or ON_A_CLUSTER in rest
+        or ELSEWHERE_OPTIONS.keys() & {*rest}
         or any("://" in word for word in rest)  # tests/ingest has a server
     ):
         command.make_context(name, [*rest])

@@ -16,7 +16,6 @@ import msgspec
 
 from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
-from chopper.experiments.selftest import last_line
 from chopper.fresh_python import ended_by_signals
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
@@ -107,10 +106,15 @@ def run(job: Job, *, timeout_s: float) -> None:
         try:
             failed = first_failure(started, timeout_s)
         except TimeoutError as exc:
-            raise CaptureError(f"{exc}: {last_line(log)}") from exc
+            raise CaptureError(f"{exc}: {_last_line(log)}") from exc
         if failed is not None:
             how = f"rank {failed.rank} ended with exit code {failed.code}"
-            raise CaptureError(f"{how}: {last_line(log)}")
+            raise CaptureError(f"{how}: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:300] if lines else "it wrote nothing"
 
 
 def _environment() -> dict[str, str]:

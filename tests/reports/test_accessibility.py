@@ -18,7 +18,7 @@ from chopper.analyzers.compare.runs import compare
 from chopper.causes import CAUSES, PHASE_COLORS
 from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
-from chopper.reports import comparison, experiment, experiments, figures, history, selftest, sweep
+from chopper.reports import comparison, experiment, experiments, figures, history, sweep
 from chopper.reports import page as run_page
 from chopper.reports.labels import ink
 from tests.analyzers.compare.test_history import job, of
@@ -75,16 +75,6 @@ def _html(page: run_page.Page) -> str:
     return reports.formatted(lambda: page, dict, "html")
 
 
-def _of_selftest(_folder: Path) -> str:
-    results: list[dict[str, Any]] = [
-        {"path": path, "title": path, "status": status, "expected": "sums close"}
-        | {"found": "all", "reason": None, "seconds": 1.0}
-        for path, status in (("nvml", "passed"), ("energy", "failed"), ("amd", "not possible"))
-    ]
-    document = {"versions": {"chopper": "1"}, "devices": [], "seconds": 3.0, "results": results}
-    return reports.formatted(lambda: selftest.page(document), dict, "html")
-
-
 def _of_snapshot(folder: Path) -> str:
     path = folder / "snapshot.pickle"
     path.write_bytes(pickle.dumps(snapshot()))
@@ -116,7 +106,6 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "history": lambda _: _html(
         history.page(judge(of(1.03), job(0.002), find_ratio=0.02), outcome="not added")
     ),
-    "selftest": _of_selftest,
 }
 
 LARGE = {"recorded run", "clocks", "network", "limits", "sweep"}
