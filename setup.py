@@ -67,7 +67,6 @@ setup(
         for name, source, headers in (
             ("chopper.analyzers.trace._forest", "analyzers/trace/_forest.c", []),
             ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c", []),
-            ("chopper.collectors._fast", "collectors/_fast.c", ["collectors/_fast_read.h"]),
             (
                 "chopper.collectors.formats.kineto._scan",
                 "collectors/formats/kineto/_scan.c",

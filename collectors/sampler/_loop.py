@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from chopper.collectors import _plan
-from chopper.collectors.sampler._source import BLOCKED_NS, ClockSource, Gone, Part, Sink, call_costs
+from chopper.collectors.sampler._source import ClockSource, Gone, Part, Sink, call_costs
 from chopper.collectors.sampler._status import (
     Quantiles,
     SamplerStatus,
@@ -29,7 +27,10 @@ if TYPE_CHECKING:
 # A source that takes more of its period than this is read less often: a sampler must not take a
 # core away from the training that it watches.
 _CALL_RATIO = 0.05
-_CHECK_EVERY = 32
+_CHECK_EVERY = 16
+_SLOWEST_NS = 100_000_000
+"""Longest period that a sampler's share of a core, or a slow sensor, may lead to: a sensor that
+changes faster later is then noticed within a second."""
 _FAILURES_TO_STOP = 20
 
 
@@ -42,6 +43,10 @@ class Reader:
         self.parts: list[Part] = [Part("", source.sample)] if parts is None else parts()
         self.status = SourceStatus(source.name, hz, len(self.parts))
         self.deadline_ns = start_ns
+        self._requested_ns = self.status.period_ns
+        self._refresh_ns = getattr(source, "refresh_ns", None)
+        self._bounds: dict[str, tuple[int, str]] = {}
+        """What the period depends on -> its least length in ns for that, and why."""
         self.live = True
         self._jitter = Quantiles()
         self._call = Quantiles()
@@ -112,12 +117,42 @@ class Reader:
     def _schedule(self, now_ns: int) -> None:
         status = self.status
         if self._ticks and self._ticks % _CHECK_EVERY == 0:
-            slow_down(status, self._call.at(0.5) or 0)
+            self._check_cost()
+            self._check_refresh()
         self.deadline_ns += status.period_ns
         if self.deadline_ns <= now_ns:
             missed = (now_ns - self.deadline_ns) // status.period_ns + 1
             self.deadline_ns += missed * status.period_ns
             status.dropped_count += missed * sum(p.live and not p.alone for p in self.parts)
+
+    def _check_cost(self) -> None:
+        """Read a source less often where one reading takes too much of its period."""
+        call_ns = self._call.at(0.5) or 0
+        if call_ns > _CALL_RATIO * self.status.period_ns:
+            note = f"a reading takes {call_ns / 1e6:.2g} ms"
+            self._bound("cost", int(call_ns / _CALL_RATIO), note)
+
+    def _check_refresh(self) -> None:
+        """Read a source at twice the rate at most at which its fastest sensor is renewed."""
+        refresh_ns = None if self._refresh_ns is None else self._refresh_ns()
+        if refresh_ns is not None:
+            note = f"the sensors are renewed every {refresh_ns / 1e6:.2g} ms"
+            self._bound("refresh", min(refresh_ns // 2, _SLOWEST_NS), note)
+
+    def keep_share(self, used_ratio: float, allowed_ratio: float) -> None:
+        """Stretch the period, or restore it, so that the sampler takes its share of a core."""
+        period_ns = min(int(self.status.period_ns * used_ratio / allowed_ratio), _SLOWEST_NS)
+        note = f"the sampler takes at most {allowed_ratio:.0%} of a core"
+        self._bound("share", period_ns, note)
+
+    def _bound(self, what: str, least_ns: int, note: str) -> None:
+        status = self.status
+        self._bounds[what] = (least_ns, note)
+        longest_ns, note = max(self._bounds.values())
+        status.period_ns = max(self._requested_ns, longest_ns)
+        status.notes.pop("period", None)
+        if longest_ns > self._requested_ns:
+            status.notes["period"] = f"slowed down from {status.requested_hz:g} Hz: {note}"
 
     def summary(self) -> SourceStatus:
         status = self.status
@@ -148,77 +183,8 @@ def _note_blocked(status: SourceStatus, label: str, for_ns: int) -> None:
     )
 
 
-def slow_down(status: SourceStatus, call_ns: int) -> bool:
-    """Read a source less often where one reading takes too much of its period."""
-    if call_ns <= _CALL_RATIO * status.period_ns:
-        return False
-    status.period_ns = int(call_ns / _CALL_RATIO)
-    status.notes["period"] = (
-        f"slowed down from {status.requested_hz:g} Hz: a reading takes {call_ns / 1e6:.2g} ms"
-    )
-    return True
-
-
-class BackgroundReader:
-    """A source whose plan a thread in C works through; this takes what it read."""
-
-    def __init__(self, source: Any, plan: _plan.Plan, hz: float) -> None:
-        self.source = source
-        self.status = SourceStatus(source.name, hz, len(plan.devices), native=True)
-        self._table = plan.table
-        self._background = _plan.Background(plan, self.status.period_ns)
-        self._blocked: dict[str, str] = {}
-        self._ticks = 0
-        self.start = self._background.start
-
-    def take(self) -> tuple[str, dict[str, Any]] | None:
-        columns = self._background.take()
-        return None if columns is None else (self._table, columns)
-
-    def watch(self) -> None:
-        blocked = self._background.relieve(BLOCKED_NS)
-        self._blocked = {
-            f"{self._table}[device {device}]": _does_not_answer(for_ns)
-            for device, for_ns in blocked
-        }
-        for device, for_ns in blocked:
-            _note_blocked(self.status, f"device {device}", for_ns)
-
-    def summary(self) -> SourceStatus:
-        status = self.status
-        devices, jitter, cost, ticks = self._background.totals()
-        status.samples_count = sum(d.samples for d in devices)
-        status.elapsed_ns = sum(d.elapsed_ns for d in devices)
-        status.late_count = sum(d.late for d in devices)
-        overflowed = sum(d.overflowed for d in devices)
-        status.overflowed_count = overflowed
-        status.dropped_count = sum(d.dropped for d in devices) + overflowed
-        status.tell(Quantiles(jitter), Quantiles(cost))
-        if overflowed:
-            status.notes["ring"] = f"{overflowed} samples were lost: the ring was full"
-        if ticks // _CHECK_EVERY > self._ticks // _CHECK_EVERY and slow_down(
-            status, status.call_p50_ns or 0
-        ):
-            self._background.set_period(status.period_ns)
-        self._ticks = ticks
-        self.source.learn(devices)
-        if devices and all(d.lost for d in devices):
-            status.notes["lost"] = "; ".join(dict.fromkeys(self.source.absent.values()))
-        return status
-
-    def blocked(self, _now_ns: int) -> dict[str, str]:
-        """Return what does not answer now: ``table[device]`` → since when."""
-        return self._blocked
-
-    def stop(self) -> bool:
-        self.watch()
-        return self._background.stop(BLOCKED_NS) == 0
-
-
 WATCH_S = 1.0
 """Time between looks for a call that blocks; each costs a wake-up."""
-_LEAD_NS = 2_000_000
-"""From when all threads are ready to their first deadline."""
 _STATUS_FLUSHES = 5
 """The status is written with every fifth flush: replacing a file costs more than the rows."""
 
@@ -226,7 +192,9 @@ _STATUS_FLUSHES = 5
 class Sampler:
     """Reads sources at their rates and writes their rows and status, in whichever process.
 
-    With ``native`` what has a plan is read in C, in real time.
+    Args:
+        cpu_ratio: share of a core that the process may take; the source with the highest rate is
+            read less often to keep it.
     """
 
     def __init__(
@@ -237,7 +205,7 @@ class Sampler:
         clock: SystemClock,
         flush_ns: int = 1_000_000_000,
         *,
-        native: bool = False,
+        cpu_ratio: float | None = None,
     ) -> None:
         self.clock = clock
         self.lock: AbstractContextManager[Any] = threading.RLock()
@@ -274,18 +242,11 @@ class Sampler:
         self._start_cpu_ns = self.status.startup_cpu_ns = clock.cpu_ns()
         self._flush_at_ns = self._start_ns + flush_ns
         self._sources = [source for source, _ in opened]
-        self._readers: list[Reader] = []
-        self._background: list[BackgroundReader] = []
-        for source, hz in opened:
-            plan = getattr(source, "plan", None) if native and _plan.AVAILABLE else None
-            if plan is None:
-                self._readers.append(Reader(source, hz, self._start_ns))
-            else:
-                self._background.append(BackgroundReader(source, plan(), hz))
         # All of them count from one moment: what is due together shares a wake-up of the core.
-        first_ns = time.monotonic_ns() + _LEAD_NS
-        for background in self._background:
-            background.start(first_ns)
+        self._readers = [Reader(source, hz, self._start_ns) for source, hz in opened]
+        self._cpu_ratio = cpu_ratio
+        self._share_from: tuple[int, int] | None = None
+        """Time and CPU time at the last look at its share of a core."""
 
     def run(self) -> SamplerStatus:
         """Sample until told to stop; what was read is on disk when it returns."""
@@ -306,8 +267,6 @@ class Sampler:
                 with self.lock:
                     if self.status.state != "running":
                         return  # what is stopped no longer says what blocks
-                    for background in self._background:
-                        background.watch()
                     self._take_over(leave)
 
         threading.Thread(target=watch, daemon=True, name="watch").start()
@@ -345,9 +304,7 @@ class Sampler:
             with self.lock:
                 orphaned = getattr(self.clock, "orphaned", False)
                 self.status.state = "orphaned" if orphaned else "complete"
-                stopped = [background.stop() for background in self._background]
-            blocked = any(part.since_ns for r in self._readers for part in r.parts)
-            self._stuck = blocked or not all(stopped)
+            self._stuck = any(part.since_ns for r in self._readers for part in r.parts)
             self.flush()
         except OutputError as exc:
             self._error = exc
@@ -384,7 +341,19 @@ class Sampler:
                         return reader, part
             if clock.monotonic_ns() >= self._flush_at_ns:
                 self.flush()
+                self._keep_share()
                 self._flush_at_ns = clock.monotonic_ns() + self._flush_ns
+
+    def _keep_share(self) -> None:
+        """Compare the CPU time since the last look with the share of a core that it may take."""
+        now = self.clock.monotonic_ns(), self.clock.cpu_ns()
+        before, self._share_from = self._share_from, now
+        live = [reader for reader in self._readers if reader.live]
+        # Until the first flush, files were begun.
+        if self._cpu_ratio is not None and before is not None and live:
+            fastest = max(live, key=lambda reader: reader.status.requested_hz)
+            used_ratio = (now[1] - before[1]) / max(now[0] - before[0], 1)
+            fastest.keep_share(used_ratio, self._cpu_ratio)
 
     def _alone(self, reader: Reader, part: Part) -> None:
         """Go on reading a part that had blocked, and nothing else."""
@@ -410,10 +379,6 @@ class Sampler:
     def flush(self) -> None:
         """Write the rows at hand and the status."""
         with self.lock:
-            for background in self._background:
-                taken = background.take()
-                if taken is not None and self._begun(taken[0]):
-                    self._writers[taken[0]].write(taken[1])
             for table, rows in self._pending.items():
                 if rows and self._begun(table):
                     self._write(table, rows)
@@ -463,7 +428,7 @@ class Sampler:
         status.wall_ns = now_ns - self._start_ns
         status.cpu_ns = self.clock.cpu_ns() - self._start_cpu_ns
         status.files = tuple(sorted(writer.path.name for writer in self._writers.values()))
-        readers: list[Reader | BackgroundReader] = [*self._background, *self._readers]
+        readers = self._readers
         status.sources = [reader.summary() for reader in readers]
         status.absent = self._absent.copy()
         for reader in readers:

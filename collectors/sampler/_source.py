@@ -73,9 +73,9 @@ class Source(Protocol):
     """A source that the sampler process reads at a fixed rate.
 
     Optional methods: ``parts() -> list[Part]``, read one by one with a time of its own each, so
-    that one that blocks does not delay the others; ``plan() -> Plan`` with
-    ``learn(list[DeviceTotals])``, to be read in C; ``calls() -> dict[str, Callable]``, calls of a
-    driver whose cost is measured at the start.
+    that one that blocks does not delay the others; ``calls() -> dict[str, Callable]``, calls of a
+    driver whose cost is measured at the start; ``refresh_ns() -> int | None``, the time in which
+    its fastest sensor is renewed, once that is known: it is read twice as often at most.
     """
 
     name: ClassVar[str]
