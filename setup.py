@@ -60,8 +60,7 @@ setup(
             depends=headers,
             define_macros=[("Py_LIMITED_API", "0x030b0000")] if _STABLE_ABI else [],
             py_limited_api=_STABLE_ABI,
-            extra_compile_args=["-std=c11", "-O2", "-pthread"],
-            extra_link_args=["-pthread"],
+            extra_compile_args=["-std=c11", "-O2"],
             optional=True,
         )
         for name, source, headers in (

@@ -23,7 +23,6 @@ from chopper.collectors.base import (
     Availability,
     CollectorContext,
     call_within,
-    held,
 )
 from chopper.collectors.sampler import CLOCKS, Gone, Part, SampledCollector, Sink, SourceSpec
 from chopper.errors import CollectorUnavailable
@@ -39,9 +38,9 @@ _CHANGES = 8
 class DriverError(Exception):
     """A call of a driver failed with a code; or, with a reason, what it tells is of no use."""
 
-    def __init__(self, code: int, reason: str | None = None) -> None:
-        super().__init__(code if reason is None else reason)
-        self.code = code
+    def __init__(self, value: int, reason: str | None = None) -> None:
+        super().__init__(value if reason is None else reason)
+        self.value = value
         self.reason = reason
 
 
@@ -63,11 +62,10 @@ class Errors(dict[int, tuple[Loss, str]]):
         unknown = f"{self._library} error {code}, which this version does not know"
         return self.get(code & 0xFFFFFFFF, ("moment", unknown))
 
-    def explain_error(self, error: DriverError) -> tuple[Loss, str]:
-        """Return loss and reason of an error."""
-        if error.reason is not None:
-            return "sensor", error.reason
-        return self.explain(error.code)
+    def explain_error(self, error: Any) -> tuple[Loss, str]:
+        """Return loss and reason of a DriverError, or of a binding's own error with a ``value``."""
+        reason: str | None = getattr(error, "reason", None)
+        return self.explain(error.value) if reason is None else ("sensor", reason)
 
 
 @dataclass
@@ -160,11 +158,13 @@ class Unit(NamedTuple):
 
     def convert(self, number: float | None) -> int | float | None:
         """Return a number in the column's unit; None if it is unknown or does not fit the table."""
-        if number is None or not self.least <= number <= self.most:
+        factor, least, most = self
+        if number is None or not least <= number <= most:
             return None
-        if isinstance(self.factor, int):
-            return held(int(number) * self.factor)
-        return number * self.factor
+        if isinstance(factor, int):
+            converted = int(number) * factor
+            return converted if converted <= _LARGEST else None
+        return number * factor
 
 
 class Getter:
@@ -172,8 +172,9 @@ class Getter:
 
     Args:
         label: the call's name in reports of costs.
-        read: returns one value per column, a DriverError for a column that was refused; None if
-            there is nothing to tell yet.
+        columns: the one, or several.
+        read: returns the value of the one column; of several, a value or a DriverError each, and
+            None if there is nothing to tell yet.
         every: made at one of so many readings; between them its columns are null.
         turn: readings before the first.
     """
@@ -181,24 +182,23 @@ class Getter:
     def __init__(
         self,
         label: str,
-        columns: Sequence[str],
-        read: Callable[[], Iterable[Any] | None],
+        columns: str | Sequence[str],
+        read: Callable[[], Any],
         *,
         every: int = 1,
         turn: int = 0,
     ) -> None:
         self.label = label
-        self.columns = tuple(columns)
+        self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        self.alone = isinstance(columns, str)
         self.read = read
-        self._every = every
+        self.every = every
         self._turn = turn
 
     def due(self) -> bool:
         """Return whether it is this call's turn; called at each reading."""
-        if self._every == 1:
-            return True
         due = self._turn == 0
-        self._turn = (self._every if due else self._turn) - 1
+        self._turn = (self.every if due else self._turn) - 1
         return due
 
 
@@ -208,15 +208,26 @@ class DeviceReader:
     Attributes:
         absent: column -> why the device does not offer it.
         now_ns: time of the reading that is going on; None for the first, which makes no row.
+        notes_changes: whether it measures how often the sensors are renewed.
     """
 
-    def __init__(self, device: Device, table: str, errors: Errors) -> None:
+    def __init__(
+        self,
+        device: Device,
+        table: str,
+        errors: Errors,
+        failures: tuple[type[Exception], ...] = (DriverError,),
+    ) -> None:
         self.columns = columns_of(table)
         self.absent: dict[str, str] = {}
         self.now_ns: int | None = None
+        self.notes_changes = True
         self._device = device
         self._errors = errors
+        self._failures = failures
         self._getters: list[Getter] = []
+        self._live: list[tuple[Getter, list[int]]] = []
+        """Calls that are not refused, and the positions of their columns in a row."""
         self._refused: set[str] = set()
         self._last: list[Any] = []
         self._changed_ns: dict[int, int] = {}
@@ -226,6 +237,7 @@ class DeviceReader:
     def add(self, getter: Getter) -> None:
         """Add a call."""
         self._getters.append(getter)
+        self._choose()
 
     @contextlib.contextmanager
     def refusals(self, *columns: str) -> Iterator[None]:
@@ -238,7 +250,11 @@ class DeviceReader:
     @property
     def calls(self) -> list[Getter]:
         """The calls that the device does not refuse."""
-        return [g for g in self._getters if not self._refused.issuperset(g.columns)]
+        return [getter for getter, _ in self._live]
+
+    def _choose(self) -> None:
+        live = (one for one in self._getters if not self._refused.issuperset(one.columns))
+        self._live = [(one, [self.columns.index(name) for name in one.columns]) for one in live]
 
     def read(self, now_ns: int | None = None) -> list[Any] | None:
         """Make the calls whose turn it is, all without a time; return a row, None if none answers.
@@ -246,45 +262,50 @@ class DeviceReader:
         Sets ``lost`` of a device that will never answer again.
         """
         self.now_ns = now_ns
-        row: dict[str, Any] = dict.fromkeys(self.columns)
+        row: list[Any] = [None] * len(self.columns)
         answered = False
-        for getter in self.calls if self._refused else self._getters:
-            if now_ns is not None and not getter.due():
+        for getter, positions in self._live:
+            if getter.every > 1 and now_ns is not None and not getter.due():
                 continue
             try:
                 values = getter.read()
-            except DriverError as exc:
+            except self._failures as exc:
                 self._lose(exc, getter.columns)
-                values = None
-            if self._device.lost is not None:
-                return None
-            if values is None:
+                if self._device.lost is not None:
+                    return None
                 continue
-            answered = True
-            for column, value in zip(getter.columns, values, strict=True):
-                if isinstance(value, DriverError):
-                    self._lose(value, (column,))
-                elif column not in self._refused:
-                    row[column] = value
+            if getter.alone:
+                answered = True
+                row[positions[0]] = values
+            elif values is not None:
+                answered = True
+                self._fill(row, positions, values)
         if not answered or self._device.lost is not None:
             return None
-        values = list(row.values())
-        if now_ns is not None:
-            self._note_changes(values, now_ns)
-        return values
+        if self.notes_changes and now_ns is not None and row != self._last:
+            self._note_changes(row, now_ns)
+        return row
 
-    def _lose(self, error: DriverError, columns: Iterable[str]) -> None:
+    def _fill(self, row: list[Any], positions: list[int], values: Iterable[Any]) -> None:
+        for at, value in zip(positions, values, strict=True):
+            if self._refused and self.columns[at] in self._refused:
+                continue
+            if isinstance(value, DriverError):
+                self._lose(value, (self.columns[at],))
+            else:
+                row[at] = value
+
+    def _lose(self, error: Exception, columns: Iterable[str]) -> None:
         loss, reason = self._errors.explain_error(error)
         if loss == "sensor":
             self._refused.update(columns)
+            self._choose()
             self.absent |= dict.fromkeys(columns, reason)
         elif loss != "moment":
             self._device.lost = self._device.lost or reason
 
     def _note_changes(self, values: list[Any], now_ns: int) -> None:
         last, self._last = self._last, values
-        if values == last:
-            return
         for at, (before, value) in enumerate(zip(last, values, strict=False)):
             if value != before and value is not None:
                 changed_ns = self._changed_ns.get(at)
@@ -310,6 +331,10 @@ class DeviceSource(ABC, Generic[_D]):
     errors: ClassVar[Errors]
     keep_empty: ClassVar[bool] = False
     """True where a reading of which nothing is known makes a row too."""
+    failures: ClassVar[tuple[type[Exception], ...]] = (DriverError,)
+    """Errors of the driver's binding, with its code as ``value``."""
+    fast: ClassVar[bool] = False
+    """True if it is read at twice the rate at most at which its sensors are renewed."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -327,9 +352,10 @@ class DeviceSource(ABC, Generic[_D]):
     def open(self) -> None:
         """Find the devices, and what each of them offers: by a first reading."""
         for device in self._list():
-            reader = DeviceReader(device, self.tables[0], self.errors)
+            reader = DeviceReader(device, self.tables[0], self.errors, self.failures)
             self._describe(reader, device)
             self._first(reader)
+            reader.notes_changes = self.fast
             self._devices.append((device, reader))
         if not any(device.lost is None and reader.calls for device, reader in self._devices):
             reasons = "; ".join(dict.fromkeys(self.absent.values()))
@@ -343,7 +369,7 @@ class DeviceSource(ABC, Generic[_D]):
     def _add(self, sink: Sink, device: _D, reader: DeviceReader, now_ns: int) -> None:
         """Read a device and add its row."""
         values = reader.read(now_ns)
-        if values is not None and (self.keep_empty or any(v is not None for v in values)):
+        if values is not None and (self.keep_empty or values.count(None) < len(values)):
             sink.add(self.tables[0], device.index, device.uuid, *values)
 
     @property
@@ -404,7 +430,7 @@ class DeviceSource(ABC, Generic[_D]):
     def _make(self, getter: Getter) -> None:
         try:
             getter.read()
-        except DriverError as exc:
+        except self.failures as exc:
             if self.errors.explain_error(exc)[0] != "moment":
                 raise
 

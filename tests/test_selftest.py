@@ -163,7 +163,7 @@ def test_clocks_beyond_the_device_and_a_slow_sampler_fail(nvidia: Machine, tmp_p
     beyond = pa.array([2_500_000_000] * clocks.num_rows)
     part = run.part(0)
     reports = [
-        m.CollectorReport(name="nvml", status="obtained", requested_hz=100, achieved_hz=80)
+        m.CollectorReport(name="nvml", status="obtained", samples_count=80, dropped_count=20)
         if report.name == "nvml"
         else report
         for report in part.collectors

@@ -447,7 +447,8 @@ def sampling(machine: Machine, collector: str) -> str:
     clocks = run.table(rank, "device_clock")
     largest = {r["device_id"]: r for r in run.table(rank, "device_limit").to_pylist()}
     told, wrong = [_rate(report)], []
-    if (report.achieved_hz or 0) < 0.9 * (report.requested_hz or 1):
+    # It may be lower than asked for, where sensors are renewed less often; none may be missed.
+    if (report.dropped_count or 0) > 0.1 * (report.samples_count or 1):
         wrong.append("rate")
     for device in sorted({*clocks["device_id"].to_pylist()}):
         rows, limit = clocks.filter(pc.equal(clocks["device_id"], device)), largest.get(device, {})

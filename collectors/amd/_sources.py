@@ -171,6 +171,7 @@ class ClockSource(_Source):
 
     name: ClassVar[str] = "amdsmi_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
+    fast = True
     _later = frozenset({"event_reasons"})
 
     def __init__(self) -> None:
@@ -342,12 +343,12 @@ class PartSource(_Source):
     def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
         metrics = amd.Metrics(self._wrapper, device)
 
-        def read() -> tuple[list[tuple[Any, ...]]]:
+        def read() -> list[tuple[Any, ...]]:
             metrics.fill()
-            return (list(_parts(metrics)),)
+            return list(_parts(metrics))
 
         reader.columns = ["parts"]
-        reader.add(Getter(_CALL, reader.columns, read))
+        reader.add(Getter(_CALL, "parts", read))
 
     def open(self) -> None:
         """Initialize the library, find the devices, read each once."""

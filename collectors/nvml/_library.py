@@ -18,6 +18,7 @@ from chopper.collectors.devices import (
     Errors,
     NothingVisible,
     Reading,
+    Unit,
     chosen_by,
     local_ranks,
 )
@@ -26,6 +27,8 @@ from chopper.errors import CollectorUnavailable
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field that is summed over links; a bare id would mean link 0 alone."""
 ERRORS = Errors("NVML")
+WATTS = Unit(1e-3, least=1, most=10_000_000)
+"""Of a power in mW: a device that answers draws some, and none draws 10 kW."""
 
 
 def binding() -> Any:
@@ -147,14 +150,24 @@ def _named(pynvml: Any, listed: list[NvmlDevice], entry: str) -> list[NvmlDevice
 _VERSION_MISMATCH = 25
 
 
+def function(name: str) -> Callable[..., Any]:
+    """Return a function of the binding; where it is older, one that refuses."""
+
+    def lacks(*_arguments: Any) -> Any:
+        raise DriverError(_VERSION_MISMATCH)
+
+    called: Callable[..., Any] = getattr(binding(), name, lacks)
+    return called
+
+
 def query(name: str, *arguments: Any) -> Any:
     """Call a function of the binding; DriverError where the driver refuses."""
     pynvml = binding()
     try:
-        return getattr(pynvml, name)(*arguments)
+        return function(name)(*arguments)
     except pynvml.NVMLError as exc:
         raise DriverError(exc.value) from exc
-    except (pynvml.NVMLLibraryMismatchError, AttributeError) as exc:
+    except pynvml.NVMLLibraryMismatchError as exc:
         raise DriverError(_VERSION_MISMATCH) from exc
 
 
@@ -162,8 +175,8 @@ def refuses(call: Callable[[], object]) -> bool:
     """Return whether a device refuses a call for good; one that fails now may answer later."""
     try:
         call()
-    except DriverError as exc:
-        return ERRORS.explain(exc.code)[0] != "moment"
+    except (DriverError, binding().NVMLError) as exc:
+        return ERRORS.explain_error(exc)[0] != "moment"
     return False
 
 
@@ -171,10 +184,13 @@ def refuses(call: Callable[[], object]) -> bool:
 _FIELD = struct.Struct("<4x4x8x8xIi8s")
 # nvmlGpmMetric_t after the id: code, value, names and unit.
 _METRIC = struct.Struct("<4xid24x")
-# Members of nvmlValue_t by type: format, and the number with all bits one, which is a blank.
-_TYPES = (
-    *(("<d", None), ("<I", (1 << 32) - 1), ("<Q", (1 << 64) - 1), ("<Q", (1 << 64) - 1)),
-    *(("<q", None), ("<i", None), ("<H", None)),
+# Members of nvmlValue_t by type, and the number with all bits one, which is a blank.
+_TYPES = tuple(
+    (struct.Struct(pattern).unpack_from, blank)
+    for pattern, blank in (
+        *(("<d", None), ("<I", (1 << 32) - 1), ("<Q", (1 << 64) - 1), ("<Q", (1 << 64) - 1)),
+        *(("<q", None), ("<i", None), ("<H", None)),
+    )
 )
 
 
@@ -182,9 +198,8 @@ def decoded(kind: int, data: bytes) -> Reading:
     """Return the number in an nvmlValue_t, None for a blank; refuse types of newer drivers."""
     if kind >= len(_TYPES):
         return DriverError(_VERSION_MISMATCH)
-    pattern, blank = _TYPES[kind]
-    number: int | float
-    (number,) = struct.unpack_from(pattern, data)
+    unpack, blank = _TYPES[kind]
+    number: int | float = unpack(data)[0]
     return None if number == blank or not isfinite(number) else number
 
 
@@ -192,35 +207,45 @@ class Fields:
     """Some fields of a device, read by one call.
 
     The binding's function builds the structures anew, which costs 90 µs for 24 fields; these are
-    filled again at each reading, at a fifth of that.
+    filled again at each reading, and only numbers that changed are converted.
 
     Args:
-        ids: fields and their scopes.
+        fields: their ids, scopes and units.
     """
 
-    def __init__(self, device: NvmlDevice, ids: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, device: NvmlDevice, fields: Sequence[tuple[int, int, Unit]]) -> None:
         pynvml = binding()
-        self.ids = list(ids)
-        self._structures = (pynvml.c_nvmlFieldValue_t * len(ids))()
-        for value, (field_id, scope) in zip(self._structures, ids, strict=True):
+        self.ids = [field_id for field_id, _, _ in fields]
+        self._units = [unit for _, _, unit in fields]
+        self._structures = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        for value, (field_id, scope, _) in zip(self._structures, fields, strict=True):
             value.fieldId, value.scopeId = field_id, scope
-        self._arguments = (device.handle, ctypes.c_int(len(ids)), ctypes.byref(self._structures))
+        count = ctypes.c_int(len(fields))
+        self._arguments = (device.handle, count, ctypes.byref(self._structures))
         self._call: Callable[..., int] | None = None
+        self._raw: list[tuple[int, int, bytes]] = [(-1, 0, b"")] * len(fields)
+        self._values: list[Reading] = [None] * len(fields)
 
     def __call__(self) -> list[Reading]:
-        """Read the fields; return a number each, None for a blank, or its refusal."""
+        """Read the fields; return a value each, None for a blank, or its refusal."""
         if self._call is None:
-            self._call = _function("nvmlDeviceGetFieldValues")
+            self._call = _library_function("nvmlDeviceGetFieldValues")
         code = self._call(*self._arguments)
         if code:
             raise DriverError(code)
-        return [
-            DriverError(code) if code else decoded(kind, data)
-            for kind, code, data in _FIELD.iter_unpack(self._structures)
-        ]
+        raw = list(_FIELD.iter_unpack(self._structures))
+        for at, (one, before) in enumerate(zip(raw, self._raw, strict=True)):
+            if one != before:
+                kind, code, data = one
+                value = DriverError(code) if code else decoded(kind, data)
+                if not isinstance(value, DriverError):
+                    value = self._units[at].convert(value)
+                self._values[at] = value
+        self._raw = raw
+        return self._values
 
 
-def _function(name: str) -> Callable[..., int]:
+def _library_function(name: str) -> Callable[..., int]:
     """Return a function of the library itself; DriverError where this driver does not have it."""
     pynvml = binding()
     try:
@@ -238,6 +263,8 @@ class Activity:
         self._handle = device.handle
         self._newer, self._older = (query("nvmlGpmSampleAlloc") for _ in range(2))
         self._has_older = False
+        self._get_sample = function("nvmlGpmSampleGet")
+        self._get_metrics = function("nvmlGpmMetricsGet")
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(metrics)
@@ -253,11 +280,11 @@ class Activity:
         While the driver has nothing to tell of so short a time, the older snapshot stays: the next
         reading covers the time of both.
         """
-        query("nvmlGpmSampleGet", self._handle, self._newer)
+        self._get_sample(self._handle, self._newer)
         has_older, self._has_older = self._has_older, True
         if has_older:
             self._request.sample1, self._request.sample2 = self._older, self._newer
-            query("nvmlGpmMetricsGet", self._request)
+            self._get_metrics(self._request)
         self._older, self._newer = self._newer, self._older
         if not has_older:
             return None
@@ -275,22 +302,23 @@ _AVERAGED_SINCE = (8, 1)
 """Compute capability from which the power usage is an average (nvml.h: Ampere other than GA100)."""
 
 
-def power(device: NvmlDevice) -> tuple[Callable[[], int | float | None], bool]:
-    """Return what reads a device's power in mW, and whether it is the instant one.
+def power(device: NvmlDevice) -> tuple[Callable[[], Reading], bool]:
+    """Return what reads a device's power in W, and whether it is the instant one.
 
     That is a field of newer drivers; older ones have the power usage.
     """
-    field = Fields(device, [(binding().NVML_FI_DEV_POWER_INSTANT, 0)])
+    field = Fields(device, [(binding().NVML_FI_DEV_POWER_INSTANT, 0, WATTS)])
 
-    def instant() -> int | float | None:
-        (number,) = field()
-        if isinstance(number, DriverError):
-            raise number
-        return number
+    def instant() -> Reading:
+        (value,) = field()
+        if isinstance(value, DriverError):
+            raise value
+        return value
 
     if not refuses(instant):
         return instant, True
-    return partial(query, "nvmlDeviceGetPowerUsage", device.handle), False
+    usage = function("nvmlDeviceGetPowerUsage")
+    return lambda: WATTS.convert(usage(device.handle)), False
 
 
 def power_basis(device: NvmlDevice) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -31,8 +31,6 @@ from chopper.storage import clock
 _KIB, _MIB = 1 << 10, 1 << 20
 _HERTZ = Unit(1_000_000, least=1, most=20_000)
 """Of a clock in MHz: a device that answers has one, and none reaches 20 GHz."""
-_WATTS = Unit(1e-3, least=1, most=10_000_000)
-"""Of a power in mW: a device that answers draws some, and none draws 10 kW."""
 _RATIO = Unit(0.01, most=100)
 _CELSIUS = Unit(1.0, least=-273, most=1000)
 _BYTES_PER_S = Unit(float(_MIB), most=16 << 20)
@@ -48,7 +46,7 @@ class Metric(NamedTuple):
     unit: Unit = Unit()
     arguments: tuple[Any, ...] = ()
     """Arguments of the call after the device."""
-    part: Callable[[Any], Any] = lambda value: value
+    part: Callable[[Any], Any] | None = None
     """Picks the number out of what the call returns."""
     label: str = ""
     """Name in reports of costs, if not that of the call."""
@@ -120,7 +118,7 @@ def _link(column: str, field_id: int, newer_id: int) -> Field:
 
 _FIELDS = (
     Field("energy_j", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, Unit(1e-3)),
-    Field("power_average_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, _WATTS),
+    Field("power_average_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, nvml.WATTS),
     Field("memory_temperature_c", pynvml.NVML_FI_DEV_MEMORY_TEMP, Unit(1.0)),
     Field("pcie_tx_bytes", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
     Field("pcie_rx_bytes", pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
@@ -176,12 +174,18 @@ _ACTIVITIES = {
 
 def _getter(device: nvml.NvmlDevice, metric: Metric) -> Getter:
     """Return the call of a metric, or of its older one where the device refuses this for good."""
+    call, convert, part = nvml.function(metric.call), metric.unit.convert, metric.part
+    arguments = (device.handle, *metric.arguments)
+    if part is None:
 
-    def read() -> tuple[int | float | None]:
-        answer = nvml.query(metric.call, device.handle, *metric.arguments)
-        return (metric.unit.convert(metric.part(answer)),)
+        def read() -> Reading:
+            return convert(call(*arguments))
+    else:
 
-    getter = Getter(metric.label or metric.call, (metric.column,), read)
+        def read() -> Reading:
+            return convert(part(call(*arguments)))
+
+    getter = Getter(metric.label or metric.call, metric.column, read)
     if metric.older is not None and nvml.refuses(read):
         older = _getter(device, metric.older)
         if not nvml.refuses(older.read):
@@ -193,6 +197,7 @@ class _NvmlSource(DeviceSource[nvml.NvmlDevice]):
     """Base of the sources: NVML's devices, read by ``metrics``."""
 
     errors = nvml.ERRORS
+    failures = (pynvml.NVMLError, DriverError)
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def _list(self) -> list[nvml.NvmlDevice]:
@@ -209,15 +214,16 @@ class ClockSource(_NvmlSource):
 
     name: ClassVar[str] = "nvml_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
+    fast = True
     metrics = _CLOCKS
 
     def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
         super()._describe(reader, device)
-        milliwatts, _ = nvml.power(device)
+        watts, _ = nvml.power(device)
         label = "power"
         with contextlib.suppress(DriverError):
             label = f"power ({nvml.power_basis(device)})"
-        reader.add(Getter(label, ("power_w",), lambda: (_WATTS.convert(milliwatts()),)))
+        reader.add(Getter(label, "power_w", watts))
 
 
 _DEAR_NS = 500_000
@@ -283,22 +289,24 @@ class CounterSource(_NvmlSource):
 
 
 def _fields(device: nvml.NvmlDevice, fields: list[Field]) -> nvml.Fields:
-    pairs = [(one.field_id, one.scope) for field in fields for one in (field, *field.others)]
-    return nvml.Fields(device, pairs)
+    alike = [one for field in fields for one in (field, *field.others)]
+    return nvml.Fields(device, [(one.field_id, one.scope, one.unit) for one in alike])
 
 
-def _values(fields: list[Field], read: nvml.Fields) -> Iterator[Reading]:
+def _values(fields: list[Field], read: nvml.Fields) -> list[Reading]:
     """Read fields once; return the value of each column, or its refusal."""
-    numbers = iter(read())
-
-    def column(field: Field) -> Reading:
-        values = [
-            number if isinstance(number, DriverError) else one.unit.convert(number)
-            for one, number in zip((field, *field.others), numbers, strict=False)
-        ]
-        return _sum_of(values) if field.summed else _first_of(values)
-
-    return (column(field) for field in fields)
+    values = read()
+    columns: list[Reading] = []
+    at = 0
+    for field in fields:
+        if field.others:
+            alike = values[at : at + 1 + len(field.others)]
+            columns.append(_sum_of(alike) if field.summed else _first_of(alike))
+            at += len(alike)
+        else:
+            columns.append(values[at])
+            at += 1
+    return columns
 
 
 def _first_of(values: list[Reading]) -> Reading:
@@ -358,10 +366,6 @@ class ActivitySource(_NvmlSource):
             reader.add(Getter("nvmlGpmSampleGet, nvmlGpmMetricsGet", tuple(_ACTIVITIES), read))
 
 
-def _alone(call: Callable[[], Any]) -> tuple[Any]:
-    return (call(),)
-
-
 class LimitSource(_NvmlSource):
     """Constants of a run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
 
@@ -398,11 +402,11 @@ class LimitSource(_NvmlSource):
     def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
         super()._describe(reader, device)
 
-        def watts(field_id: int) -> float | int | None:
-            (number,) = nvml.Fields(device, [(field_id, 0)])()
-            if isinstance(number, DriverError):
-                raise number
-            return Unit(1e-3).convert(number)
+        def watts(field_id: int) -> Reading:
+            (value,) = nvml.Fields(device, [(field_id, 0, Unit(1e-3))])()
+            if isinstance(value, DriverError):
+                raise value
+            return value
 
         calls: dict[str, Callable[[], Any]] = {
             "name": lambda: device.name,
@@ -414,7 +418,7 @@ class LimitSource(_NvmlSource):
             "mig": lambda: bool(nvml.query("nvmlDeviceGetMigMode", device.handle)[0]),
         }
         for column, call in calls.items():
-            reader.add(Getter(column, (column,), partial(_alone, call)))
+            reader.add(Getter(column, column, call))
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Return no call: they are made once."""
@@ -455,7 +459,7 @@ class BufferedSource(_NvmlSource):
         reader.columns = list(_BUFFERS)
         for quantity in _BUFFERS:
             since = partial(self._since, device, quantity)
-            reader.add(Getter(quantity, (quantity,), partial(_alone, since)))
+            reader.add(Getter(quantity, quantity, since))
 
     def _since(self, device: nvml.NvmlDevice, quantity: str) -> list[tuple[int, float]]:
         """Return (time in µs, value) of what is new since the last call."""
@@ -465,7 +469,7 @@ class BufferedSource(_NvmlSource):
         try:
             value_type, samples = nvml.query("nvmlDeviceGetSamples", device.handle, kind, seen_us)
         except DriverError as exc:
-            if exc.code in _NOTHING_NEW:
+            if exc.value in _NOTHING_NEW:
                 return []
             raise
         fresh = []
@@ -496,10 +500,6 @@ class BufferedSource(_NvmlSource):
                 row = (device.index, device.uuid, quantity, value)
                 time_ns = time_us * 1000 - clock.set_by_ns()  # the driver's are of the wall clock
                 sink.add_at(self.tables[0], time_ns, 1000, *row)
-
-    def refresh_ns(self) -> int | None:
-        """Return None: the driver's own rate is not that of these readings."""
-        return None
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Return no call: what the driver keeps is taken once a second."""

@@ -15,6 +15,7 @@ from chopper.collectors.sampler._status import (
     status_file,
 )
 from chopper.errors import CollectorUnavailable, OutputError
+from chopper.wording import percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 _CALL_RATIO = 0.05
 _CHECK_EVERY = 16
 _SLOWEST_NS = 100_000_000
-"""Longest period that a sampler's share of a core, or a slow sensor, may lead to: a sensor that
-changes faster later is then noticed within a second."""
+"""Longest period that a slow sensor or a full share of a core leads to, where the one asked for is
+shorter than half of it: that a sensor changes faster later is soon noticed."""
+_MOST_STRETCH = 10.0
+_SELDOM_HZ = 1.0
+"""Sources of this rate and less are never slowed down for the sampler's share of a core."""
 _FAILURES_TO_STOP = 20
 
 
@@ -47,6 +51,7 @@ class Reader:
         self._refresh_ns = getattr(source, "refresh_ns", None)
         self._bounds: dict[str, tuple[int, str]] = {}
         """What the period depends on -> its least length in ns for that, and why."""
+        self._stretch = (1.0, "")
         self.live = True
         self._jitter = Quantiles()
         self._call = Quantiles()
@@ -57,6 +62,8 @@ class Reader:
         clock = rows.clock
         tick_ns = clock.monotonic_ns()
         parts = [part for part in self.parts if part.live and not part.alone]
+        if parts:
+            self._jitter.add(tick_ns - self.deadline_ns)
         for part in parts:
             if not self.sample_part(part, rows, self.deadline_ns):
                 return part
@@ -87,8 +94,6 @@ class Reader:
                 # What it read is as old as the call was long.
                 status.dropped_count += 1 + span_ns // status.period_ns
                 return False
-            delay_ns = before_ns - deadline_ns
-            self._jitter.add(delay_ns)
             if failed is not None:
                 self._fail(part, failed)
                 return True
@@ -97,8 +102,9 @@ class Reader:
             if part.samples_count == 1:
                 part.first_ns = before_ns
             part.last_ns = before_ns
-            status.late_count += delay_ns > status.period_ns // 2
-            rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
+            status.late_count += before_ns - deadline_ns > status.period_ns // 2
+            if sink.rows:
+                rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
         return True
 
     def _fail(self, part: Part, exc: Exception) -> None:
@@ -136,23 +142,31 @@ class Reader:
         """Read a source at twice the rate at most at which its fastest sensor is renewed."""
         refresh_ns = None if self._refresh_ns is None else self._refresh_ns()
         if refresh_ns is not None:
-            note = f"the sensors are renewed every {refresh_ns / 1e6:.2g} ms"
-            self._bound("refresh", min(refresh_ns // 2, _SLOWEST_NS), note)
-
-    def keep_share(self, used_ratio: float, allowed_ratio: float) -> None:
-        """Stretch the period, or restore it, so that the sampler takes its share of a core."""
-        period_ns = min(int(self.status.period_ns * used_ratio / allowed_ratio), _SLOWEST_NS)
-        note = f"the sampler takes at most {allowed_ratio:.0%} of a core"
-        self._bound("share", period_ns, note)
+            note = f"the sensors are renewed every {refresh_ns / 1e6:.3g} ms"
+            self._bound("refresh", _shared(refresh_ns // 2), note)
 
     def _bound(self, what: str, least_ns: int, note: str) -> None:
-        status = self.status
         self._bounds[what] = (least_ns, note)
-        longest_ns, note = max(self._bounds.values())
-        status.period_ns = max(self._requested_ns, longest_ns)
+        self._set_period()
+
+    def stretch(self, factor: float, note: str) -> None:
+        """Read a source less often than it could be, so that all take their share of a core."""
+        self._stretch = (factor, note)
+        self._set_period()
+
+    def _set_period(self) -> None:
+        status = self.status
+        longest_ns, note = max(self._bounds.values(), default=(0, ""))
+        factor, share_note = self._stretch
+        bound_ns = max(self._requested_ns, longest_ns)
+        stretched_ns = min(round(bound_ns * factor), max(2 * bound_ns, _SLOWEST_NS))
+        status.period_ns = max(bound_ns, stretched_ns)
         status.notes.pop("period", None)
-        if longest_ns > self._requested_ns:
-            status.notes["period"] = f"slowed down from {status.requested_hz:g} Hz: {note}"
+        notes = [note] if longest_ns > self._requested_ns else []
+        notes += [share_note] if factor > 1 else []
+        if notes:
+            why = " and ".join(notes)
+            status.notes["period"] = f"slowed down from {status.requested_hz:g} Hz: {why}"
 
     def summary(self) -> SourceStatus:
         status = self.status
@@ -169,6 +183,11 @@ class Reader:
             if (for_ns := part.blocks(now_ns)) is not None
             for table in self.source.tables
         }
+
+
+def _shared(period_ns: int) -> int:
+    """Return the next longer period that divides the longest, so that wake-ups are shared."""
+    return _SLOWEST_NS // max(_SLOWEST_NS // max(period_ns, 1), 1)
 
 
 def _does_not_answer(for_ns: int) -> str:
@@ -193,8 +212,7 @@ class Sampler:
     """Reads sources at their rates and writes their rows and status, in whichever process.
 
     Args:
-        cpu_ratio: share of a core that the process may take; the source with the highest rate is
-            read less often to keep it.
+        cpu_ratio: share of a core that the process may take; all are read less often to keep it.
     """
 
     def __init__(
@@ -245,7 +263,9 @@ class Sampler:
         # All of them count from one moment: what is due together shares a wake-up of the core.
         self._readers = [Reader(source, hz, self._start_ns) for source, hz in opened]
         self._cpu_ratio = cpu_ratio
-        self._share_from: tuple[int, int] | None = None
+        self._stretch = 1.0
+        """Factor by which all periods are longer, to take no more than its share of a core."""
+        self._share_from = self._start_ns, self._start_cpu_ns
         """Time and CPU time at the last look at its share of a core."""
 
     def run(self) -> SamplerStatus:
@@ -348,12 +368,16 @@ class Sampler:
         """Compare the CPU time since the last look with the share of a core that it may take."""
         now = self.clock.monotonic_ns(), self.clock.cpu_ns()
         before, self._share_from = self._share_from, now
-        live = [reader for reader in self._readers if reader.live]
-        # Until the first flush, files were begun.
-        if self._cpu_ratio is not None and before is not None and live:
-            fastest = max(live, key=lambda reader: reader.status.requested_hz)
-            used_ratio = (now[1] - before[1]) / max(now[0] - before[0], 1)
-            fastest.keep_share(used_ratio, self._cpu_ratio)
+        if self._cpu_ratio is None:
+            return
+        used_ratio = (now[1] - before[1]) / max(now[0] - before[0], 1)
+        # The root: a busy second of the machine changes the rate by less than it costs.
+        stretch = self._stretch * (used_ratio / self._cpu_ratio) ** 0.5
+        self._stretch = min(max(stretch, 1.0), _MOST_STRETCH)
+        note = f"the sampler takes at most {percent(self._cpu_ratio, '.0f')} of a core"
+        for reader in self._readers:
+            if reader.status.requested_hz > _SELDOM_HZ:
+                reader.stretch(self._stretch, note)
 
     def _alone(self, reader: Reader, part: Part) -> None:
         """Go on reading a part that had blocked, and nothing else."""
@@ -373,7 +397,8 @@ class Sampler:
 
     def keep(self, sink: Sink, time_ns: int, span_ns: int) -> None:
         """Keep a reading's rows for the next flush; with the lock."""
-        for table, row in sink.take((time_ns, span_ns)):
+        for table, times_ns, values in sink.rows:
+            row = (*(times_ns or (time_ns, span_ns)), *values)
             self._pending.setdefault(table, []).append(row)
 
     def flush(self) -> None:

@@ -170,7 +170,7 @@ def test_a_field_is_dear_by_what_it_costs_alone(play: Player) -> None:
         ONE + "set 0 field:82 60\nset 0 field:83 1000\nset 0 field:185 650000\n",
         """
         def calls(dear):
-            cost = lambda fields: 500_001 if fields.ids[0][0] in dear else 500_000
+            cost = lambda fields: 500_001 if fields.ids[0] in dear else 500_000
             source = opened(_sources.CounterSource(cost))
             return [name.partition(" ")[2] for name in source.calls() if "Field" in name]
         print(json.dumps([calls(()), calls((185,)), calls((83, 185))]))
