@@ -163,5 +163,5 @@ traces:  ## download the public traces of tests/golden/catalogue.csv into CHOPPE
 clean:  ## remove the environment and everything that was built (recorded runs stay)
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find . -path ./.git -prune -o \( -name '_scan.*.so' -o -name '_forest.*.so' -o -name '_longest.*.so' -o -name '_fast.*.so' \) -exec rm -f {} +
+	find . -path ./.git -prune -o \( -name '_scan.*.so' -o -name '_forest.*.so' -o -name '_longest.*.so' \) -exec rm -f {} +
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,14 +60,12 @@ setup(
             depends=headers,
             define_macros=[("Py_LIMITED_API", "0x030b0000")] if _STABLE_ABI else [],
             py_limited_api=_STABLE_ABI,
-            extra_compile_args=["-std=c11", "-O2", "-pthread"],
-            extra_link_args=["-pthread"],
+            extra_compile_args=["-std=c11", "-O2"],
             optional=True,
         )
         for name, source, headers in (
             ("chopper.analyzers.trace._forest", "analyzers/trace/_forest.c", []),
             ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c", []),
-            ("chopper.collectors._fast", "collectors/_fast.c", ["collectors/_fast_read.h"]),
             (
                 "chopper.collectors.formats.kineto._scan",
                 "collectors/formats/kineto/_scan.c",

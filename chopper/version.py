@@ -11,7 +11,6 @@ __version__ = "0.1.0"
 EXTENSIONS = (
     "analyzers/replay/_longest",
     "analyzers/trace/_forest",
-    "collectors/_fast",
     "collectors/formats/kineto/_scan",
 )
 """Extensions in C; without them Python does the same, many times slower."""

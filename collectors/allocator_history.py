@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
 from chopper.collectors.base import Availability, CollectorContext, Scope
+from chopper.collectors.device_memory import NO_ACCELERATOR, device_of_rank
 from chopper.errors import CollectorUnavailable
 from chopper.storage.manifest import CollectorReport
 

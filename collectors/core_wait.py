@@ -12,8 +12,7 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
-from chopper.collectors.base import Availability, CollectorContext
-from chopper.collectors.step_collector import StepCollector
+from chopper.collectors.base import Availability, CollectorContext, StepCollector
 from chopper.storage.manifest import CollectorReport
 
 NAME = "core_wait"

@@ -7,13 +7,14 @@ host, waits for no device, and resets no peak, because the program may be using 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._visible import NO_ACCELERATOR, device_of_rank
-from chopper.collectors.base import Availability, CollectorContext
-from chopper.collectors.step_collector import StepCollector
+from chopper.collectors.base import Availability, CollectorContext, StepCollector
 from chopper.errors import CollectorUnavailable
 from chopper.storage.manifest import CollectorReport
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "device_memory"
 BY_DEFAULT = True
@@ -25,6 +26,29 @@ _KEYS = (
 )
 
 Stats = dict[str, Any]
+NO_ACCELERATOR = "install a build of torch for this machine's accelerator, if it has one"
+"""Remedy where there is none."""
+
+
+def device_of_rank(named: str | None) -> torch.device:
+    """Return the device that a rank named, else the machine's accelerator.
+
+    Raises:
+        CollectorUnavailable: no torch, no accelerator, or the rank computes on the host.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise CollectorUnavailable("torch is not installed") from exc
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
+    device = torch.device(named) if named is not None else accelerator
+    if device.type == "cpu":
+        raise CollectorUnavailable("this rank computes on the host")
+    return device
 
 
 def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.procfs import FileSource, KeptFile, content, counted, try_open
-from chopper.collectors.sampled import CLOCKS, SampledCollector
-from chopper.collectors.sampler import Sink, SourceSpec
+from chopper.collectors.sampler import CLOCKS, SampledCollector, Sink, SourceSpec
 from chopper.errors import CollectorUnavailable
 
 NAME = "fabric"

@@ -39,7 +39,6 @@ UNIX_MODULES = (
 EXTENSIONS = (
     "chopper.analyzers.replay._longest",
     "chopper.analyzers.trace._forest",
-    "chopper.collectors._fast",
     "chopper.collectors.formats.kineto._scan",
 )
 EXTRAS = ("amdsmi", "fsspec", "pandas", "prometheus_client", "pynvml", "ray", "torch")

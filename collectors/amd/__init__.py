@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chopper.collectors._visible import local_ranks
 from chopper.collectors.amd import _library
 from chopper.collectors.amd._library import AmdDevice
-from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
+from chopper.collectors.devices import DeviceCollector, local_ranks
+from chopper.collectors.sampler import ONCE_HZ
 
 NAME = "amdsmi"
 BY_DEFAULT = True
@@ -23,7 +23,7 @@ class AmdCollector(DeviceCollector[AmdDevice]):
     -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_DIE, DEVICE_LINK, DEVICE_LIMIT, DEVICE_PARTITION.
 
     Args:
-        hz: rate of the fast tier: clocks, power, what holds the clock down.
+        hz: most readings per second of the fast tier: clocks, power, what holds the clock down.
     """
 
     name: ClassVar[str] = NAME

@@ -19,8 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chopper.collectors._visible import NothingVisible, chosen_by, local_ranks
-from chopper.collectors.device_sources import Device, Errors
+from chopper.collectors.devices import (
+    Device,
+    DriverError,
+    Errors,
+    NothingVisible,
+    chosen_by,
+    local_ranks,
+)
 from chopper.errors import CollectorUnavailable
 
 ERRORS = Errors("amdsmi")
@@ -153,21 +159,36 @@ def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevi
 class Metrics:
     """The metrics structure of one device, filled again at each reading.
 
-    Attributes:
-        structure: what the device does not have holds the largest number of its type.
-        absent: column → why the device does not offer it.
+    A field that the device does not have holds the largest number of its type.
     """
 
-    def __init__(self, structure: Any) -> None:
-        self.structure = structure
-        self.absent: dict[str, str] = {}
+    def __init__(self, wrapper: Any, device: AmdDevice) -> None:
+        self.structure = structure = wrapper.amdsmi_gpu_metrics_t()
+        ctypes.memset(ctypes.byref(structure), 0xFF, ctypes.sizeof(structure))
+        self._fill = partial(
+            wrapper.amdsmi_get_gpu_metrics_info, device.handle, ctypes.byref(structure)
+        )
+        self._device = device
         self._blanks: dict[str, int] = {}
         for name, kind in structure._fields_:
             item = kind._type_ if hasattr(kind, "_length_") else kind
             self._blanks[name] = (1 << 8 * ctypes.sizeof(item)) - 1
 
+    def fill(self) -> None:
+        """Read the device. One call gives all columns, so that a refusal for good loses it.
+
+        Raises:
+            DriverError: it does not answer.
+        """
+        code: int = self._fill()
+        if code:
+            loss, reason = ERRORS.explain(code)
+            if loss != "moment":
+                self._device.lost = reason
+            raise DriverError(code)
+
     def number(self, *names: str) -> int | None:
-        """The first of these fields that is available."""
+        """Return the first of these fields that is available."""
         for name in names:
             value: int | None = getattr(self.structure, name, None)
             if value is not None and value != self._blanks[name]:
@@ -175,6 +196,6 @@ class Metrics:
         return None
 
     def items(self, name: str) -> list[int | None]:
-        """The items of an array, None for those that are not available."""
+        """Return the items of an array, None for those that are not available."""
         blank = self._blanks.get(name)
         return [None if item == blank else item for item in getattr(self.structure, name, ())]

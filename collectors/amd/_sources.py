@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from ctypes import byref, c_uint32, create_string_buffer, memset, sizeof
-from functools import partial
+from ctypes import byref, c_uint32, create_string_buffer
 from typing import Any, ClassVar
 
-from chopper.collectors._plan import (
-    DEVICE,
-    MEAN,
-    NUMBER,
-    RESIDENCY,
-    Call,
-    Column,
-    address,
-    pointer,
-)
 from chopper.collectors.amd import _library as amd
 from chopper.collectors.base import held
-from chopper.collectors.device_sources import DeviceSource, PlannedReader, PlannedSource, columns_of
+from chopper.collectors.devices import (
+    DeviceReader,
+    DeviceSource,
+    Getter,
+    Unit,
+    columns_of,
+)
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 
@@ -43,9 +38,14 @@ _RESIDENCIES = {
 
 
 class _Residency:
-    """Time for which the clock was held down, from the accumulators' growth between readings."""
+    """Time for which the clock was held down, from the accumulators' growth between readings.
+
+    Attributes:
+        reasons: bits of what held it down between the last two readings.
+    """
 
     def __init__(self) -> None:
+        self.reasons = 0
         self._last: dict[str, int] = {}
         self._last_ns: int | None = None
         self.totals_ns = {"power": 0.0, "thermal": 0.0}
@@ -65,6 +65,9 @@ class _Residency:
         passed = ticks - before.get("ticks", ticks)
         if passed <= 0 or min(grown.values()) < 0:
             return False  # reset, or the first one
+        self.reasons = 0
+        for name, count in grown.items():
+            self.reasons |= _RESIDENCIES[name] if count else 0
         if now_ns is not None and before_ns is not None:
             shares = {"power": 0.0, "thermal": 0.0}
             for name, count in grown.items():
@@ -114,143 +117,107 @@ _MOST_GB_PER_S = 1024
 
 
 _NOT_AVAILABLE = "not available on this device"
+_CALL = "amdsmi_get_gpu_metrics_info"
 
 
-class ClockSource(PlannedSource[amd.AmdDevice]):
+class _Source(DeviceSource[amd.AmdDevice]):
+    """A source that is read through the metrics structure: one call of the driver per reading."""
+
+    errors = amd.ERRORS
+    keep_empty = True
+    _later: ClassVar[frozenset[str]] = frozenset()
+    """Columns that no first reading tells."""
+
+    def _list(self) -> list[amd.AmdDevice]:
+        self._wrapper = self._stack.enter_context(amd.session())
+        self._rows: list[list[Any]] = []
+        self._metrics: list[amd.Metrics] = []
+        return amd.devices(self._wrapper)
+
+    def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
+        metrics = amd.Metrics(self._wrapper, device)
+        self._metrics.append(metrics)
+
+        def read() -> Iterable[Any]:
+            metrics.fill()
+            value_by_column = self._values(device, metrics, reader.now_ns)
+            return map(value_by_column.get, reader.columns)
+
+        reader.add(Getter(_CALL, reader.columns, read))
+
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
+    ) -> dict[str, Any]:
+        """Return a row's values by column; the first reading, without a time, makes no row."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Initialize the library, find the devices, read each once."""
+        super().open()
+        rows = [row for row in self._rows if row]
+        columns = columns_of(self.tables[0])
+        for name, values in zip(columns, zip(*rows, strict=True), strict=False):
+            if all(value is None for value in values) and name not in self._later:
+                for device, reader in self._devices:
+                    if device.lost is None:
+                        reader.absent[name] = _NOT_AVAILABLE
+
+    def _first(self, reader: DeviceReader) -> None:
+        self._rows.append(reader.read() or [])
+
+
+class ClockSource(_Source):
     """The fast tier: clocks, power, what holds the clock down. -> DEVICE_CLOCK."""
 
     name: ClassVar[str] = "amdsmi_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
-    errors = amd.ERRORS
-    keep_empty = True
-    sensor_outcome = DEVICE  # one call gives all columns
+    fast = True
+    _later = frozenset({"event_reasons"})
 
-    def open(self) -> None:
-        """Initialize the library, find the devices, read each once."""
-        self._wrapper = self._stack.enter_context(amd.session())
-        rows = [row for row in self._begin(amd.devices(self._wrapper)) if row is not None]
-        if all(device.lost is not None for device, _ in self._devices):
-            self.close()
-            raise CollectorUnavailable("; ".join(dict.fromkeys(self.absent.values())))
-        for name, values in zip(columns_of("device_clock"), zip(*rows, strict=True), strict=False):
-            if name != "event_reasons" and all(value is None for value in values):
-                for _, reader in self._devices:
-                    reader.absent[name] = _NOT_AVAILABLE
+    def __init__(self) -> None:
+        super().__init__()
+        self._residency: dict[int, _Residency] = {}
 
-    def _describe(self, reader: PlannedReader, device: amd.AmdDevice) -> None:
-        kind = self._wrapper.amdsmi_gpu_metrics_t
-        function = address(self._wrapper.amdsmi_get_gpu_metrics_info)
-        # Until something was read, nothing is available.
-        call = Call(function, pointer(device.handle), None, b"\xff" * sizeof(kind))
-        ticks = _numbers(kind, "accumulation_counter")
-        reasons = [_numbers(kind, name, tag=bit) for name, bit in _RESIDENCIES.items()]
-        clock = _items(kind, "current_gfxclks") + _numbers(kind, *_GFX_CLOCKS)
-        watts = Column(NUMBER, 0, _numbers(kind, *_POWERS), 1.0)
-        columns = {
-            "sm_clock_hz": Column(MEAN, 0, clock, _MEGA, nonzero=True),
-            "memory_clock_hz": Column(
-                NUMBER, 0, _numbers(kind, *_MEMORY_CLOCKS), _MEGA, nonzero=True, sentinel=True
-            ),
-            "power_w": watts._replace(nonzero=True, sentinel=True, most=_MOST_W),
-            "event_reasons": Column(RESIDENCY, 0, sum(reasons, ticks) if ticks else (), 1),
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
+    ) -> dict[str, Any]:
+        residency = self._residency.setdefault(id(device), _Residency())
+        return {
+            "sm_clock_hz": _gfx_clock_hz(metrics),
+            "memory_clock_hz": _HERTZ.convert(metrics.number(*_MEMORY_CLOCKS)),
+            "power_w": _WATTS.convert(metrics.number(*_POWERS)),
+            "event_reasons": residency.reasons if residency.grew(metrics, now_ns) else None,
         }
-        # Older versions of the binding lack fields.
-        offered = {name: column for name, column in columns.items() if column.places}
-        reader.describe("amdsmi_get_gpu_metrics_info", call, offered)
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        for device, reader in self._devices:
-            if device.lost is None:
-                (call,) = reader.planned().calls
-                structure = self._wrapper.amdsmi_gpu_metrics_t.from_buffer_copy(call.buffer)
-                basis = _power_basis(amd.Metrics(structure))
-                power = f" (power: {basis})" if basis is not None else ""
-                return {f"{name}{power}": make for name, make in reader.calls_by_label().items()}
-        return {}
+        """Return the call, with what its power is."""
+        basis = next(
+            (
+                _power_basis(m)
+                for (d, _), m in zip(self._devices, self._metrics, strict=True)
+                if not d.lost
+            ),
+            None,
+        )
+        power = "" if basis is None else f" (power: {basis})"
+        return {f"{label}{power}": call for label, call in super().calls().items()}
 
 
 _GFX_CLOCKS = ("current_gfxclk", "average_gfxclk_frequency")
 _MEMORY_CLOCKS = ("current_uclk", "average_uclk_frequency")
 _POWERS = ("current_socket_power", "average_socket_power")
-_MOST_W = 10_000
-"""More than any socket draws."""
+_HERTZ = Unit(_MEGA, least=1)
+_WATTS = Unit(1.0, least=1, most=10_000)
+"""A device that answers draws power, and no socket draws 10 kW."""
 
 
-def _numbers(structure: Any, *names: str, tag: int = 0) -> tuple[tuple[int, int, int], ...]:
-    """Return the places of those of these fields that the structure has."""
-    fields = (getattr(structure, name, None) for name in names)
-    return tuple((place.offset, place.size, tag) for place in fields if place is not None)
-
-
-def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
-    """Return the places of the items of an array field, tagged as parts of a mean."""
-    descriptor = getattr(structure, name, None)
-    if descriptor is None:
-        return ()
-    width = sizeof(dict(structure._fields_)[name]._type_)
-    return tuple((descriptor.offset + i * width, width, 1) for i in range(descriptor.size // width))
-
-
-class _Source(DeviceSource[amd.AmdDevice, amd.Metrics]):
-    """Devices and their metrics; one row per device and sample."""
-
-    _later: ClassVar[frozenset[str]] = frozenset()
-    """Columns that need two readings."""
-
-    def open(self) -> None:
-        """Initialize the library, find the devices, read each once."""
-        self._wrapper = self._stack.enter_context(amd.session())
-        for device in amd.devices(self._wrapper):
-            metrics = amd.Metrics(self._wrapper.amdsmi_gpu_metrics_t())
-            memset(byref(metrics.structure), 0xFF, sizeof(metrics.structure))
-            self._devices.append((device, metrics))
-        refused = [reason for entry in self._devices if (reason := self._fill(*entry))]
-        if len(refused) == len(self._devices):
-            self.close()
-            raise CollectorUnavailable("; ".join(refused))
-        self._find_absent([entry for entry in self._devices if entry[0].lost is None])
-
-    def _fill(self, device: amd.AmdDevice, metrics: amd.Metrics) -> str | None:
-        """Read a device; return why it could not be read."""
-        at = byref(metrics.structure)
-        code: int = self._wrapper.amdsmi_get_gpu_metrics_info(device.handle, at)
-        if not code:
-            return None
-        loss, reason = amd.ERRORS.explain(code)
-        if loss != "moment":
-            device.lost = reason
-        return f"device {device.index}: {reason}"
-
-    def _find_absent(self, live: list[tuple[amd.AmdDevice, amd.Metrics]]) -> None:
-        """Name the columns that no device has."""
-        rows = [list(self._values(device, metrics, None)) for device, metrics in live]
-        for name, values in zip(columns_of(self.tables[0]), zip(*rows, strict=True), strict=True):
-            if all(value is None for value in values) and name not in self._later:
-                for _, metrics in live:
-                    metrics.absent[name] = _NOT_AVAILABLE
-
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> Iterable[Any]:
-        """A row's values after the device; the first reading, without a time, makes no row."""
-        raise NotImplementedError
-
-    def _add(self, sink: Sink, device: amd.AmdDevice, reader: amd.Metrics, now_ns: int) -> None:
-        if self._fill(device, reader) is None:
-            self._add_rows(sink, device, reader, now_ns)
-
-    def _add_rows(
-        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int
-    ) -> None:
-        """Add what one reading gives."""
-        values = self._values(device, metrics, now_ns)
-        sink.add(self.tables[0], device.index, device.uuid, *values)
-
-    def calls(self) -> dict[str, Callable[[], object]]:
-        for device, metrics in self._devices:
-            if device.lost is None:
-                return {"amdsmi_get_gpu_metrics_info": partial(self._fill, device, metrics)}
-        return {}
+def _gfx_clock_hz(metrics: amd.Metrics) -> int | None:
+    """Return the mean clock of the dies that report one, else the device's."""
+    dies_mhz = [clock_mhz for clock_mhz in metrics.items("current_gfxclks") if clock_mhz]
+    if dies_mhz:
+        return round(sum(dies_mhz) * _MEGA / len(dies_mhz))
+    hertz = _HERTZ.convert(metrics.number(*_GFX_CLOCKS))
+    return None if hertz is None else int(hertz)
 
 
 class CounterSource(_Source):
@@ -272,7 +239,7 @@ class CounterSource(_Source):
 
     def _values(
         self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> Iterable[Any]:
+    ) -> dict[str, Any]:
         number = metrics.number
         residency = self._residency.setdefault(id(device), _Residency())
         traffic = self._traffic.setdefault(id(device), _Traffic())
@@ -282,11 +249,11 @@ class CounterSource(_Source):
         no_usage = self._wrapper.amdsmi_get_gpu_vram_usage(device.handle, byref(usage))
         value_by_column: dict[str, Any] = {
             "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
-            "power_average_w": _power(number("average_socket_power")),
-            "temperature_c": _float(number("temperature_hotspot", "temperature_edge")),
-            "memory_temperature_c": _float(number("temperature_mem")),
-            "device_utilization_ratio": _percent(number("average_gfx_activity")),
-            "memory_utilization_ratio": _percent(number("average_umc_activity")),
+            "power_average_w": _WATTS.convert(number("average_socket_power")),
+            "temperature_c": _CELSIUS.convert(number("temperature_hotspot", "temperature_edge")),
+            "memory_temperature_c": _CELSIUS.convert(number("temperature_mem")),
+            "device_utilization_ratio": _RATIO.convert(number("average_gfx_activity")),
+            "memory_utilization_ratio": _RATIO.convert(number("average_umc_activity")),
             "memory_used_bytes": None if no_usage else int(usage.vram_used) * _MIB,
             "link_tx_bytes": self._over_links(device, _WRITE_KB, metrics),
             "link_rx_bytes": self._over_links(device, _READ_KB, metrics),
@@ -300,32 +267,23 @@ class CounterSource(_Source):
         if grew:
             value_by_column["power_throttle_ns"] = int(residency.totals_ns["power"])
             value_by_column["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
-        return map(value_by_column.get, columns_of("device_counter"))
+        return value_by_column
 
     def _over_links(self, device: amd.AmdDevice, name: str, metrics: amd.Metrics) -> int | None:
-        """The sum over links, always over the same ones, or it would seem to jump."""
+        """Return the sum over links, always over the same ones, or it would seem to jump."""
         items = metrics.items(name)
         told = [i for i, value in enumerate(items) if value is not None]
         counted = self._counted_links.setdefault((id(device), name), told)
         return _kib(_sum_of([items[i] for i in counted])) if counted else None
 
 
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _percent(value: int | None) -> float | None:
-    # Activity above 100 % is how some firmware says that it does not know.
-    return value / 100 if value is not None and value <= 100 else None
-
-
-def _power(watts: int | None) -> float | None:
-    """A device that answers draws power: 0 says that it is not known."""
-    return float(watts) if watts and watts <= _MOST_W else None
+_CELSIUS = Unit(1.0)
+_RATIO = Unit(0.01, most=100)
+"""Activity above 100 % is how some firmware says that it does not know."""
 
 
 def _sum_of(values: list[int | None]) -> int | None:
-    """The sum of counters; None where one is not known."""
+    """Return the sum of counters; None if one is unknown."""
     known = [value for value in values if value is not None]
     return held(sum(known)) if len(known) == len(values) else None
 
@@ -338,7 +296,7 @@ class LimitSource(_Source):
 
     def _values(
         self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> Iterable[Any]:
+    ) -> dict[str, Any]:
         del now_ns
         wrapper, handle = self._wrapper, device.handle
         clock = wrapper.amdsmi_clk_info_t()
@@ -358,7 +316,7 @@ class LimitSource(_Source):
             "pcie_lane_count": metrics.number("pcie_link_width"),
             "mig": None if device.partition is None else device.partition != "SPX",
         }
-        return map(value_by_column.get, columns_of("device_limit"))
+        return value_by_column
 
 
 def _power_basis(metrics: amd.Metrics) -> str | None:
@@ -378,21 +336,25 @@ class PartSource(_Source):
     name: ClassVar[str] = "amdsmi_parts"
     tables: ClassVar[tuple[str, ...]] = ("device_die", "device_link")
 
-    def _find_absent(self, live: list[tuple[amd.AmdDevice, amd.Metrics]]) -> None:
-        """Name what no device tells apart."""
+    def __init__(self) -> None:
+        super().__init__()
+        self._missing: list[str] = []
 
-        def missing(*names: str) -> bool:
-            told = [metrics.items(name) for _, metrics in live for name in names]
-            return all(value is None for items in told for value in items)
+    def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
+        metrics = amd.Metrics(self._wrapper, device)
 
-        self._missing = [
-            table
-            for table, names in (
-                ("device_die", [name for _, name in _DIES]),
-                ("device_link", [_READ_KB, _WRITE_KB]),
-            )
-            if missing(*names)
-        ]
+        def read() -> list[tuple[Any, ...]]:
+            metrics.fill()
+            return list(_parts(metrics))
+
+        reader.columns = ["parts"]
+        reader.add(Getter(_CALL, "parts", read))
+
+    def open(self) -> None:
+        """Initialize the library, find the devices, read each once."""
+        super().open()
+        tables = {table for row in self._rows for (table, *_) in (row[0] if row else ())}
+        self._missing = [table for table in self.tables if table not in tables]
         if len(self._missing) == len(self.tables):
             self.close()
             raise CollectorUnavailable("no device reports its dies or links separately")
@@ -402,22 +364,24 @@ class PartSource(_Source):
         """Table, or table and device → why nothing is told of it."""
         return super().absent | dict.fromkeys(self._missing, _NOT_AVAILABLE)
 
-    def _add_rows(
-        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int
-    ) -> None:
-        del now_ns
-        who = (device.index, device.uuid)
-        for domain, name in _DIES:
-            for die, clock_mhz in enumerate(metrics.items(name)):
-                if clock_mhz:
-                    sink.add("device_die", *who, domain, die, clock_mhz * _MEGA)
-        received, sent = metrics.items(_READ_KB), metrics.items(_WRITE_KB)
-        states = metrics.items("xgmi_link_status")
-        for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
-            if rx_kb is None and tx_kb is None:
-                continue
-            up = states[link] == _LINK_UP if states and states[link] is not None else None
-            sink.add("device_link", *who, link, _kib(tx_kb), _kib(rx_kb), up)
+    def _add(self, sink: Sink, device: amd.AmdDevice, reader: DeviceReader, now_ns: int) -> None:
+        for table, *values in (reader.read(now_ns) or [()])[0]:
+            sink.add(table, device.index, device.uuid, *values)
+
+
+def _parts(metrics: amd.Metrics) -> Iterable[tuple[Any, ...]]:
+    """Yield the table and the values of each die and each link."""
+    for domain, name in _DIES:
+        for die, clock_mhz in enumerate(metrics.items(name)):
+            if clock_mhz:
+                yield "device_die", domain, die, clock_mhz * _MEGA
+    received, sent = metrics.items(_READ_KB), metrics.items(_WRITE_KB)
+    states = metrics.items("xgmi_link_status")
+    for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
+        if rx_kb is None and tx_kb is None:
+            continue
+        up = states[link] == _LINK_UP if states and states[link] is not None else None
+        yield "device_link", link, _kib(tx_kb), _kib(rx_kb), up
 
 
 _DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
@@ -437,7 +401,7 @@ class PartitionSource(_Source):
 
     def _values(
         self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> Iterable[Any]:
+    ) -> dict[str, Any]:
         del metrics, now_ns
         wrapper, handle = self._wrapper, device.handle
         text = create_string_buffer(16)
@@ -446,12 +410,12 @@ class PartitionSource(_Source):
         info = wrapper.amdsmi_kfd_info_t()
         has_info = wrapper.amdsmi_get_gpu_kfd_info(handle, byref(info)) == 0
         part = info.current_partition_id if has_info else _NO_PART
-        return (
-            device.pci_address,
-            device.partition,
-            memory,
-            None if part == _NO_PART else int(part),
-        )
+        return {
+            "pci_address": device.pci_address,
+            "compute_partition": device.partition,
+            "memory_partition": memory,
+            "partition_id": None if part == _NO_PART else int(part),
+        }
 
 
 _NO_PART = 0xFFFFFFFF

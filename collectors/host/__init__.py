@@ -10,8 +10,7 @@ import os
 from typing import Any, ClassVar
 
 from chopper.collectors.base import CollectorContext
-from chopper.collectors.sampled import CLOCKS, SampledCollector
-from chopper.collectors.sampler import SourceSpec
+from chopper.collectors.sampler import CLOCKS, SampledCollector, SourceSpec
 
 NAME = "host"
 BY_DEFAULT = True

@@ -1,7 +1,8 @@
 """NVIDIA devices through NVML: clocks, power, event reasons, counters, GPM activity, limits.
 
-``_library`` wraps the vendor's binding: devices, error codes, field values. ``_sources`` are what
-the sampler process reads, one class a tier. This module is the collector that starts that process.
+``_sources`` are what the sampler process reads, one class a tier and one line a metric;
+``_library`` wraps the vendor's binding: devices, error codes, field values. This module is the
+collector that starts that process.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from chopper.collectors.base import CollectorContext
+from chopper.collectors.devices import DeviceCollector
 from chopper.collectors.nvml import _library
 from chopper.collectors.nvml._library import NvmlDevice
-from chopper.collectors.sampled import ONCE_HZ, DeviceCollector
-from chopper.collectors.sampler import SourceSpec
+from chopper.collectors.sampler import ONCE_HZ, SourceSpec
 
 NAME = "nvml"
 BY_DEFAULT = True
@@ -24,7 +25,7 @@ class NvmlCollector(DeviceCollector[NvmlDevice]):
     -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_ACTIVITY, DEVICE_BUFFERED, DEVICE_LIMIT.
 
     Args:
-        hz: rate of the fast tier: clocks, event reasons, instant power.
+        hz: most readings per second of the fast tier: clocks, event reasons, instant power.
     """
 
     name: ClassVar[str] = NAME

@@ -1,49 +1,34 @@
-"""NVML's devices, errors and calls, on top of the vendor's Python binding.
-
-The binding's convenience functions allocate per call; what is read again and again is described as
-calls of the library's own functions, so that a reading costs microseconds.
-"""
+"""NVML's devices, errors and calls, on top of the vendor's Python binding."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import sizeof
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
-from chopper.collectors._plan import (
-    FIELD,
-    NUMBER,
-    SENSOR,
-    VERSION_MISMATCH,
-    Call,
-    Column,
-    DeviceReader,
-    PlannedDevice,
-    address,
-    content,
-    field_value,
-    pointer,
+from chopper.collectors.devices import (
+    Device,
+    DriverError,
+    Errors,
+    NothingVisible,
+    Reading,
+    Unit,
+    chosen_by,
+    local_ranks,
 )
-from chopper.collectors._visible import NothingVisible, chosen_by, local_ranks
-from chopper.collectors.device_sources import Device, Errors
 from chopper.errors import CollectorUnavailable
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field that is summed over links; a bare id would mean link 0 alone."""
 ERRORS = Errors("NVML")
-
-
-class ReadingFailed(Exception):
-    """A call returned something other than success; ``kind`` is what that takes away."""
-
-    def __init__(self, code: int, why: str | None = None) -> None:
-        self.code = code
-        self.kind, reason = ERRORS.explain(code) if why is None else ("sensor", why)
-        super().__init__(reason)
+WATTS = Unit(1e-3, least=1, most=10_000_000)
+"""Of a power in mW: a device that answers draws some, and none draws 10 kW."""
 
 
 def binding() -> Any:
@@ -162,114 +147,184 @@ def _named(pynvml: Any, listed: list[NvmlDevice], entry: str) -> list[NvmlDevice
     return named if len(named) == 1 else []
 
 
-def function(name: str) -> Callable[..., int]:
-    """A function of the library itself; ReadingFailed where this driver does not have it."""
-    pynvml = binding()
-    try:
-        pointer_to: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
-    except pynvml.NVMLError as exc:
-        raise ReadingFailed(exc.value) from exc
-    return pointer_to
+_VERSION_MISMATCH = 25
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return a function of the binding; where it is older, one that refuses."""
+
+    def lacks(*_arguments: Any) -> Any:
+        raise DriverError(_VERSION_MISMATCH)
+
+    called: Callable[..., Any] = getattr(binding(), name, lacks)
+    return called
 
 
 def query(name: str, *arguments: Any) -> Any:
-    """Call a function of the binding; ReadingFailed where the driver refuses."""
+    """Call a function of the binding; DriverError where the driver refuses."""
     pynvml = binding()
     try:
-        return getattr(pynvml, name)(*arguments)
+        return function(name)(*arguments)
     except pynvml.NVMLError as exc:
-        raise ReadingFailed(exc.value) from exc
-    except (pynvml.NVMLLibraryMismatchError, AttributeError) as exc:
-        raise ReadingFailed(VERSION_MISMATCH) from exc
+        raise DriverError(exc.value) from exc
+    except pynvml.NVMLLibraryMismatchError as exc:
+        raise DriverError(_VERSION_MISMATCH) from exc
 
 
-def query_device(device: NvmlDevice, name: str, *arguments: Any) -> Any:
-    return query(name, device.handle, *arguments)
+def refuses(call: Callable[[], object]) -> bool:
+    """Return whether a device refuses a call for good; one that fails now may answer later."""
+    try:
+        call()
+    except (DriverError, binding().NVMLError) as exc:
+        return ERRORS.explain_error(exc)[0] != "moment"
+    return False
 
 
-def call_of(device: NvmlDevice, name: str, buffer: bytes, argument: int | None = None) -> Call:
-    """A call that fills a buffer: ``f(handle[, argument], buffer)``."""
-    return Call(address(function(name)), pointer(device.handle), argument, buffer)
+# nvmlFieldValue_t after the id: scope, time, latency, type, code, value.
+_FIELD = struct.Struct("<4x4x8x8xIi8s")
+# nvmlGpmMetric_t after the id: code, value, names and unit.
+_METRIC = struct.Struct("<4xid24x")
+# Members of nvmlValue_t by type, and the number with all bits one, which is a blank.
+_TYPES = tuple(
+    (struct.Struct(pattern).unpack_from, blank)
+    for pattern, blank in (
+        *(("<d", None), ("<I", (1 << 32) - 1), ("<Q", (1 << 64) - 1), ("<Q", (1 << 64) - 1)),
+        *(("<q", None), ("<i", None), ("<H", None)),
+    )
+)
 
 
-def fields_call(device: NvmlDevice, ids: Sequence[tuple[int, int]]) -> Call:
-    """The call that reads these fields (id, scope) of a device at once."""
-    structures = (binding().c_nvmlFieldValue_t * len(ids))()
-    for value, (field_id, scope) in zip(structures, ids, strict=True):
-        value.fieldId, value.scopeId = field_id, scope
-    return call_of(device, "nvmlDeviceGetFieldValues", content(structures), len(ids))
+def decoded(kind: int, data: bytes) -> Reading:
+    """Return the number in an nvmlValue_t, None for a blank; refuse types of newer drivers."""
+    if kind >= len(_TYPES):
+        return DriverError(_VERSION_MISMATCH)
+    unpack, blank = _TYPES[kind]
+    number: int | float = unpack(data)[0]
+    return None if number == blank or not isfinite(number) else number
 
 
-def offers(call: Call, column: Column) -> bool:
-    """Return whether a device answers a call; one that fails now may answer later."""
-    outcomes = {code: SENSOR for code, (loss, _) in ERRORS.items() if loss != "moment"}
-    reader = DeviceReader(PlannedDevice(0, None, (call,), (column,)), outcomes)
-    reader.read(whole=True)
-    return not reader.refused[0]
+class Fields:
+    """Some fields of a device, read by one call.
+
+    The binding's function builds the structures anew, which costs 90 µs for 24 fields; these are
+    filled again at each reading, and only numbers that changed are converted.
+
+    Args:
+        fields: their ids, scopes and units.
+    """
+
+    def __init__(self, device: NvmlDevice, fields: Sequence[tuple[int, int, Unit]]) -> None:
+        pynvml = binding()
+        self.ids = [field_id for field_id, _, _ in fields]
+        self._units = [unit for _, _, unit in fields]
+        self._structures = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        for value, (field_id, scope, _) in zip(self._structures, fields, strict=True):
+            value.fieldId, value.scopeId = field_id, scope
+        count = ctypes.c_int(len(fields))
+        self._arguments = (device.handle, count, ctypes.byref(self._structures))
+        self._call: Callable[..., int] | None = None
+        self._raw: list[tuple[int, int, bytes]] = [(-1, 0, b"")] * len(fields)
+        self._values: list[Reading] = [None] * len(fields)
+
+    def __call__(self) -> list[Reading]:
+        """Read the fields; return a value each, None for a blank, or its refusal."""
+        if self._call is None:
+            self._call = _library_function("nvmlDeviceGetFieldValues")
+        code = self._call(*self._arguments)
+        if code:
+            raise DriverError(code)
+        raw = list(_FIELD.iter_unpack(self._structures))
+        for at, (one, before) in enumerate(zip(raw, self._raw, strict=True)):
+            if one != before:
+                kind, code, data = one
+                value = DriverError(code) if code else decoded(kind, data)
+                if not isinstance(value, DriverError):
+                    value = self._units[at].convert(value)
+                self._values[at] = value
+        self._raw = raw
+        return self._values
 
 
-_MOST_MW = 10_000_000
-"""More than any device draws: a larger reading is none."""
-HERTZ = Column(NUMBER, 0, ((0, 4, 0),), 1_000_000, nonzero=True, sentinel=True, most=20_000)
-BITS = Column(NUMBER, 0, ((0, 8, 0),), 1, sentinel=True)
-_POWER_USAGE = Column(NUMBER, 0, ((0, 4, 0),), 1e-3, nonzero=True, sentinel=True, most=_MOST_MW)
-FIELD_WATTS = Column(FIELD, 0, ((0, 8, 0),), 1e-3, nonzero=True, most=_MOST_MW)
-_FIELD_POWER_INSTANT = 186
+def _library_function(name: str) -> Callable[..., int]:
+    """Return a function of the library itself; DriverError where this driver does not have it."""
+    pynvml = binding()
+    try:
+        pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+    except pynvml.NVMLError as exc:
+        raise DriverError(exc.value) from exc
+    return pointer
+
+
+class Activity:
+    """GPM metrics of a device, over the time between two snapshots of its counters."""
+
+    def __init__(self, device: NvmlDevice, metrics: Sequence[int]) -> None:
+        pynvml = binding()
+        self._handle = device.handle
+        self._newer, self._older = (query("nvmlGpmSampleAlloc") for _ in range(2))
+        self._has_older = False
+        self._get_sample = function("nvmlGpmSampleGet")
+        self._get_metrics = function("nvmlGpmMetricsGet")
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(metrics)
+        for structure, metric in zip(self._request.metrics, metrics, strict=False):
+            structure.metricId = metric
+        self._answers = (ctypes.c_char * (_METRIC.size * len(metrics))).from_buffer(
+            self._request, type(self._request).metrics.offset
+        )
+
+    def __call__(self) -> list[Reading] | None:
+        """Take a snapshot; return each metric since the one before, None for the first.
+
+        While the driver has nothing to tell of so short a time, the older snapshot stays: the next
+        reading covers the time of both.
+        """
+        self._get_sample(self._handle, self._newer)
+        has_older, self._has_older = self._has_older, True
+        if has_older:
+            self._request.sample1, self._request.sample2 = self._older, self._newer
+            self._get_metrics(self._request)
+        self._older, self._newer = self._newer, self._older
+        if not has_older:
+            return None
+        answers = _METRIC.iter_unpack(self._answers)
+        return [DriverError(code) if code else value for code, value in answers]
+
+    def close(self) -> None:
+        """Free the snapshots."""
+        for snapshot in (self._newer, self._older):
+            with contextlib.suppress(DriverError):
+                query("nvmlGpmSampleFree", snapshot)
+
+
 _AVERAGED_SINCE = (8, 1)
 """Compute capability from which the power usage is an average (nvml.h: Ampere other than GA100)."""
 
 
-def power(device: NvmlDevice) -> tuple[Call, Column, bool]:
-    """The call that reads a device's power, its column, and whether it is the instant one.
+def power(device: NvmlDevice) -> tuple[Callable[[], Reading], bool]:
+    """Return what reads a device's power in W, and whether it is the instant one.
 
-    That is a field of newer drivers; older ones have the power usage. 0 is no power.
+    That is a field of newer drivers; older ones have the power usage.
     """
-    try:
-        call = fields_call(device, [(_FIELD_POWER_INSTANT, 0)])
-        if offers(call, FIELD_WATTS):
-            return call, FIELD_WATTS, True
-    except ReadingFailed:
-        pass
-    return call_of(device, "nvmlDeviceGetPowerUsage", bytes(4)), _POWER_USAGE, False
+    field = Fields(device, [(binding().NVML_FI_DEV_POWER_INSTANT, 0, WATTS)])
+
+    def instant() -> Reading:
+        (value,) = field()
+        if isinstance(value, DriverError):
+            raise value
+        return value
+
+    if not refuses(instant):
+        return instant, True
+    usage = function("nvmlDeviceGetPowerUsage")
+    return lambda: WATTS.convert(usage(device.handle)), False
 
 
 def power_basis(device: NvmlDevice) -> str:
     """Return which power `power` reads: instant, or the driver's average over a second."""
-    if power(device)[2]:
+    if power(device)[1]:
         return "instant"
     query("nvmlDeviceGetPowerUsage", device.handle)
     capability = query("nvmlDeviceGetCudaComputeCapability", device.handle)
     return "average over 1 s" if tuple(capability) >= _AVERAGED_SINCE else "instant"
-
-
-def field(device: NvmlDevice, field_id: int) -> int | float | None:
-    """A field's value now.
-
-    Raises:
-        ReadingFailed: the device does not have it.
-    """
-    (value,) = query("nvmlDeviceGetFieldValues", device.handle, [field_id])
-    if value.nvmlReturn:
-        raise ReadingFailed(value.nvmlReturn)
-    return decoded(value.valueType, value.value)
-
-
-def decoded(kind: int, value: Any) -> int | float | None:
-    """The member of a value that its type names; None for all bits one: not available."""
-    try:
-        return field_value(kind, content(value))
-    except IndexError:
-        raise ReadingFailed(VERSION_MISMATCH) from None
-
-
-def gpm_request(metrics: Sequence[int]) -> tuple[Any, list[int]]:
-    """The structure that asks for these GPM metrics, and the offset of each of them in it."""
-    pynvml = binding()
-    request = pynvml.c_nvmlGpmMetricsGet_t()
-    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(metrics)
-    offsets = []
-    for i, metric in enumerate(metrics):
-        request.metrics[i].metricId = metric
-        offsets.append(type(request).metrics.offset + i * sizeof(pynvml.c_nvmlGpmMetric_t))
-    return request, offsets

@@ -1,133 +1,238 @@
-"""Sources of NVIDIA devices that the sampler process reads, one a tier."""
+"""Sources of NVIDIA devices that the sampler process reads, one a tier.
+
+A metric is a column, the call of nvidia-ml-py that reads it, and its unit: to add one, declare the
+column in ``chopper/tables`` and add its line here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from chopper.collectors._plan import (
-    FIELD,
-    FIELD_BYTES,
-    METRIC,
-    NUMBER,
-    SUM,
-    Column,
-    Interval,
-    LiveCall,
-    address,
-    content,
-    pointer,
+import pynvml
+
+from chopper.collectors.base import held
+from chopper.collectors.devices import (
+    DeviceReader,
+    DeviceSource,
+    DriverError,
+    Getter,
+    Reading,
+    Unit,
 )
-from chopper.collectors.device_sources import DeviceSource, PlannedReader, PlannedSource
 from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.sampler import Sink
-from chopper.errors import CollectorUnavailable
 from chopper.storage import clock
 
-_SM, _MEMORY = 1, 2
-"""Clock types of NVML."""
-_KIB = 1024
+_KIB, _MIB = 1 << 10, 1 << 20
+_HERTZ = Unit(1_000_000, least=1, most=20_000)
+"""Of a clock in MHz: a device that answers has one, and none reaches 20 GHz."""
+_RATIO = Unit(0.01, most=100)
+_CELSIUS = Unit(1.0, least=-273, most=1000)
+_BYTES_PER_S = Unit(float(_MIB), most=16 << 20)
+"""Of MiB/s: no link carries 16 TiB/s; counters that wrapped come out as anything."""
 
 
-class _Planned(PlannedSource[nvml.NvmlDevice]):
-    """A source whose readings a thread in C can make."""
+class Metric(NamedTuple):
+    """A column, the call that reads it, and its unit."""
+
+    column: str
+    call: str
+    """Function of nvidia-ml-py."""
+    unit: Unit = Unit()
+    arguments: tuple[Any, ...] = ()
+    """Arguments of the call after the device."""
+    part: Callable[[Any], Any] | None = None
+    """Picks the number out of what the call returns."""
+    label: str = ""
+    """Name in reports of costs, if not that of the call."""
+    older: Metric | None = None
+    """Metric of drivers that refuse this one for good."""
+
+
+_CLOCKS = (
+    Metric(
+        "sm_clock_hz",
+        "nvmlDeviceGetClockInfo",
+        _HERTZ,
+        (pynvml.NVML_CLOCK_SM,),
+        label="nvmlDeviceGetClockInfo (SM)",
+    ),
+    Metric(
+        "memory_clock_hz",
+        "nvmlDeviceGetClockInfo",
+        _HERTZ,
+        (pynvml.NVML_CLOCK_MEM,),
+        label="nvmlDeviceGetClockInfo (memory)",
+    ),
+    Metric(
+        "event_reasons",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        older=Metric("event_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+    ),
+)
+_COUNTERS = (
+    Metric(
+        "temperature_c",
+        "nvmlDeviceGetTemperatureV",
+        _CELSIUS,
+        (pynvml.NVML_TEMPERATURE_GPU,),
+        older=Metric(
+            "temperature_c",
+            "nvmlDeviceGetTemperature",
+            _CELSIUS,
+            (pynvml.NVML_TEMPERATURE_GPU,),
+        ),
+    ),
+    Metric(
+        "memory_used_bytes",
+        "nvmlDeviceGetMemoryInfo",
+        arguments=(pynvml.nvmlMemory_v2,),
+        part=lambda memory: memory.used,
+        label="nvmlDeviceGetMemoryInfo_v2",
+    ),
+)
+
+
+class Field(NamedTuple):
+    """A column of `device_counter`, NVML's field for it, and its unit."""
+
+    column: str
+    field_id: int
+    unit: Unit = Unit()
+    scope: int = 0
+    """A bare field of a link would mean link 0 alone."""
+    others: tuple[Field, ...] = ()
+    """Fields in place of this one on other devices; or, with ``summed``, beside it."""
+    summed: bool = False
+
+
+def _link(column: str, field_id: int, newer_id: int) -> Field:
+    newer = Field(column, newer_id, scope=nvml.ALL_LINKS)
+    return Field(column, field_id, Unit(_KIB), nvml.ALL_LINKS, (newer,))
+
+
+_FIELDS = (
+    Field("energy_j", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, Unit(1e-3)),
+    Field("power_average_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, nvml.WATTS),
+    Field("memory_temperature_c", pynvml.NVML_FI_DEV_MEMORY_TEMP, Unit(1.0)),
+    Field("pcie_tx_bytes", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
+    Field("pcie_rx_bytes", pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
+    _link(
+        "link_tx_bytes",
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES,
+    ),
+    _link(
+        "link_rx_bytes",
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES,
+    ),
+    Field("ecc_corrected_count", pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
+    Field("ecc_uncorrected_count", pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
+    Field("pcie_replay_count", pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER),
+    Field("power_throttle_ns", pynvml.NVML_FI_DEV_PERF_POLICY_POWER),
+    Field("thermal_throttle_ns", pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL),
+    Field("sync_boost_throttle_ns", pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST),
+    Field("board_limit_throttle_ns", pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT),
+    Field("reliability_throttle_ns", pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY),
+    Field("application_clock_ns", pynvml.NVML_FI_DEV_PERF_POLICY_TOTAL_APP_CLOCKS),
+    # nvidia-ml-py names these three from release 12.570 on:
+    # NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_THERM,HW_THERM,HW_POWER_BRAKE}_SLOWDOWN.
+    Field("software_thermal_ns", 269),
+    Field("hardware_thermal_ns", 270),
+    Field("power_brake_ns", 271),
+    Field(
+        "link_error_count",
+        pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        others=(
+            Field("link_error_count", pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
+            Field("link_error_count", pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL),
+        ),
+        summed=True,
+    ),
+)
+# Column of `device_activity` -> metric of GPM, and its unit.
+_ACTIVITIES = {
+    "sm_utilization_ratio": (pynvml.NVML_GPM_METRIC_SM_UTIL, _RATIO),
+    "sm_occupancy_ratio": (pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, _RATIO),
+    "tensor_utilization_ratio": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _RATIO),
+    "dram_utilization_ratio": (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _RATIO),
+    "fp64_utilization_ratio": (pynvml.NVML_GPM_METRIC_FP64_UTIL, _RATIO),
+    "fp32_utilization_ratio": (pynvml.NVML_GPM_METRIC_FP32_UTIL, _RATIO),
+    "fp16_utilization_ratio": (pynvml.NVML_GPM_METRIC_FP16_UTIL, _RATIO),
+    "pcie_tx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _BYTES_PER_S),
+    "pcie_rx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _BYTES_PER_S),
+    "link_rx_bytes_per_s": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, _BYTES_PER_S),
+    "link_tx_bytes_per_s": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, _BYTES_PER_S),
+}
+
+
+def _getter(device: nvml.NvmlDevice, metric: Metric) -> Getter:
+    """Return the call of a metric, or of its older one where the device refuses this for good."""
+    call, convert, part = nvml.function(metric.call), metric.unit.convert, metric.part
+    arguments = (device.handle, *metric.arguments)
+    if part is None:
+
+        def read() -> Reading:
+            return convert(call(*arguments))
+    else:
+
+        def read() -> Reading:
+            return convert(part(call(*arguments)))
+
+    getter = Getter(metric.label or metric.call, metric.column, read)
+    if metric.older is not None and nvml.refuses(read):
+        older = _getter(device, metric.older)
+        if not nvml.refuses(older.read):
+            return older
+    return getter
+
+
+class _NvmlSource(DeviceSource[nvml.NvmlDevice]):
+    """Base of the sources: NVML's devices, read by ``metrics``."""
 
     errors = nvml.ERRORS
+    failures = (pynvml.NVMLError, DriverError)
+    metrics: ClassVar[tuple[Metric, ...]] = ()
 
-    def open(self) -> None:
-        """Initialize NVML, find the devices and what each of them offers."""
+    def _list(self) -> list[nvml.NvmlDevice]:
         self._stack.enter_context(nvml.session())
-        self._begin(nvml.devices())
-        if not any(d.lost is None and reader.planned().calls for d, reader in self._devices):
-            reasons = "; ".join(dict.fromkeys(self.absent.values()))
-            self.close()
-            raise CollectorUnavailable(reasons)
+        return nvml.devices()
+
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        for metric in self.metrics:
+            reader.add(_getter(device, metric))
 
 
-@contextlib.contextmanager
-def _refusals(reader: PlannedReader, *columns: str) -> Iterator[None]:
-    """Name the columns that this driver has no call for."""
-    try:
-        yield
-    except nvml.ReadingFailed as exc:
-        reader.absent |= dict.fromkeys(columns, str(exc))
-
-
-class ClockSource(_Planned):
+class ClockSource(_NvmlSource):
     """The fast tier: clocks, instant power, event reasons. -> DEVICE_CLOCK."""
 
     name: ClassVar[str] = "nvml_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
+    fast = True
+    metrics = _CLOCKS
 
-    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
-        name = "nvmlDeviceGetClockInfo"
-        for column, kind, what in (
-            ("sm_clock_hz", _SM, "SM"),
-            ("memory_clock_hz", _MEMORY, "memory"),
-        ):
-            with _refusals(reader, column):
-                call = nvml.call_of(device, name, bytes(4), kind)
-                reader.describe(f"{name} ({what})", call, {column: nvml.HERTZ})
-        with _refusals(reader, "power_w"):
-            call, watts, _ = nvml.power(device)
-            label = "power"
-            with contextlib.suppress(nvml.ReadingFailed):
-                label = f"power ({nvml.power_basis(device)})"
-            reader.describe(label, call, {"power_w": watts})
-        with _refusals(reader, "event_reasons"):
-            name = "nvmlDeviceGetCurrentClocksEventReasons"
-            try:
-                call = nvml.call_of(device, name, bytes(8))
-            except nvml.ReadingFailed:  # older drivers
-                call = nvml.call_of(device, "nvmlDeviceGetCurrentClocksThrottleReasons", bytes(8))
-            reader.describe(name, call, {"event_reasons": nvml.BITS})
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        super()._describe(reader, device)
+        watts, _ = nvml.power(device)
+        label = "power"
+        with contextlib.suppress(DriverError):
+            label = f"power ({nvml.power_basis(device)})"
+        reader.add(Getter(label, "power_w", watts))
 
 
-# Column of `device_counter` → (field, what one unit of it is) to try in turn. Links are summed over
-# all: a bare field would mean link 0 alone.
-_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
-    "energy_j": ((83, 1e-3),),
-    "power_average_w": ((185, 1e-3),),
-    "memory_temperature_c": ((82, 1.0),),
-    "pcie_tx_bytes": ((197, 1),),
-    "pcie_rx_bytes": ((198, 1),),
-    "link_tx_bytes": ((138, _KIB), (202, 1)),
-    "link_rx_bytes": ((139, _KIB), (204, 1)),
-    "ecc_corrected_count": ((3, 1),),
-    "ecc_uncorrected_count": ((4, 1),),
-    "pcie_replay_count": ((94, 1),),
-    "power_throttle_ns": ((74, 1),),
-    "thermal_throttle_ns": ((75, 1),),
-    "sync_boost_throttle_ns": ((76, 1),),
-    "board_limit_throttle_ns": ((77, 1),),
-    "reliability_throttle_ns": ((79, 1),),
-    "application_clock_ns": ((80, 1),),
-    "software_thermal_ns": ((269, 1),),
-    "hardware_thermal_ns": ((270, 1),),
-    "power_brake_ns": ((271, 1),),
-    # Not in turn but the sum: CRC errors of flits and of data, and replays, over all links.
-    "link_error_count": ((38, 1), (45, 1), (52, 1)),
-}
-_OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
 _DEAR_NS = 500_000
 """Eight devices' field of such a cost take 4 % of the tier's period."""
 _RARELY = 10
 """Once a second in a tier of 10 Hz."""
-_MEMORY_V2 = 0x02000028
-"""Version of nvmlMemory_v2_t: the structure's 40 bytes and a 2 in the top byte."""
-_TEMPERATURE_V1 = 0x0100000C
-"""Version of nvmlTemperature_v1_t, likewise; its sensor 0 is that of the chip."""
-_PERCENT = Column(NUMBER, 0, ((0, 4, 0),), 0.01, most=100)
-_CELSIUS = Column(NUMBER, 0, ((8, 4, 1),), 1.0)
-_OLDER_CELSIUS = Column(NUMBER, 0, ((0, 4, 0),), 1.0, sentinel=True, most=1000)
 
 
-class CounterSource(_Planned):
+class CounterSource(_NvmlSource):
     """The medium tier: energy, temperature, utilization, memory, link and throttle counters.
 
     -> DEVICE_COUNTER. All fields of a device come with one call of the driver, but for those that
@@ -136,111 +241,102 @@ class CounterSource(_Planned):
     non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
 
     Args:
-        cost_ns: what reading these fields of a device takes; measured where it is not given.
+        cost_ns: returns the time that reading some fields of a device takes; measured by default.
     """
 
     name: ClassVar[str] = "nvml_counter"
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
+    metrics = _COUNTERS
 
-    def __init__(
-        self, cost_ns: Callable[[nvml.NvmlDevice, list[tuple[int, int]]], int] | None = None
-    ) -> None:
+    def __init__(self, cost_ns: Callable[[nvml.Fields], int] | None = None) -> None:
         super().__init__()
-        self._cost_ns = cost_ns or _fields_cost_ns
+        self._cost_ns = cost_ns or _cost_ns
 
-    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
-        reader.absent |= dict.fromkeys(reader.table_columns, "NVML has no such counter")
-        with _refusals(reader, *_FIELDS):
-            self._describe_fields(reader, device)
-        name = "nvmlDeviceGetTemperatureV"
-        with _refusals(reader, "temperature_c"):
-            call = nvml.call_of(device, name, _words(_TEMPERATURE_V1, 0, 0))
-            celsius = _CELSIUS
-            with contextlib.suppress(nvml.ReadingFailed):
-                older = nvml.call_of(device, "nvmlDeviceGetTemperature", bytes(4), 0)
-                if not nvml.offers(call, celsius) and nvml.offers(older, _OLDER_CELSIUS):
-                    name, call, celsius = "nvmlDeviceGetTemperature", older, _OLDER_CELSIUS
-            reader.describe(name, call, {"temperature_c": celsius})
-        with _refusals(reader, "device_utilization_ratio", "memory_utilization_ratio"):
-            call = nvml.call_of(device, "nvmlDeviceGetUtilizationRates", bytes(8))
-            memory = _PERCENT._replace(places=((4, 4, 0),))
-            columns = {"device_utilization_ratio": _PERCENT, "memory_utilization_ratio": memory}
-            reader.describe("nvmlDeviceGetUtilizationRates", call, columns)
-        with _refusals(reader, "memory_used_bytes"):
-            call = nvml.call_of(device, "nvmlDeviceGetMemoryInfo_v2", _words(_MEMORY_V2, *9 * [0]))
-            used = Column(NUMBER, 0, ((32, 8, 0),), 1, sentinel=True)
-            reader.describe("nvmlDeviceGetMemoryInfo_v2", call, {"memory_used_bytes": used})
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        reader.absent |= dict.fromkeys(reader.columns, "NVML has no such counter")
+        for metric in (*self.metrics, *_FIELDS):
+            reader.absent.pop(metric.column, None)
+        self._describe_fields(reader, device)
+        super()._describe(reader, device)
+        name = "nvmlDeviceGetUtilizationRates"
+        columns = ("device_utilization_ratio", "memory_utilization_ratio")
+        for column in columns:
+            reader.absent.pop(column, None)
 
-    def _describe_fields(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
-        """One call for all fields that are cheap, one for each other."""
-        scopes = dict.fromkeys(_OF_ALL_LINKS, nvml.ALL_LINKS)
-        ids = {
-            column: [(number, scopes.get(column, 0)) for number, _ in fields]
-            for column, fields in _FIELDS.items()
-        }
-        dear = [column for column, pairs in ids.items() if self._cost_ns(device, pairs) > _DEAR_NS]
-        cheap = [column for column in ids if column not in dear]
-        for columns in (cheap, *([column] for column in dear)):
-            pairs = [pair for column in columns for pair in ids[column]]
-            call = nvml.fields_call(device, pairs)
-            label = f"{len(pairs)} fields"
-            if columns is not cheap:
-                label = f"{columns[0]}, at each {_RARELY}th sample"
-                call = call._replace(every=_RARELY, turn=device.index % _RARELY)
-            described, at = {}, 0
-            for column in columns:
-                described[column] = _field_column(column, at)
-                at += len(ids[column])
-            reader.describe(f"nvmlDeviceGetFieldValues ({label})", call, described)
+        def rates() -> tuple[int | float | None, ...]:
+            both = nvml.query(name, device.handle)
+            return _RATIO.convert(both.gpu), _RATIO.convert(both.memory)
+
+        reader.add(Getter(name, columns, rates))
+
+    def _describe_fields(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        """Add one call for all fields that are cheap, one for each other."""
+        cheap: list[Field] = []
+        for field in _FIELDS:
+            read = _fields(device, [field])
+            if self._cost_ns(read) <= _DEAR_NS:
+                cheap.append(field)
+                continue
+            label = f"nvmlDeviceGetFieldValues ({field.column}, at each {_RARELY}th sample)"
+            rare = partial(_values, [field], read)
+            reader.add(
+                Getter(label, (field.column,), rare, every=_RARELY, turn=device.index % _RARELY)
+            )
+        read = _fields(device, cheap)
+        label = f"nvmlDeviceGetFieldValues ({len(read.ids)} fields)"
+        columns = tuple(field.column for field in cheap)
+        reader.add(Getter(label, columns, partial(_values, cheap, read)))
 
 
-def _field_column(name: str, at: int) -> Column:
-    """The column of fields that lie from a position on in their call."""
-    units = [unit for _, unit in _FIELDS[name]]
-    places = tuple(
-        ((at + i) * FIELD_BYTES, 8, unit if isinstance(unit, int) else 0)
-        for i, unit in enumerate(units)
-    )
-    if name == "power_average_w":
-        return nvml.FIELD_WATTS._replace(places=places)
-    return Column(SUM if name == "link_error_count" else FIELD, 0, places, units[0])
+def _fields(device: nvml.NvmlDevice, fields: list[Field]) -> nvml.Fields:
+    alike = [one for field in fields for one in (field, *field.others)]
+    return nvml.Fields(device, [(one.field_id, one.scope, one.unit) for one in alike])
 
 
-def _words(*words: int) -> bytes:
-    """A structure that begins with its version, and holds these words of 32 bits."""
-    return b"".join(word.to_bytes(4, "little") for word in words)
+def _values(fields: list[Field], read: nvml.Fields) -> list[Reading]:
+    """Read fields once; return the value of each column, or its refusal."""
+    values = read()
+    columns: list[Reading] = []
+    at = 0
+    for field in fields:
+        if field.others:
+            alike = values[at : at + 1 + len(field.others)]
+            columns.append(_sum_of(alike) if field.summed else _first_of(alike))
+            at += len(alike)
+        else:
+            columns.append(values[at])
+            at += 1
+    return columns
 
 
-def _fields_cost_ns(device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> int:
-    """Measure a reading of these fields: the least of three calls; a cheap one is enough."""
-    call = LiveCall(nvml.fields_call(device, ids))
+def _first_of(values: list[Reading]) -> Reading:
+    """Return the first value that is no refusal, else the first refusal."""
+    told = (value for value in values if not isinstance(value, DriverError))
+    return next(told, values[0])
+
+
+def _sum_of(values: list[Reading]) -> Reading:
+    """Return the sum of all counters; None if one is unknown, as the sum would step back."""
+    total = 0
+    for value in values:
+        if value is None or isinstance(value, DriverError):
+            return value
+        total += int(value)
+    return held(total)
+
+
+def _cost_ns(read: nvml.Fields) -> int:
+    """Measure a reading of these fields: the least of three; a cheap one is enough."""
     costs_ns: list[int] = []
     while len(costs_ns) < 3 and (not costs_ns or costs_ns[-1] > _DEAR_NS):
         before_ns = time.monotonic_ns()
-        call.make()
+        with contextlib.suppress(DriverError):
+            read()
         costs_ns.append(time.monotonic_ns() - before_ns)
     return min(costs_ns)
 
 
-_MOST_MIB_PER_S = 16 << 20
-"""16 TiB/s, more than any link of a device carries; counters that wrapped come out as anything."""
-# Column of `device_activity` → metric of GPM, what one unit of it is, and the largest value.
-_METRICS = {
-    "sm_utilization_ratio": (2, 0.01, 100),
-    "sm_occupancy_ratio": (3, 0.01, 100),
-    "tensor_utilization_ratio": (5, 0.01, 100),
-    "dram_utilization_ratio": (10, 0.01, 100),
-    "fp64_utilization_ratio": (11, 0.01, 100),
-    "fp32_utilization_ratio": (12, 0.01, 100),
-    "fp16_utilization_ratio": (13, 0.01, 100),
-    "pcie_tx_bytes_per_s": (20, float(1 << 20), _MOST_MIB_PER_S),
-    "pcie_rx_bytes_per_s": (21, float(1 << 20), _MOST_MIB_PER_S),
-    "link_rx_bytes_per_s": (60, float(1 << 20), _MOST_MIB_PER_S),
-    "link_tx_bytes_per_s": (61, float(1 << 20), _MOST_MIB_PER_S),
-}
-
-
-class ActivitySource(_Planned):
+class ActivitySource(_NvmlSource):
     """GPU performance monitoring of Hopper and later: what the units were busy with.
 
     -> DEVICE_ACTIVITY. Each row covers the time between two snapshots of a device. GPM wants 100 ms
@@ -251,141 +347,97 @@ class ActivitySource(_Planned):
     name: ClassVar[str] = "nvml_activity"
     tables: ClassVar[tuple[str, ...]] = ("device_activity",)
 
-    def _describe(self, reader: PlannedReader, device: nvml.NvmlDevice) -> None:
-        with _refusals(reader, *_METRICS):
-            if not nvml.query("nvmlGpmQueryDeviceSupport", device.handle).isSupportedDevice:
-                raise nvml.ReadingFailed(_NOT_SUPPORTED)
-            snapshots = []
-            for _ in range(2):
-                snapshots.append(nvml.query("nvmlGpmSampleAlloc"))
-                self._stack.callback(_free, snapshots[-1])
-            request, metric_offsets = nvml.gpm_request([number for number, *_ in _METRICS.values()])
-            interval = Interval(
-                address(nvml.function("nvmlGpmMetricsGet")),
-                pointer(snapshots[0]),
-                pointer(snapshots[1]),
-                type(request).sample1.offset,
-                type(request).sample2.offset,
-            )
-            call = nvml.call_of(device, "nvmlGpmSampleGet", content(request))
-            columns = {
-                column: Column(METRIC, 0, ((offset, 8, 0),), unit, most=most)
-                for (column, (_, unit, most)), offset in zip(
-                    _METRICS.items(), metric_offsets, strict=True
-                )
-            }
-            label = "nvmlGpmSampleGet, nvmlGpmMetricsGet"
-            reader.describe(label, call._replace(interval=interval), columns)
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        with reader.refusals(*_ACTIVITIES):
+            support = nvml.query("nvmlGpmQueryDeviceSupport", device.handle)
+            if not support.isSupportedDevice:
+                raise DriverError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            activity = nvml.Activity(device, [number for number, _ in _ACTIVITIES.values()])
+            self._stack.callback(activity.close)
+            units = [unit for _, unit in _ACTIVITIES.values()]
+
+            def read() -> list[Reading] | None:
+                numbers = activity()
+                return numbers and [
+                    number if isinstance(number, DriverError) else unit.convert(number)
+                    for unit, number in zip(units, numbers, strict=True)
+                ]
+
+            reader.add(Getter("nvmlGpmSampleGet, nvmlGpmMetricsGet", tuple(_ACTIVITIES), read))
 
 
-_NOT_SUPPORTED = 3
-
-
-def _free(snapshot: Any) -> None:
-    with contextlib.suppress(nvml.ReadingFailed):
-        nvml.query("nvmlGpmSampleFree", snapshot)
-
-
-class _Asked:
-    """Values of one device, each asked for by a call of its own that may be refused."""
-
-    def __init__(self, device: nvml.NvmlDevice, calls: dict[str, Callable[[], Any]]) -> None:
-        self._device = device
-        self.calls = calls
-        self.absent: dict[str, str] = {}
-
-    def read(self) -> dict[str, Any]:
-        return {column: self._ask(column, call) for column, call in self.calls.items()}
-
-    def _ask(self, column: str, call: Callable[[], Any]) -> Any:
-        if column not in self.absent and self._device.lost is None:
-            try:
-                return call()
-            except nvml.ReadingFailed as exc:
-                if exc.kind == "sensor":
-                    self.absent[column] = str(exc)
-                elif exc.kind != "moment":
-                    self._device.lost = str(exc)
-        return None
-
-
-class _AskedSource(DeviceSource[nvml.NvmlDevice, _Asked]):
-    """Devices that are asked rarely, through the binding."""
-
-    def open(self) -> None:
-        """Initialize NVML, find the devices and what each of them offers."""
-        self._stack.enter_context(nvml.session())
-        for device in nvml.devices():
-            asked = _Asked(device, self._calls(device))
-            asked.read()
-            self._devices.append((device, asked))
-        if all(d.lost or len(asked.absent) == len(asked.calls) for d, asked in self._devices):
-            reasons = "; ".join(dict.fromkeys(self.absent.values()))
-            self.close()
-            raise CollectorUnavailable(reasons)
-
-    @abstractmethod
-    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        """Return the call that gives each column."""
-
-    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, _now_ns: int) -> None:
-        values = list(reader.read().values())
-        if device.lost is None and any(value is not None for value in values):
-            sink.add(self.tables[0], device.index, device.uuid, *values)
-
-
-class LimitSource(_AskedSource):
+class LimitSource(_NvmlSource):
     """Constants of a run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
 
     name: ClassVar[str] = "nvml_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
+    metrics = (
+        Metric("sm_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, (pynvml.NVML_CLOCK_SM,)),
+        Metric(
+            "sm_clock_boost_hz",
+            "nvmlDeviceGetMaxCustomerBoostClock",
+            _HERTZ,
+            (pynvml.NVML_CLOCK_SM,),
+        ),
+        Metric(
+            "sm_clock_application_hz",
+            "nvmlDeviceGetClock",
+            _HERTZ,
+            (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_ID_APP_CLOCK_TARGET),
+        ),
+        Metric(
+            "memory_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, (pynvml.NVML_CLOCK_MEM,)
+        ),
+        Metric("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", Unit(1e-3)),
+        Metric(
+            "memory_bytes",
+            "nvmlDeviceGetMemoryInfo",
+            arguments=(pynvml.nvmlMemory_v2,),
+            part=lambda memory: memory.total,
+        ),
+        Metric("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        Metric("pcie_lane_count", "nvmlDeviceGetCurrPcieLinkWidth"),
+    )
 
-    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        ask = partial(nvml.query_device, device)
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        super()._describe(reader, device)
 
-        def watts(field_id: int) -> float | None:
-            value = nvml.field(device, field_id)
-            return None if value is None else value * 1e-3
+        def watts(field_id: int) -> Reading:
+            (value,) = nvml.Fields(device, [(field_id, 0, Unit(1e-3))])()
+            if isinstance(value, DriverError):
+                raise value
+            return value
 
-        def hertz(name: str, *arguments: Any) -> int | None:
-            return int(ask(name, *arguments)) * 1_000_000 or None
-
-        return {
+        calls: dict[str, Callable[[], Any]] = {
             "name": lambda: device.name,
             "pci_address": lambda: device.pci_address,
             "driver_version": lambda: str(nvml.query("nvmlSystemGetDriverVersion")),
-            "sm_clock_max_hz": lambda: hertz("nvmlDeviceGetMaxClockInfo", _SM),
-            "sm_clock_boost_hz": lambda: hertz("nvmlDeviceGetMaxCustomerBoostClock", _SM),
-            "sm_clock_application_hz": lambda: hertz("nvmlDeviceGetClock", _SM, _APPLICATION),
-            "memory_clock_max_hz": lambda: hertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
             "power_basis": lambda: nvml.power_basis(device),
-            "power_limit_w": lambda: ask("nvmlDeviceGetEnforcedPowerLimit") * 1e-3,
-            "power_limit_default_w": lambda: watts(_FIELD_POWER_DEFAULT_LIMIT),
-            "power_limit_max_w": lambda: watts(_FIELD_POWER_MAX_LIMIT),
-            "memory_bytes": lambda: int(ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2).total),
-            "pcie_generation": lambda: int(ask("nvmlDeviceGetCurrPcieLinkGeneration")),
-            "pcie_lane_count": lambda: int(ask("nvmlDeviceGetCurrPcieLinkWidth")),
-            "mig": lambda: bool(ask("nvmlDeviceGetMigMode")[0]),
+            "power_limit_default_w": lambda: watts(pynvml.NVML_FI_DEV_POWER_DEFAULT_LIMIT),
+            "power_limit_max_w": lambda: watts(pynvml.NVML_FI_DEV_POWER_MAX_LIMIT),
+            "mig": lambda: bool(nvml.query("nvmlDeviceGetMigMode", device.handle)[0]),
         }
+        for column, call in calls.items():
+            reader.add(Getter(column, column, call))
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Return no call: they are made once."""
+        return {}
 
 
-_APPLICATION = 1
-"""Clock id of NVML."""
-_FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189
-
-# What the driver buffers: quantity → kind of sample, its unit, and what no device reaches.
+# What the driver buffers: quantity -> kind of sample, and its unit.
 _BUFFERS = {
-    "power_w": (0, 1e-3, 1e4),
-    "sm_clock_hz": (5, 1e6, 2e10),
-    "memory_clock_hz": (6, 1e6, 2e10),
+    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, Unit(1e-3, least=1, most=10_000_000)),
+    "sm_clock_hz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, Unit(1e6, least=1, most=20_000)),
+    "memory_clock_hz": (pynvml.NVML_MEMORY_CLK_SAMPLES, Unit(1e6, least=1, most=20_000)),
 }
 _STRAY_US = 86_400_000_000
 """A time further from now than a day is none."""
-_NOTHING_NEW = (6, 21)
-"""Not found, no data: the buffer holds nothing since then."""
+_NOTHING_NEW = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA)
+"""The buffer holds nothing since then."""
 
 
-class BufferedSource(_AskedSource):
+class BufferedSource(_NvmlSource):
     """Samples that the driver keeps, where they are finer than polling. -> DEVICE_BUFFERED.
 
     Clocks are taken as they come: the driver writes them when they change. Power comes at a rate of
@@ -403,27 +455,32 @@ class BufferedSource(_AskedSource):
         self._period_us = 1e6 / polled_hz
         self._seen_us: dict[tuple[int, str], int] = {}
 
-    def _calls(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        return {quantity: partial(self._since, device, quantity) for quantity in _BUFFERS}
+    def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
+        reader.columns = list(_BUFFERS)
+        for quantity in _BUFFERS:
+            since = partial(self._since, device, quantity)
+            reader.add(Getter(quantity, quantity, since))
 
     def _since(self, device: nvml.NvmlDevice, quantity: str) -> list[tuple[int, float]]:
-        """(time in µs, value) of what is new since the last call."""
-        kind, unit, most = _BUFFERS[quantity]
+        """Return (time in µs, value) of what is new since the last call."""
+        kind, unit = _BUFFERS[quantity]
         key = (device.index, quantity)
         seen_us = self._seen_us.get(key, 0)
         try:
             value_type, samples = nvml.query("nvmlDeviceGetSamples", device.handle, kind, seen_us)
-        except nvml.ReadingFailed as exc:
-            if exc.code in _NOTHING_NEW:
+        except DriverError as exc:
+            if exc.value in _NOTHING_NEW:
                 return []
             raise
         fresh = []
         now_us = time.time_ns() // 1000
         for sample in samples:
-            number = nvml.decoded(value_type, sample.sampleValue)
-            value = 0.0 if number is None else number * unit
+            number = nvml.decoded(value_type, bytes(sample.sampleValue))
+            if isinstance(number, DriverError):
+                raise number
+            value = unit.convert(number)
             stray = abs(sample.timeStamp - now_us) > _STRAY_US
-            if sample.timeStamp > seen_us and not stray and 0 < value <= most:
+            if sample.timeStamp > seen_us and not stray and value is not None:
                 fresh.append((int(sample.timeStamp), value))
         fresh.sort()
         if fresh:
@@ -433,12 +490,17 @@ class BufferedSource(_AskedSource):
             distance_us = distances[len(distances) // 2]
             if distance_us >= self._period_us:
                 why = f"the driver keeps one every {distance_us / 1000:g} ms: polling is as fine"
-                raise nvml.ReadingFailed(0, why)
+                raise DriverError(0, why)
         return fresh
 
-    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: _Asked, _now_ns: int) -> None:
-        for quantity, samples in reader.read().items():
+    def _add(self, sink: Sink, device: nvml.NvmlDevice, reader: DeviceReader, now_ns: int) -> None:
+        values = reader.read(now_ns) or ()
+        for quantity, samples in zip(_BUFFERS, values, strict=False):
             for time_us, value in samples or ():
                 row = (device.index, device.uuid, quantity, value)
                 time_ns = time_us * 1000 - clock.set_by_ns()  # the driver's are of the wall clock
                 sink.add_at(self.tables[0], time_ns, 1000, *row)
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Return no call: what the driver keeps is taken once a second."""
+        return {}

@@ -148,7 +148,7 @@ def main() -> int:
             [(spec.make(), spec.hz) for spec in config.specs],
             clock,
             config.flush_ns,
-            native=True,
+            cpu_ratio=config.cpu_ratio,
         )
         sampler.flush()
     except ChopperError as exc:

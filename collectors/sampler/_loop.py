@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from chopper.collectors import _plan
-from chopper.collectors.sampler._source import BLOCKED_NS, ClockSource, Gone, Part, Sink, call_costs
+from chopper.collectors.sampler._source import ClockSource, Gone, Part, Sink, call_costs
 from chopper.collectors.sampler._status import (
     Quantiles,
     SamplerStatus,
@@ -17,6 +15,7 @@ from chopper.collectors.sampler._status import (
     status_file,
 )
 from chopper.errors import CollectorUnavailable, OutputError
+from chopper.wording import percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +28,13 @@ if TYPE_CHECKING:
 # A source that takes more of its period than this is read less often: a sampler must not take a
 # core away from the training that it watches.
 _CALL_RATIO = 0.05
-_CHECK_EVERY = 32
+_CHECK_EVERY = 16
+_SLOWEST_NS = 100_000_000
+"""Longest period that a slow sensor or a full share of a core leads to, where the one asked for is
+shorter than half of it: that a sensor changes faster later is soon noticed."""
+_MOST_STRETCH = 10.0
+_SELDOM_HZ = 1.0
+"""Sources of this rate and less are never slowed down for the sampler's share of a core."""
 _FAILURES_TO_STOP = 20
 
 
@@ -42,6 +47,11 @@ class Reader:
         self.parts: list[Part] = [Part("", source.sample)] if parts is None else parts()
         self.status = SourceStatus(source.name, hz, len(self.parts))
         self.deadline_ns = start_ns
+        self._requested_ns = self.status.period_ns
+        self._refresh_ns = getattr(source, "refresh_ns", None)
+        self._bounds: dict[str, tuple[int, str]] = {}
+        """What the period depends on -> its least length in ns for that, and why."""
+        self._stretch = (1.0, "")
         self.live = True
         self._jitter = Quantiles()
         self._call = Quantiles()
@@ -52,6 +62,8 @@ class Reader:
         clock = rows.clock
         tick_ns = clock.monotonic_ns()
         parts = [part for part in self.parts if part.live and not part.alone]
+        if parts:
+            self._jitter.add(tick_ns - self.deadline_ns)
         for part in parts:
             if not self.sample_part(part, rows, self.deadline_ns):
                 return part
@@ -82,8 +94,6 @@ class Reader:
                 # What it read is as old as the call was long.
                 status.dropped_count += 1 + span_ns // status.period_ns
                 return False
-            delay_ns = before_ns - deadline_ns
-            self._jitter.add(delay_ns)
             if failed is not None:
                 self._fail(part, failed)
                 return True
@@ -92,8 +102,9 @@ class Reader:
             if part.samples_count == 1:
                 part.first_ns = before_ns
             part.last_ns = before_ns
-            status.late_count += delay_ns > status.period_ns // 2
-            rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
+            status.late_count += before_ns - deadline_ns > status.period_ns // 2
+            if sink.rows:
+                rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
         return True
 
     def _fail(self, part: Part, exc: Exception) -> None:
@@ -112,12 +123,50 @@ class Reader:
     def _schedule(self, now_ns: int) -> None:
         status = self.status
         if self._ticks and self._ticks % _CHECK_EVERY == 0:
-            slow_down(status, self._call.at(0.5) or 0)
+            self._check_cost()
+            self._check_refresh()
         self.deadline_ns += status.period_ns
         if self.deadline_ns <= now_ns:
             missed = (now_ns - self.deadline_ns) // status.period_ns + 1
             self.deadline_ns += missed * status.period_ns
             status.dropped_count += missed * sum(p.live and not p.alone for p in self.parts)
+
+    def _check_cost(self) -> None:
+        """Read a source less often where one reading takes too much of its period."""
+        call_ns = self._call.at(0.5) or 0
+        if call_ns > _CALL_RATIO * self.status.period_ns:
+            note = f"a reading takes {call_ns / 1e6:.2g} ms"
+            self._bound("cost", int(call_ns / _CALL_RATIO), note)
+
+    def _check_refresh(self) -> None:
+        """Read a source at twice the rate at most at which its fastest sensor is renewed."""
+        refresh_ns = None if self._refresh_ns is None else self._refresh_ns()
+        if refresh_ns is not None:
+            note = f"the sensors are renewed every {refresh_ns / 1e6:.3g} ms"
+            self._bound("refresh", _shared(refresh_ns // 2), note)
+
+    def _bound(self, what: str, least_ns: int, note: str) -> None:
+        self._bounds[what] = (least_ns, note)
+        self._set_period()
+
+    def stretch(self, factor: float, note: str) -> None:
+        """Read a source less often than it could be, so that all take their share of a core."""
+        self._stretch = (factor, note)
+        self._set_period()
+
+    def _set_period(self) -> None:
+        status = self.status
+        longest_ns, note = max(self._bounds.values(), default=(0, ""))
+        factor, share_note = self._stretch
+        bound_ns = max(self._requested_ns, longest_ns)
+        stretched_ns = min(round(bound_ns * factor), max(2 * bound_ns, _SLOWEST_NS))
+        status.period_ns = max(bound_ns, stretched_ns)
+        status.notes.pop("period", None)
+        notes = [note] if longest_ns > self._requested_ns else []
+        notes += [share_note] if factor > 1 else []
+        if notes:
+            why = " and ".join(notes)
+            status.notes["period"] = f"slowed down from {status.requested_hz:g} Hz: {why}"
 
     def summary(self) -> SourceStatus:
         status = self.status
@@ -136,6 +185,11 @@ class Reader:
         }
 
 
+def _shared(period_ns: int) -> int:
+    """Return the next longer period that divides the longest, so that wake-ups are shared."""
+    return _SLOWEST_NS // max(_SLOWEST_NS // max(period_ns, 1), 1)
+
+
 def _does_not_answer(for_ns: int) -> str:
     return f"a call of the driver has not returned for {for_ns / 1e9:.1f} s"
 
@@ -148,77 +202,8 @@ def _note_blocked(status: SourceStatus, label: str, for_ns: int) -> None:
     )
 
 
-def slow_down(status: SourceStatus, call_ns: int) -> bool:
-    """Read a source less often where one reading takes too much of its period."""
-    if call_ns <= _CALL_RATIO * status.period_ns:
-        return False
-    status.period_ns = int(call_ns / _CALL_RATIO)
-    status.notes["period"] = (
-        f"slowed down from {status.requested_hz:g} Hz: a reading takes {call_ns / 1e6:.2g} ms"
-    )
-    return True
-
-
-class BackgroundReader:
-    """A source whose plan a thread in C works through; this takes what it read."""
-
-    def __init__(self, source: Any, plan: _plan.Plan, hz: float) -> None:
-        self.source = source
-        self.status = SourceStatus(source.name, hz, len(plan.devices), native=True)
-        self._table = plan.table
-        self._background = _plan.Background(plan, self.status.period_ns)
-        self._blocked: dict[str, str] = {}
-        self._ticks = 0
-        self.start = self._background.start
-
-    def take(self) -> tuple[str, dict[str, Any]] | None:
-        columns = self._background.take()
-        return None if columns is None else (self._table, columns)
-
-    def watch(self) -> None:
-        blocked = self._background.relieve(BLOCKED_NS)
-        self._blocked = {
-            f"{self._table}[device {device}]": _does_not_answer(for_ns)
-            for device, for_ns in blocked
-        }
-        for device, for_ns in blocked:
-            _note_blocked(self.status, f"device {device}", for_ns)
-
-    def summary(self) -> SourceStatus:
-        status = self.status
-        devices, jitter, cost, ticks = self._background.totals()
-        status.samples_count = sum(d.samples for d in devices)
-        status.elapsed_ns = sum(d.elapsed_ns for d in devices)
-        status.late_count = sum(d.late for d in devices)
-        overflowed = sum(d.overflowed for d in devices)
-        status.overflowed_count = overflowed
-        status.dropped_count = sum(d.dropped for d in devices) + overflowed
-        status.tell(Quantiles(jitter), Quantiles(cost))
-        if overflowed:
-            status.notes["ring"] = f"{overflowed} samples were lost: the ring was full"
-        if ticks // _CHECK_EVERY > self._ticks // _CHECK_EVERY and slow_down(
-            status, status.call_p50_ns or 0
-        ):
-            self._background.set_period(status.period_ns)
-        self._ticks = ticks
-        self.source.learn(devices)
-        if devices and all(d.lost for d in devices):
-            status.notes["lost"] = "; ".join(dict.fromkeys(self.source.absent.values()))
-        return status
-
-    def blocked(self, _now_ns: int) -> dict[str, str]:
-        """Return what does not answer now: ``table[device]`` → since when."""
-        return self._blocked
-
-    def stop(self) -> bool:
-        self.watch()
-        return self._background.stop(BLOCKED_NS) == 0
-
-
 WATCH_S = 1.0
 """Time between looks for a call that blocks; each costs a wake-up."""
-_LEAD_NS = 2_000_000
-"""From when all threads are ready to their first deadline."""
 _STATUS_FLUSHES = 5
 """The status is written with every fifth flush: replacing a file costs more than the rows."""
 
@@ -226,7 +211,8 @@ _STATUS_FLUSHES = 5
 class Sampler:
     """Reads sources at their rates and writes their rows and status, in whichever process.
 
-    With ``native`` what has a plan is read in C, in real time.
+    Args:
+        cpu_ratio: share of a core that the process may take; all are read less often to keep it.
     """
 
     def __init__(
@@ -237,7 +223,7 @@ class Sampler:
         clock: SystemClock,
         flush_ns: int = 1_000_000_000,
         *,
-        native: bool = False,
+        cpu_ratio: float | None = None,
     ) -> None:
         self.clock = clock
         self.lock: AbstractContextManager[Any] = threading.RLock()
@@ -274,18 +260,13 @@ class Sampler:
         self._start_cpu_ns = self.status.startup_cpu_ns = clock.cpu_ns()
         self._flush_at_ns = self._start_ns + flush_ns
         self._sources = [source for source, _ in opened]
-        self._readers: list[Reader] = []
-        self._background: list[BackgroundReader] = []
-        for source, hz in opened:
-            plan = getattr(source, "plan", None) if native and _plan.AVAILABLE else None
-            if plan is None:
-                self._readers.append(Reader(source, hz, self._start_ns))
-            else:
-                self._background.append(BackgroundReader(source, plan(), hz))
         # All of them count from one moment: what is due together shares a wake-up of the core.
-        first_ns = time.monotonic_ns() + _LEAD_NS
-        for background in self._background:
-            background.start(first_ns)
+        self._readers = [Reader(source, hz, self._start_ns) for source, hz in opened]
+        self._cpu_ratio = cpu_ratio
+        self._stretch = 1.0
+        """Factor by which all periods are longer, to take no more than its share of a core."""
+        self._share_from = self._start_ns, self._start_cpu_ns
+        """Time and CPU time at the last look at its share of a core."""
 
     def run(self) -> SamplerStatus:
         """Sample until told to stop; what was read is on disk when it returns."""
@@ -306,8 +287,6 @@ class Sampler:
                 with self.lock:
                     if self.status.state != "running":
                         return  # what is stopped no longer says what blocks
-                    for background in self._background:
-                        background.watch()
                     self._take_over(leave)
 
         threading.Thread(target=watch, daemon=True, name="watch").start()
@@ -345,9 +324,7 @@ class Sampler:
             with self.lock:
                 orphaned = getattr(self.clock, "orphaned", False)
                 self.status.state = "orphaned" if orphaned else "complete"
-                stopped = [background.stop() for background in self._background]
-            blocked = any(part.since_ns for r in self._readers for part in r.parts)
-            self._stuck = blocked or not all(stopped)
+            self._stuck = any(part.since_ns for r in self._readers for part in r.parts)
             self.flush()
         except OutputError as exc:
             self._error = exc
@@ -384,7 +361,23 @@ class Sampler:
                         return reader, part
             if clock.monotonic_ns() >= self._flush_at_ns:
                 self.flush()
+                self._keep_share()
                 self._flush_at_ns = clock.monotonic_ns() + self._flush_ns
+
+    def _keep_share(self) -> None:
+        """Compare the CPU time since the last look with the share of a core that it may take."""
+        now = self.clock.monotonic_ns(), self.clock.cpu_ns()
+        before, self._share_from = self._share_from, now
+        if self._cpu_ratio is None:
+            return
+        used_ratio = (now[1] - before[1]) / max(now[0] - before[0], 1)
+        # The root: a busy second of the machine changes the rate by less than it costs.
+        stretch = self._stretch * (used_ratio / self._cpu_ratio) ** 0.5
+        self._stretch = min(max(stretch, 1.0), _MOST_STRETCH)
+        note = f"the sampler takes at most {percent(self._cpu_ratio, '.0f')} of a core"
+        for reader in self._readers:
+            if reader.status.requested_hz > _SELDOM_HZ:
+                reader.stretch(self._stretch, note)
 
     def _alone(self, reader: Reader, part: Part) -> None:
         """Go on reading a part that had blocked, and nothing else."""
@@ -404,16 +397,13 @@ class Sampler:
 
     def keep(self, sink: Sink, time_ns: int, span_ns: int) -> None:
         """Keep a reading's rows for the next flush; with the lock."""
-        for table, row in sink.take((time_ns, span_ns)):
+        for table, times_ns, values in sink.rows:
+            row = (*(times_ns or (time_ns, span_ns)), *values)
             self._pending.setdefault(table, []).append(row)
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""
         with self.lock:
-            for background in self._background:
-                taken = background.take()
-                if taken is not None and self._begun(taken[0]):
-                    self._writers[taken[0]].write(taken[1])
             for table, rows in self._pending.items():
                 if rows and self._begun(table):
                     self._write(table, rows)
@@ -463,7 +453,7 @@ class Sampler:
         status.wall_ns = now_ns - self._start_ns
         status.cpu_ns = self.clock.cpu_ns() - self._start_cpu_ns
         status.files = tuple(sorted(writer.path.name for writer in self._writers.values()))
-        readers: list[Reader | BackgroundReader] = [*self._background, *self._readers]
+        readers = self._readers
         status.sources = [reader.summary() for reader in readers]
         status.absent = self._absent.copy()
         for reader in readers:

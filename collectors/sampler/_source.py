@@ -20,19 +20,19 @@ class Sink:
     """Takes rows from sources; the sampler adds the times."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, tuple[int, int] | None, tuple[Any, ...]]] = []
+        self.rows: list[tuple[str, tuple[int, int] | None, tuple[Any, ...]]] = []
 
     def add(self, table: str, *values: Any) -> None:
         """Add a row: the declared columns after ``time_ns`` and ``span_ns``, in their order."""
-        self._rows.append((table, None, values))
+        self.rows.append((table, None, values))
 
     def add_at(self, table: str, time_ns: int, span_ns: int, *values: Any) -> None:
         """Add a row whose time the driver told; the sampler adds none."""
-        self._rows.append((table, (time_ns, span_ns), values))
+        self.rows.append((table, (time_ns, span_ns), values))
 
     def take(self, times_ns: tuple[int, ...] = ()) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the rows since the last call, those without a time behind ``times_ns``."""
-        rows, self._rows = self._rows, []
+        rows, self.rows = self.rows, []
         return [(table, (*(own_ns or times_ns), *values)) for table, own_ns, values in rows]
 
 
@@ -73,9 +73,9 @@ class Source(Protocol):
     """A source that the sampler process reads at a fixed rate.
 
     Optional methods: ``parts() -> list[Part]``, read one by one with a time of its own each, so
-    that one that blocks does not delay the others; ``plan() -> Plan`` with
-    ``learn(list[DeviceTotals])``, to be read in C; ``calls() -> dict[str, Callable]``, calls of a
-    driver whose cost is measured at the start.
+    that one that blocks does not delay the others; ``calls() -> dict[str, Callable]``, calls of a
+    driver whose cost is measured at the start; ``refresh_ns() -> int | None``, the time in which
+    its fastest sensor is renewed, once that is known: it is read twice as often at most.
     """
 
     name: ClassVar[str]
@@ -135,18 +135,14 @@ class SystemClock:
         self.stop_requested = False
         self.orphaned = False
 
-    def time_ns(self) -> int:
-        return clock.now_ns()
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    # Called again and again for every device: no frame of Python in between.
+    time_ns = staticmethod(clock.now_ns)
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    cpu_ns = staticmethod(time.process_time_ns)
 
     def monotonic_raw_ns(self) -> int | None:
         raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
         return None if raw is None else time.clock_gettime_ns(raw)
-
-    def cpu_ns(self) -> int:
-        return time.process_time_ns()
 
     def wait_until(self, deadline_ns: int) -> bool:
         """Sleep until a moment, or until the pipe speaks or the parent is gone."""

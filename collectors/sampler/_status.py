@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,18 +24,15 @@ class SourceStatus(msgspec.Struct):
     parts_count: Count = 1
     """Number of parts that are read by themselves (devices); each counts its samples."""
     period_ns: Duration = 0
-    """Time between samples now; longer than requested where a reading costs too much."""
-    native: bool = False
-    """Read in C, by a thread of its own."""
+    """Time between samples now; longer than requested where a reading costs too much, or where the
+    sensors are renewed less often."""
     elapsed_ns: Duration = 0
     """From the first to the last sample, summed over the parts."""
     samples_count: Count = 0
     late_count: Count = 0
     """Samples that began more than half a period after their time."""
     dropped_count: Count = 0
-    """Samples left out: their time had passed, the reading failed, or the ring was full."""
-    overflowed_count: Count = 0
-    """Those of them that the ring had no room for."""
+    """Samples left out: their time had passed, or the reading failed."""
     jitter_p50_ns: Duration | None = None
     jitter_p99_ns: Duration | None = None
     call_p50_ns: Duration | None = None
@@ -92,6 +89,8 @@ class SamplerConfig(msgspec.Struct, kw_only=True):
     parent_pid: int
     specs: list[SourceSpec]
     flush_ns: int = 1_000_000_000
+    cpu_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Share of a core that it may take."""
     clock_ns: int | None = None
     """The anchor of the recording's clock."""
 
@@ -104,14 +103,11 @@ class Quantiles:
     """Quantiles of integers in bounded memory.
 
     Counts fall into buckets of 1/16 of a power of two: a quantile is within 3.2 % of the truth.
-
-    Args:
-        counts: what was counted elsewhere, by bucket.
     """
 
-    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self._counts: dict[int, int] = dict(counts or {})
-        self._total = sum(self._counts.values())
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._total = 0
 
     def add(self, value: int) -> None:
         """Count a value; what is negative counts as 0."""

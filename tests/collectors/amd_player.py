@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from tests.collectors.nvml_player import NATIVE as TICKS
-
 NATIVE = Path(__file__).parent.parent / "native"
 PACKAGE = importlib.util.find_spec("amdsmi")
 needs_amdsmi = pytest.mark.skipif(PACKAGE is None, reason="amdsmi is not installed")
@@ -45,14 +43,6 @@ def rows(source, *times_ns):
 def opened(source):
     source.open()
     return source
-def native_rows(source, count):
-    plan = source.plan()
-    names = [c.name for c in TABLES[plan.table].columns][2:]
-    started = background(plan, 1_000_000)
-    until(lambda: min(d.samples if not d.lost else count for d in started.totals()[0]) >= count)
-    assert started.stop(PATIENCE_NS) == 0
-    source.learn(started.totals()[0])
-    return [dict(zip(names, row, strict=True)) for row in taken(started)]
 """
 
 
@@ -97,7 +87,7 @@ def build(folder: Path) -> tuple[Path, dict[str, list[int]]]:
 
 def run_in(folder: Path, environment: dict[str, str], code: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", TICKS + PRELUDE + textwrap.dedent(code)],
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         env={**os.environ, "ROCM_PATH": str(folder), **environment},
         capture_output=True,
         text=True,

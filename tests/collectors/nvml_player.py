@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from chopper.collectors._plan import AVAILABLE
-
 ONE = """
     gpu 0 GPU-aaaa0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3
     set 0 sm 1980
@@ -35,25 +33,15 @@ TWO = (
     """
 )
 
-NATIVE = """
+WAITING = """
 import select, time
-from chopper.collectors import _plan
-def background(plan, period_ns=3_600_000_000_000):
-    started = _plan.Background(plan, period_ns)
-    started.start(time.monotonic_ns())
-    return started
 PATIENCE_NS = 600 * 10**9
 def until(condition):
     give_up_ns = time.monotonic_ns() + PATIENCE_NS
     while not condition():
         assert time.monotonic_ns() < give_up_ns
         select.select([], [], [], 0.002)
-def taken(started):
-    columns = started.take() or {}
-    kept = [c.to_pylist() for name, c in columns.items() if name not in ("time_ns", "span_ns")]
-    return [list(row) for row in zip(*kept)]
 """
-"""What a test in C needs besides: one tick of a plan, awaited, and its rows."""
 
 PRELUDE = """
 import ctypes, json, sys
@@ -77,39 +65,7 @@ def opened(source, ms=0):
     at(ms)
     source.open()
     return source
-def native_rows(source, *times_ms):
-    found = []
-    for ms in times_ms:
-        at(ms)
-        plan = source.plan()
-        if not plan.devices:
-            continue
-        started = background(plan)
-        def read():
-            devices, _, _, ticks = started.totals()
-            return ticks or all(d.lost for d in devices)
-        until(read)
-        assert started.stop(PATIENCE_NS) == 0
-        source.learn(started.totals()[0])
-        found += [[plan.table, *row] for row in taken(started)]
-    return found
-def stepped_rows(source, *times_ms):
-    at(times_ms[0])
-    started = background(source.plan(), 2_000_000)
-    def ticks():
-        return started.totals()[3]
-    for ms in times_ms:
-        at(ms)
-        before = ticks()
-        until(lambda: ticks() >= before + 2 or all(d.lost for d in started.totals()[0]))
-    assert started.stop(PATIENCE_NS) == 0
-    source.learn(started.totals()[0])
-    return [[source.tables[0], *row] for row in taken(started)]
 """
-
-needs_native = pytest.mark.skipif(not AVAILABLE, reason="the extension in C is not built")
-EITHER = pytest.mark.parametrize("rows", ["rows", pytest.param("native_rows", marks=needs_native)])
-"""The same readings in Python, and by the thread in C."""
 
 
 def build(folder: Path) -> Path:
@@ -146,7 +102,7 @@ class Player:
 
     def __call__(self, script: str, code: str, **environment: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-c", NATIVE + PRELUDE + textwrap.dedent(code)],
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
             env={**self.environment(script), **environment},
             capture_output=True,
             text=True,

@@ -9,19 +9,16 @@ import pytest
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.nvml import NvmlCollector
 from chopper.tables import TABLES
-from tests.collectors.nvml_player import EITHER, ONE, TWO, Player, needs_native
+from tests.collectors.nvml_player import ONE, TWO, Player
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@EITHER
-def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(
-    play: Player, rows: str
-) -> None:
+def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(play: Player) -> None:
     found = play(
         TWO + "set 0 sm 1200 500\n",
-        f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 0, 500), s.absent]))",
+        "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 0, 500), s.absent]))",
     )
     a, b = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
     assert found[0] == [
@@ -36,17 +33,15 @@ def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(
     }
 
 
-@EITHER
-def test_a_clock_of_zero_is_unknown(play: Player, rows: str) -> None:
+def test_a_clock_of_zero_is_unknown(play: Player) -> None:
     found = play(
         ONE + "set 0 sm 0 100\n",
-        f"print(json.dumps({rows}(opened(_sources.ClockSource()), 100)))",
+        "print(json.dumps(rows(opened(_sources.ClockSource()), 100)))",
     )
     assert found[0][3] is None
 
 
-@EITHER
-def test_what_no_device_reaches_is_unknown(play: Player, rows: str) -> None:
+def test_what_no_device_reaches_is_unknown(play: Player) -> None:
     """Clocks in MHz, power in mW, reasons: blanks, zeros, numbers that wrapped."""
     script = (
         ONE
@@ -63,7 +58,7 @@ def test_what_no_device_reaches_is_unknown(play: Player, rows: str) -> None:
         set 1 power 4294967295 20
     """
     )
-    found = play(script, f"print(json.dumps({rows}(opened(_sources.ClockSource()), 0, 10, 20)))")
+    found = play(script, "print(json.dumps(rows(opened(_sources.ClockSource()), 0, 10, 20)))")
     first, second = ([row for row in found if row[1] == device] for device in (0, 1))
     assert [row[3] for row in first] == [1_980_000_000, None, None]
     assert [row[5] for row in first] == [650.0, None, None]
@@ -72,12 +67,9 @@ def test_what_no_device_reaches_is_unknown(play: Player, rows: str) -> None:
     assert [row[5] for row in second] == [700.0]
 
 
-@EITHER
-def test_older_drivers_have_power_usage_instead_of_the_instant_field(
-    play: Player, rows: str
-) -> None:
+def test_older_drivers_have_power_usage_instead_of_the_instant_field(play: Player) -> None:
     script = ONE.replace("field:186 650000", "power 300000")
-    found = play(script, f"print(json.dumps({rows}(opened(_sources.ClockSource()), 0)))")
+    found = play(script, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
     assert found[0][5] == 300.0
 
 
@@ -108,12 +100,11 @@ def test_what_power_is_stands_in_the_limits(
     assert (f"power ({expected})" in calls) == (expected is not None)
 
 
-@EITHER
-def test_reasons_that_this_version_does_not_know_are_kept(play: Player, rows: str) -> None:
+def test_reasons_that_this_version_does_not_know_are_kept(play: Player) -> None:
     bits = (1 << 40) | 4
     found = play(
         ONE + f"set 0 reasons {bits} 1\n",
-        f"print(json.dumps({rows}(opened(_sources.ClockSource()), 1)))",
+        "print(json.dumps(rows(opened(_sources.ClockSource()), 1)))",
     )
     assert found[0][6] == bits
 
@@ -150,32 +141,21 @@ def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
     assert counts == 1
 
 
-@pytest.mark.parametrize("read", ["rows", pytest.param("in_c", marks=needs_native)])
-def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player, read: str) -> None:
+def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player) -> None:
     """Average power at 3 ms a call: at each tenth sample, one device at a time; energy at each."""
     script = TWO + "".join(
         f"set {i} field:185 650000\nset {i} field:83 1000\nblock {i} field:185 3\n" for i in (0, 1)
     )
-    calls, plan, found = play(
+    calls, found = play(
         script,
-        f"""
+        """
         source = opened(_sources.CounterSource())
-        def in_c(source, *times):
-            started = background(source.plan(), 20_000_000)
-            until(lambda: started.totals()[3] >= len(times))
-            assert started.stop(PATIENCE_NS) == 0
-            count = 2 * len(times)
-            return [["", *row] for row in taken(started)][:count]
-        found = {read}(source, *range(12))
-        plan = [[[call.argument, call.every, call.turn] for call in device.calls]
-                for device in source.plan().devices]
-        print(json.dumps([list(source.calls()), plan, found]))
+        print(json.dumps([list(source.calls()), rows(source, *range(12))]))
         """,
     )
-    assert plan == [[[23, 1, 0], [1, 10, turn]] for turn in (0, 1)]
     assert [name for name in calls if "Field" in name] == [
-        "nvmlDeviceGetFieldValues (23 fields)",
         "nvmlDeviceGetFieldValues (power_average_w, at each 10th sample)",
+        "nvmlDeviceGetFieldValues (23 fields)",
     ]
     names = [column.name for column in TABLES["device_counter"].columns][2:]
     rows = [dict(zip(names, row[1:], strict=True)) for row in found]
@@ -186,18 +166,18 @@ def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player,
 
 
 def test_a_field_is_dear_by_what_it_costs_alone(play: Player) -> None:
-    planned = play(
+    calls = play(
         ONE + "set 0 field:82 60\nset 0 field:83 1000\nset 0 field:185 650000\n",
         """
-        def plan(dear):
-            cost = lambda device, ids: 500_001 if ids[0][0] in dear else 500_000
+        def calls(dear):
+            cost = lambda fields: 500_001 if fields.ids[0] in dear else 500_000
             source = opened(_sources.CounterSource(cost))
-            calls = source.plan().devices[0].calls
-            return sorted([call.argument, call.every] for call in calls)
-        print(json.dumps([plan(()), plan((185,)), plan((83, 185))]))
+            return [name.partition(" ")[2] for name in source.calls() if "Field" in name]
+        print(json.dumps([calls(()), calls((185,)), calls((83, 185))]))
         """,
     )
-    assert planned == [[[24, 1]], [[1, 10], [23, 1]], [[1, 10], [1, 10], [22, 1]]]
+    rare = [f"({column}, at each 10th sample)" for column in ("energy_j", "power_average_w")]
+    assert calls == [["(24 fields)"], [rare[1], "(23 fields)"], [*rare, "(22 fields)"]]
 
 
 def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
@@ -215,6 +195,51 @@ def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
     assert found[0]["tensor_utilization_ratio"] == 0.625
     assert found[0]["pcie_tx_bytes_per_s"] == 2 * 1024 * 1024
     assert found[0]["sm_utilization_ratio"] is None
+
+
+def test_activity_that_is_refused_or_out_of_range_is_unknown(play: Player) -> None:
+    """Too short a time, no numbers, shares above the whole, refusals, a device that is lost."""
+    script = (
+        TWO
+        + """
+        set 0 gpm 1
+        set 1 gpm 1
+        set 0 gpm:2 50
+        set 0 gpm:5 62.5
+        set 0 gpm:10 101
+        set 0 gpm:11 -1
+        set 0 gpm:12 nan
+        set 0 gpm:20 2
+        set 0 gpm:60 1e300
+        set 1 gpm:3 25
+        fail 0 gpm:5 999 350 450
+        fail 0 gpm:2 4 550
+        fail 1 nvmlGpmSampleGet 15 650
+        fail 0 nvmlGpmMetricsGet 10 750 850
+    """
+    )
+    found = play(
+        script,
+        """
+        source = opened(_sources.ActivitySource())
+        found = rows(source, 0, 50, 200, 400, 600, 700, 800, 1000)
+        print(json.dumps([found, dict(source.absent)]))
+        """,
+    )
+    names = [column.name for column in TABLES["device_activity"].columns][2:]
+    rows = [dict(zip(names, row[1:], strict=True)) for row in found[0]]
+    first = [row for row in rows if row["device_id"] == 0]
+    # At 200, 400, 600, 700 and 1000 ms: what the time-out at 800 kept back, the next row covers.
+    assert [row["sm_utilization_ratio"] for row in first] == [0.5, 0.5, None, None, None]
+    assert [row["tensor_utilization_ratio"] for row in first] == [0.625, None, 0.625, 0.625, 0.625]
+    for column in ("dram", "fp64", "fp32"):
+        assert {row[f"{column}_utilization_ratio"] for row in first} == {None}
+    assert {row["pcie_tx_bytes_per_s"] for row in first} == {2 * 1024 * 1024}
+    assert {row["link_rx_bytes_per_s"] for row in first} == {None}
+    assert len(rows) - len(first) == 3  # device 1 is lost at 700 ms
+    absent = found[1]
+    assert absent["device_activity[device 1]"] == "the device has fallen off the bus"
+    assert absent["device_activity.sm_utilization_ratio[device 0]"] == "no permission to read it"
 
 
 def test_a_device_whose_support_could_not_be_asked_says_why(play: Player) -> None:
@@ -288,7 +313,7 @@ def test_buffered_samples_have_the_drivers_own_times(play: Player) -> None:
 
 def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
     costs = play(
-        TWO + "set 0 temperature 60\nset 0 gpm 1\n",
+        TWO + "set 0 temperature 60\nset 0 gpm 1\nset 0 field:83 1\n",
         """
         from chopper.collectors.sampler import SystemClock, call_costs
         found = {}
@@ -331,8 +356,59 @@ def test_counters_that_are_blank_or_do_not_fit_are_unknown(play: Player) -> None
     assert [row["power_throttle_ns"] for row in found] == [7, None, None]
 
 
-@EITHER
-def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player, rows: str) -> None:
+def test_counters_at_the_edges_of_types_and_refused_between(play: Player) -> None:
+    """Blanks, counters too large, alternatives, sums, negative temperatures, refusals between."""
+    script = TWO + "".join(
+        f"set 0 field:{i} {7 * i}\n" for i in (3, 4, 74, 75, 76, 77, 79, 82, 185, 269, 270, 271)
+    )
+    script += """
+        set 0 field:83 12500
+        set 0 field:83 18446744073709551615 20
+        set 0 field:138:all 10
+        set 0 field:138:all 18014398509481984 30
+        set 0 field:38 1
+        set 0 field:45 2
+        set 0 field:52 3
+        set 0 temperature -5
+        set 0 temperature 71 30
+        set 0 utilization 7
+        set 0 memory_used 123456789012
+        set 1 field:202:all 99
+        set 1 memory_used 9223372036854775809
+        set 1 field:38 1
+        set 1 temperature 60
+        set 1 field:94 1 40
+        fail 0 field:76 21 10 20
+        fail 0 field:77 4 30
+        fail 0 nvmlDeviceGetUtilizationRates 999 20 30
+        fail 0 nvmlDeviceGetMemoryInfo_v2 4 40
+        fail 1 nvmlDeviceGetFieldValues 10 20 30
+        fail 1 nvmlDeviceGetTemperatureV 15 50
+    """
+    found = play(
+        script,
+        """
+        source = opened(_sources.CounterSource())
+        print(json.dumps(rows(source, *range(0, 70, 10))))
+        """,
+    )
+    names = [column.name for column in TABLES["device_counter"].columns][2:]
+    rows = [dict(zip(names, row[1:], strict=True)) for row in found]
+    first = [row for row in rows if row["device_id"] == 0]
+    assert len(first) == 7
+    assert len(rows) == 7 + 5
+    assert [row["temperature_c"] for row in first] == [-5.0] * 3 + [71.0] * 4
+    assert [row["energy_j"] for row in first] == [12.5] * 2 + [None] * 5
+    assert first[0]["device_utilization_ratio"] == pytest.approx(0.07)
+    assert first[0]["link_error_count"] == 6
+    assert [row["board_limit_throttle_ns"] for row in first] == [539] * 3 + [None] * 4
+    slowed = ("software_thermal_ns", "hardware_thermal_ns", "power_brake_ns")
+    assert [first[0][name] for name in slowed] == [7 * 269, 7 * 270, 7 * 271]
+    assert rows[1]["link_tx_bytes"] == 99
+    assert {row["memory_used_bytes"] for row in rows if row["device_id"] == 1} == {None}
+
+
+def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player) -> None:
     """Not 0: of an energy counter that would be a step backwards, of a sum of links as well."""
     script = ONE + "set 0 field:83 5000\nset 0 temperature 50\nset 0 memory_used 7\n"
     script += "".join(f"set 0 field:{i} 3\n" for i in (38, 45, 52, 94))
@@ -341,10 +417,10 @@ def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player, rows: str)
     script += "set 0 memory_used 18446744073709551615 100\n"
     found = play(
         script,
-        f"""
+        """
         from chopper.tables import TABLES
         names = [c.name for c in TABLES["device_counter"].columns][2:]
-        found = {rows}(opened(_sources.CounterSource()), 0, 100, 200)
+        found = rows(opened(_sources.CounterSource()), 0, 100, 200)
         print(json.dumps([dict(zip(names, row[1:])) for row in found]))
         """,
     )
@@ -354,18 +430,17 @@ def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player, rows: str)
     assert [row["memory_used_bytes"] for row in found] == [7, None, None]
 
 
-@EITHER
 @pytest.mark.parametrize(("refusal", "expected"), [(13, 60.0), (3, 60.0), (999, None)])
 def test_older_drivers_have_another_call_for_the_temperature(
-    play: Player, rows: str, refusal: int, expected: float | None
+    play: Player, refusal: int, expected: float | None
 ) -> None:
     """Where the newer one is refused for good, not where it fails once."""
     script = ONE + f"set 0 temperature 60\nfail 0 nvmlDeviceGetTemperatureV {refusal}\n"
-    code = f"""
+    code = """
     from chopper.tables import TABLES
     names = [c.name for c in TABLES["device_counter"].columns][2:]
     s = opened(_sources.CounterSource())
-    print(json.dumps([[dict(zip(names, row[1:])) for row in {rows}(s, 0)], list(s.calls())]))
+    print(json.dumps([[dict(zip(names, row[1:])) for row in rows(s, 0)], list(s.calls())]))
     """
     ((row,), calls) = play(script + "set 0 field:83 1\n", code)
     assert row["temperature_c"] == expected

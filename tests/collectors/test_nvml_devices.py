@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -11,19 +12,16 @@ import pynvml
 import pytest
 
 from chopper.collectors.nvml._library import ERRORS
-from tests.collectors.nvml_player import EITHER, ONE, TWO, Player
+from tests.collectors.nvml_player import ONE, PRELUDE, TWO, WAITING, Player
 from tests.waiting import PATIENT_SAMPLERS
 
 
-@EITHER
-def test_a_device_that_falls_off_the_bus_is_left_out_and_the_rest_goes_on(
-    play: Player, rows: str
-) -> None:
+def test_a_device_that_falls_off_the_bus_is_left_out_and_the_rest_goes_on(play: Player) -> None:
     found = play(
         TWO + "fail 1 * 15 1000\n",
-        f"""
+        """
         s = opened(_sources.ClockSource())
-        print(json.dumps([{rows}(s, 0, 1000, 2000), s.absent]))
+        print(json.dumps([rows(s, 0, 1000, 2000), s.absent]))
         """,
     )
     assert [row[1] for row in found[0]] == [0, 1, 0, 0]
@@ -38,8 +36,7 @@ def test_when_the_last_device_is_lost_each_reading_fails(play: Player) -> None:
     assert found[1:] == ["the device has fallen off the bus"]
 
 
-@EITHER
-def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str) -> None:
+def test_every_error_of_the_driver_costs_what_it_should(play: Player) -> None:
     """On a device for each error, and on a last one that has none."""
     codes = [*sorted(ERRORS), None]
     script = ""
@@ -52,7 +49,7 @@ def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str)
             script += f"fail {number} nvmlDeviceGetClockInfo {code} 100 200\n"
     found, absent = play(
         script,
-        f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 100, 300), s.absent]))",
+        "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 100, 300), s.absent]))",
     )
     for number, code in enumerate(codes):
         of_device = [row for row in found if row[1] == number]
@@ -166,7 +163,7 @@ def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> 
 def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "chopper", "doctor"],
-        env=play.environment(TWO + "set 0 temperature 60\n"),
+        env=play.environment(TWO + "set 0 temperature 60\nset 0 field:83 1\n"),
         capture_output=True,
         text=True,
         check=False,
@@ -261,3 +258,59 @@ def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> 
     assert found[0] is False
     assert found[1] == "NVIDIA's driver has not answered for 0.2 s"
     assert "nvidia-smi" in found[2]
+
+
+def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path) -> None:
+    """The real process: every tier of device 0 blocks for good; device 1 is read to the end."""
+    code = """
+    import os
+    from pathlib import Path
+    from chopper.collectors import sampler
+    from chopper.collectors.nvml import NvmlCollector
+    folder = Path(sys.argv[1])
+    specs = NvmlCollector(hz=200.0).specs(None)
+    process = sampler.SamplerProcess("nvml", folder, specs, flush_ns=50_000_000)
+    process.start()
+    def samples():
+        from chopper.storage.run import read_stream
+        try:
+            return {
+                name: read_stream(folder / f"{name}.arrow", name)[0]["device_id"].to_pylist()
+                for name in ("device_clock", "device_counter")
+            }
+        except FileNotFoundError:
+            return {}
+    until(lambda: all(v.count(1) > 12 for v in samples().values()) and len(samples()) == 2)
+    def grown():
+        before = samples()
+        until(lambda: all(samples()[name].count(1) > n.count(1) for name, n in before.items()))
+    for _ in range(5):
+        grown()
+    status = process.stop(timeout_s=600)
+    found = samples()
+    print(json.dumps([status.state, {k: [v.count(0), v.count(1)] for k, v in found.items()},
+                      status.absent, {s.name: s.note for s in status.sources}]))
+    """
+    start = tmp_path / "code.py"
+    start.write_text(WAITING + PRELUDE + textwrap.dedent(code))
+    script = TWO + "set 0 temperature 50\nset 1 temperature 60\n"
+    script += (
+        "block 0 nvmlDeviceGetClockInfo 600000 500\nblock 0 nvmlDeviceGetTemperatureV 600000 500\n"
+    )
+    environment = play.environment(script)
+    done = subprocess.run(
+        [sys.executable, start, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    state, counts, absent, notes = json.loads(done.stdout)
+    assert state == "complete"
+    for of_first, of_second in counts.values():
+        assert of_second > of_first
+    for table in ("device_clock", "device_counter"):
+        assert "a call of the driver has not returned for" in absent[f"{table}[device 0]"]
+    for source in ("nvml_clock", "nvml_counter"):
+        assert "a separate thread reads it from now on" in notes[source]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chopper.collectors.devices import Device, DeviceReader, Errors, Getter
 from chopper.collectors.sampler import (
     ClockSource,
     Gone,
@@ -21,7 +21,6 @@ from chopper.collectors.sampler import (
     Sampler,
     SamplerStatus,
     Sink,
-    SourceStatus,
     _loop,
     to_report,
 )
@@ -360,6 +359,71 @@ def test_calls_are_timed_when_sampling_begins_and_stand_in_the_report(tmp_path: 
     assert status.wall_ns == SECOND
 
 
+class Sensor(FakeSource):
+    """A device whose power is renewed every 100 ms."""
+
+    renewed_ns = 100 * MS
+
+    def __init__(self, clock: FakeClock, cost_ns: int = 0) -> None:
+        super().__init__(clock, cost_ns)
+        self.reader = DeviceReader(Device(None, 0), "device_clock", Errors("NVML"))
+        self.reader.add(Getter("power", "power_w", self._power))
+        self.refresh_ns = self.reader.refresh_ns
+
+    def _power(self) -> int:
+        return self._clock.monotonic_ns() // self.renewed_ns
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        super().sample(sink, now_ns)
+        self.reader.read(now_ns)
+
+
+def test_a_sensor_is_read_at_twice_its_own_rate_at_most(tmp_path: Path) -> None:
+    clock = FakeClock()
+    [kept] = sample_for(tmp_path, clock, Sensor(clock), 100.0, 10 * SECOND).sources
+    assert kept.period_ns == 50 * MS
+    assert kept.note == "slowed down from 100 Hz: the sensors are renewed every 100 ms"
+    # Until eight changes were seen it was read at the rate that was asked for.
+    assert 180 + 80 <= kept.samples_count <= 180 + 120
+
+
+def test_a_sensor_that_is_renewed_sooner_later_is_read_more_often_again(tmp_path: Path) -> None:
+    clock = FakeClock()
+    source = Sensor(clock)
+    sampler = Sampler("test", tmp_path, [(source, 100.0)], clock)
+    clock.stop_after_ns(5 * SECOND)
+    sample = source.sample
+
+    def until_it_runs_faster(sink: Sink, now_ns: int) -> None:
+        if source._calls == 150:
+            source.renewed_ns = 10 * MS
+        sample(sink, now_ns)
+
+    sampler._readers[0].parts[0].read = until_it_runs_faster
+    [kept] = sampler.run().sources
+    assert kept.period_ns == 10 * MS
+
+
+def test_a_sensor_that_never_changes_is_read_as_often_as_was_asked(tmp_path: Path) -> None:
+    clock = FakeClock()
+    source = Sensor(clock)
+    source.renewed_ns = 1 << 62
+    [kept] = sample_for(tmp_path, clock, source, 100.0, 5 * SECOND).sources
+    assert (kept.samples_count, kept.note) == (500, None)
+
+
+@pytest.mark.parametrize(("cost_ms", "hz"), [(0.05, 100), (0.2, 50), (3.0, 10)])
+def test_a_sampler_takes_its_share_of_a_core(tmp_path: Path, cost_ms: float, hz: int) -> None:
+    """A reading of 0.2 ms may be made at 50 Hz for 1 %; 10 Hz remain, whatever it costs."""
+    clock = FakeClock()
+    source = FakeSource(clock, cost_ns=round(cost_ms * MS))
+    sampler = Sampler("test", tmp_path, [(source, 100.0)], clock, cpu_ratio=0.01)
+    clock.stop_after_ns(60 * SECOND)
+    [kept] = sampler.run().sources
+    assert SECOND / kept.period_ns == pytest.approx(hz, rel=0.02)
+    assert (kept.note is None) == (hz == 100)
+
+
 def test_what_is_stopped_is_not_asked_again_what_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,29 +431,12 @@ def test_what_is_stopped_is_not_asked_again_what_blocks(
     monkeypatch.setattr(_loop, "WATCH_S", 0.001)
     clock = FakeClock()
     sampler = Sampler("test", tmp_path, [(FakeSource(clock), 10.0)], clock)
-
-    class Blocked:
-        source, stopped, asked = FakeSource(clock), False, threading.Event()
-
-        def summary(self) -> SourceStatus:
-            return SourceStatus(name="blocked", requested_hz=1.0, period_ns=SECOND)
-
-        def take(self) -> None:
-            return
-
-        def watch(self) -> None:
-            if self.stopped:
-                self.asked.set()
-
-        def stop(self) -> bool:
-            self.stopped = True
-            assert not self.asked.wait(0.05)
-            return False
-
-        def blocked(self, now_ns: int) -> dict[str, str]:
-            return {} if self.asked.is_set() else {"nic[device 0]": "has not returned"}
-
-    sampler._background.append(Blocked())  # type: ignore[arg-type]
+    hangs = Part("device 0", lambda _sink, _now: None, alone=True)
+    taken_over: list[object] = []
+    hangs.since_ns = clock.monotonic_ns()
+    sampler._readers[0].parts.append(hangs)
+    monkeypatch.setattr(sampler, "_take_over", taken_over.append)
     clock.stop_after_ns(SECOND)
     status = sampler.run_watched(lambda _code: None)
-    assert status.absent == {"nic[device 0]": "has not returned"}
+    assert status.absent == {"nic[device 0]": "a call of the driver has not returned for 1.0 s"}
+    assert sampler._stuck

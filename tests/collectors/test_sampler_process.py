@@ -21,7 +21,6 @@ from chopper.collectors.sampler import COMM, SamplerProcess, Sink, SourceSpec, t
 from chopper.errors import CaptureError, CollectorUnavailable
 from chopper.storage.streams import read_stream
 from tests.collectors.sampled import MS, SECOND, rows
-from tests.sanitizing import run_program, skip_without_sanitizers
 from tests.waiting import PATIENCE_S, until
 
 
@@ -338,11 +337,3 @@ def test_another_packages_source_plugs_in(tmp_path: Path, monkeypatch: pytest.Mo
     table = rows(tmp_path)
     assert table["rx_bytes"].to_pylist()[:3] == [42, 43, 44]
     assert table["tx_bytes"].null_count == table.num_rows
-
-
-def test_sanitized_build_survives_plans_of_all_kinds(tmp_path: Path) -> None:
-    """Out-of-bounds access, undefined behaviour and leaks; a loop without a plan cannot be made."""
-    skip_without_sanitizers(tmp_path)
-    done = run_program("tests/collectors/fuzz_fast.py", "--sanitize", "--count", "300")
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert "300 rounds" in done.stdout

@@ -16,18 +16,16 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chopper.analyzers.causes import clock
-from chopper.collectors import _plan
 from chopper.collectors.amd import _library as amd
 from chopper.collectors.amd import _sources as amd_sources
 from chopper.collectors.amd import knobs as amd_knobs
-from chopper.collectors.device_sources import Errors, columns_of
+from chopper.collectors.devices import Errors, columns_of
 from chopper.collectors.formats import nsys, rocpd
 from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.nvml import _sources as nvml_sources
@@ -36,7 +34,6 @@ from chopper.reports import live
 from tests.collectors.amd_player import ONE as ONE_AMD
 from tests.collectors.amd_player import Player as AmdPlayer
 from tests.collectors.amd_player import needs_amdsmi
-from tests.collectors.nvml_player import ONE, Player
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,23 +134,23 @@ METRICS = {
 
 
 def test_nvml_fields_and_metrics_are_the_headers(nvml_header: Path, tmp_path: Path) -> None:
-    assert FIELDS.keys() == nvml_sources._FIELDS.keys()
-    assert METRICS.keys() == nvml_sources._METRICS.keys()
-    used = {
-        f"NVML_FI_DEV_{name}": number
-        for column, names in FIELDS.items()
-        for name, (number, _) in zip(names, nvml_sources._FIELDS[column], strict=True)
-    }
+    assert list(FIELDS) == [field.column for field in nvml_sources._FIELDS]
+    assert METRICS.keys() == nvml_sources._ACTIVITIES.keys()
+    used = {f"NVML_FI_DEV_{name}": field.field_id for name, field in fields()}
     used |= {
-        f"NVML_GPM_METRIC_{name}": nvml_sources._METRICS[column][0]
+        f"NVML_GPM_METRIC_{name}": nvml_sources._ACTIVITIES[column][0]
         for column, name in METRICS.items()
     }
-    used |= {
-        "NVML_FI_DEV_POWER_INSTANT": nvml._FIELD_POWER_INSTANT,
-        "NVML_FI_DEV_POWER_MAX_LIMIT": nvml_sources._FIELD_POWER_MAX_LIMIT,
-        "NVML_FI_DEV_POWER_DEFAULT_LIMIT": nvml_sources._FIELD_POWER_DEFAULT_LIMIT,
-    }
     agree(tmp_path, nvml_header, used)
+
+
+def fields() -> list[tuple[str, nvml_sources.Field]]:
+    """Every field that is read, by its name in the header."""
+    return [
+        (name, one)
+        for field in nvml_sources._FIELDS
+        for name, one in zip(FIELDS[field.column], (field, *field.others), strict=True)
+    ]
 
 
 UNITS = {
@@ -171,12 +168,10 @@ def test_units_are_those_that_nvml_documents(nvml_header: Path) -> None:
             r"\bNVML_(?:FI_DEV|GPM_METRIC)_(\w+)\b[^\n/]*//!<([^\n]*)", nvml_header.read_text()
         )
     )
-    factors = [
-        (name, factor)
-        for column, names in FIELDS.items()
-        for name, (_, factor) in zip(names, nvml_sources._FIELDS[column], strict=True)
+    factors = [(name, field.unit.factor) for name, field in fields()]
+    factors += [
+        (name, nvml_sources._ACTIVITIES[column][1].factor) for column, name in METRICS.items()
     ]
-    factors += [(name, nvml_sources._METRICS[column][1]) for column, name in METRICS.items()]
     checked = []
     for name, factor in factors:
         says = [unit for unit, pattern in UNITS.items() if re.search(pattern, comments[name])]
@@ -240,54 +235,27 @@ def test_nvmls_errors_are_all_explained(nvml_header: Path, tmp_path: Path) -> No
         "NO_DATA": "moment",
     }.items():
         assert nvml.ERRORS[codes[f"NVML_ERROR_{name}"]][0] == loss, name
-    assert codes["NVML_ERROR_ARGUMENT_VERSION_MISMATCH"] == _plan.VERSION_MISMATCH
-    assert codes["NVML_ERROR_NOT_SUPPORTED"] == nvml_sources._NOT_SUPPORTED
+    assert codes["NVML_ERROR_ARGUMENT_VERSION_MISMATCH"] == nvml._VERSION_MISMATCH
     assert codes["NVML_ERROR_NO_PERMISSION"] == nvml_knobs._NO_PERMISSION
-    nothing_new = (codes["NVML_ERROR_NOT_FOUND"], codes["NVML_ERROR_NO_DATA"])
-    assert nothing_new == nvml_sources._NOTHING_NEW
 
 
-def test_nvmls_structures_lie_where_python_and_c_read_them(
-    nvml_header: Path, tmp_path: Path
-) -> None:
-    """_fast_read.h, the patterns of _plan and the versions of requests, against nvml.h."""
-    power, celsius, used_memory = _plan._FIELD, nvml_sources._CELSIUS, 32
-    assert power.format == "<24xIi8s"
-    assert _plan._METRIC.format == "<4xid"
+def test_nvmls_structures_lie_where_they_are_read(nvml_header: Path, tmp_path: Path) -> None:
+    """The patterns by which fields and metrics are taken apart, against nvml.h."""
+    assert nvml._FIELD.format == "<4x4x8x8xIi8s"
+    assert nvml._METRIC.format == "<4xid24x"
     agree(
         tmp_path,
         nvml_header,
         {
-            "sizeof(nvmlFieldValue_t)": _plan.FIELD_BYTES,
+            "sizeof(nvmlFieldValue_t)": nvml._FIELD.size,
             "offsetof(nvmlFieldValue_t, valueType)": 24,
             "offsetof(nvmlFieldValue_t, nvmlReturn)": 28,
-            "offsetof(nvmlFieldValue_t, value)": power.size - 8,
+            "offsetof(nvmlFieldValue_t, value)": 32,
+            "sizeof(nvmlGpmMetric_t)": nvml._METRIC.size,
             "offsetof(nvmlGpmMetric_t, nvmlReturn)": 4,
-            "offsetof(nvmlGpmMetric_t, value)": _plan._METRIC.size - 8,
-            "NVML_VALUE_TYPE_COUNT": len(_plan._FIELD_TYPES),
-            "nvmlMemory_v2": nvml_sources._MEMORY_V2,
-            "offsetof(nvmlMemory_v2_t, used)": used_memory,
-            "nvmlTemperature_v1": nvml_sources._TEMPERATURE_V1,
-            "NVML_TEMPERATURE_GPU": 0,
-            "offsetof(nvmlTemperature_t, temperature)": celsius.places[0][0],
-            "NVML_CLOCK_SM": nvml_sources._SM,
-            "NVML_CLOCK_MEM": nvml_sources._MEMORY,
-            "NVML_CLOCK_ID_APP_CLOCK_TARGET": nvml_sources._APPLICATION,
-            "NVML_TOTAL_POWER_SAMPLES": nvml_sources._BUFFERS["power_w"][0],
-            "NVML_PROCESSOR_CLK_SAMPLES": nvml_sources._BUFFERS["sm_clock_hz"][0],
-            "NVML_MEMORY_CLK_SAMPLES": nvml_sources._BUFFERS["memory_clock_hz"][0],
-            # In C, of the same names.
-            "FIELD_TYPE - (int)offsetof(nvmlFieldValue_t, valueType)": 0,
-            "FIELD_CODE - (int)offsetof(nvmlFieldValue_t, nvmlReturn)": 0,
-            "FIELD_VALUE - (int)offsetof(nvmlFieldValue_t, value)": 0,
-            "FIELD_BYTES - (int)sizeof(nvmlFieldValue_t)": 0,
-            "METRIC_CODE - (int)offsetof(nvmlGpmMetric_t, nvmlReturn)": 0,
-            "METRIC_VALUE - (int)offsetof(nvmlGpmMetric_t, value)": 0,
-            "METRIC_BYTES - (int)sizeof(nvmlGpmMetric_t)": 0,
-            "VERSION_MISMATCH - NVML_ERROR_ARGUMENT_VERSION_MISMATCH": 0,
+            "offsetof(nvmlGpmMetric_t, value)": 8,
+            "NVML_VALUE_TYPE_COUNT": len(nvml._TYPES),
         },
-        Path(sysconfig.get_path("include")),
-        before=f'#include "{ROOT / "collectors" / "_fast_read.h"}"\n',
     )
 
 
@@ -308,7 +276,7 @@ def test_values_are_decoded_by_nvmls_types(nvml_header: Path, tmp_path: Path) ->
         [f"((union {{ nvmlValue_t v; long long n; }}){{.v.{m} = 7}}).n" for m in VALUES],
     )
     for kind, number in enumerate(raw.values()):
-        assert _plan.field_value(kind, number.to_bytes(8, "little")) == 7, VALUES[kind]
+        assert nvml.decoded(kind, number.to_bytes(8, "little")) == 7, VALUES[kind]
 
 
 OF_BINDING = {
@@ -337,78 +305,14 @@ def test_the_binding_lays_structures_out_as_nvml_h(nvml_header: Path, tmp_path: 
     agree(tmp_path, nvml_header, used)
 
 
-PROTOTYPES = {
-    "nvmlDeviceGetClockInfo": ("nvmlClockType_t", "unsigned int"),
-    "nvmlDeviceGetPowerUsage": (None, "unsigned int"),
-    "nvmlDeviceGetCurrentClocksEventReasons": (None, "unsigned long long"),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": (None, "unsigned long long"),
-    "nvmlDeviceGetTemperature": ("nvmlTemperatureSensors_t", "unsigned int"),
-    "nvmlDeviceGetTemperatureV": (None, "nvmlTemperature_t"),
-    "nvmlDeviceGetUtilizationRates": (None, "nvmlUtilization_t"),
-    "nvmlDeviceGetMemoryInfo_v2": (None, "nvmlMemory_v2_t"),
-    "nvmlDeviceGetFieldValues": ("int", "nvmlFieldValue_t"),
-}
-"""Functions that the thread in C calls: the argument between device and buffer; the buffer."""
-
-
-def test_calls_in_c_have_nvmls_signatures_and_room(
-    nvml_header: Path, tmp_path: Path, play: Player
-) -> None:
-    """Each planned call passes what the prototype takes, and a buffer of the size that it fills."""
-    prototypes = {
-        f"_Generic(&{name}, nvmlReturn_t (*)(nvmlDevice_t, "
-        f"{'' if middle is None else f'{middle}, '}{out} *): 1, default: 0)": 1
-        for name, (middle, out) in PROTOTYPES.items()
-    }
-    prototypes |= {
-        "_Generic(&nvmlGpmSampleGet, "
-        "nvmlReturn_t (*)(nvmlDevice_t, nvmlGpmSample_t): 1, default: 0)": 1,
-        "_Generic(&nvmlGpmMetricsGet, nvmlReturn_t (*)(nvmlGpmMetricsGet_t *): 1, default: 0)": 1,
-        "sizeof(nvmlClockType_t)": 4,
-        "sizeof(nvmlTemperatureSensors_t)": 4,
-        "sizeof(nvmlReturn_t)": 4,
-        "sizeof(void *)": 8,
-    }
+def test_the_call_of_fields_has_nvmls_signature(nvml_header: Path, tmp_path: Path) -> None:
+    """The one function that is called without the binding's own."""
     # &nvmlX must not be linked: _Generic does not evaluate its argument.
-    agree(tmp_path, nvml_header, prototypes)
-    planned = play(
-        ONE
-        + "set 0 power 1000\nset 0 temperature 40\nset 0 utilization 1\nset 0 memory_used 1\n"
-        + "set 0 gpm 1\nset 0 field:83 1\n",
-        """
-        found = []
-        for source in (_sources.ClockSource(), _sources.CounterSource(lambda *_: 0),
-                       _sources.ActivitySource()):
-            for _, reader in opened(source)._devices:
-                for live, label in zip(reader.calls, reader._labels):
-                    found.append([label, live.call.argument, len(live.call.buffer)])
-        print(json.dumps(found))
-        """,
+    prototype = (
+        "_Generic(&nvmlDeviceGetFieldValues, "
+        "nvmlReturn_t (*)(nvmlDevice_t, int, nvmlFieldValue_t *): 1, default: 0)"
     )
-    sizes = evaluated(
-        tmp_path,
-        nvml_header,
-        [f"sizeof({out})" for _, out in PROTOTYPES.values()] + ["sizeof(nvmlGpmMetricsGet_t)"],
-    )
-    seen = set()
-    for label, argument, size in planned:
-        name = label.split(",")[0].split(" ")[0]
-        if name == "power":
-            name = "nvmlDeviceGetFieldValues"
-        if name == "nvmlGpmSampleGet":
-            assert size == sizes["sizeof(nvmlGpmMetricsGet_t)"]
-        else:
-            middle, out = PROTOTYPES[name]
-            assert (argument is None) == (middle is None), label
-            count = argument if name == "nvmlDeviceGetFieldValues" else 1
-            assert size == count * sizes[f"sizeof({out})"], label
-        seen.add(name)
-    assert seen == {*PROTOTYPES, "nvmlGpmSampleGet"} - {
-        # Of drivers that lack the newer ones.
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-        "nvmlDeviceGetTemperature",
-    }
+    agree(tmp_path, nvml_header, {prototype: 1})
 
 
 # ---------------------------------------------------------------- AMD

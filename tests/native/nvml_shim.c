@@ -3,6 +3,7 @@
  * The script is the file that $NVML_SHIM_SCRIPT names, one statement a line:
  *   gpu INDEX UUID NAME                 a device, in order
  *   set INDEX KEY VALUE [FROM_MS]       the value of a key from a time on (a step function)
+ *   ripple INDEX KEY PERIOD_MS          a sensor that is renewed: it alternates by 1 at that period
  *   fail INDEX WHAT CODE [FROM_MS [TO_MS]]   an error of a function, of "field:ID", or of "*"
  *   block INDEX WHAT MS [FROM_MS [TO_MS]]    a function, or "*", takes MS longer
  *   sample INDEX TYPE VALUE AT_MS       an entry of the buffer that nvmlDeviceGetSamples shows
@@ -27,7 +28,7 @@
 #define MAX_LINES 8192
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
 
-typedef struct { int next; uint64_t key; double value; int64_t from_ms; } setting;
+typedef struct { int next; uint64_t key; double value; int64_t from_ms, ripple_ms; } setting;
 typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms, block_ms; } failure;
 typedef struct { int gpu; unsigned type, value; int64_t at_ms; } buffered;
 typedef struct { char uuid[80], name[96]; } gpu;
@@ -96,9 +97,14 @@ static void load(void) {
             if (setting_count < MAX_LINES && index >= 0 && index < MAX_GPUS) {
                 uint64_t key = of_key(what);
                 int *first = &first_setting[index][slot_of(key)];
-                settings[setting_count] = (setting){*first, key, value, from};
+                settings[setting_count] = (setting){*first, key, value, from, 0};
                 *first = setting_count++;
             }
+        } else if (sscanf(line, "ripple %d %47s %lld", &index, what, &from) == 3) {
+            uint64_t key = of_key(what);
+            if (index >= 0 && index < MAX_GPUS)
+                for (int i = first_setting[index][slot_of(key)]; i >= 0; i = settings[i].next)
+                    if (settings[i].key == key) settings[i].ripple_ms = from;
         } else if (sscanf(line, "fail %d %63s %d %lld %lld", &index, what, &code, &from, &to) >= 3) {
             failure f = {index, "", code, from, to, 0};
             strncpy(f.what, what, sizeof f.what - 1);
@@ -155,7 +161,7 @@ static int lookup_at(int64_t now, int index, uint64_t key, double *value) {
         setting *s = &settings[i];
         if (s->key == key && now >= s->from_ms && s->from_ms > best) {
             best = s->from_ms;
-            *value = s->value;
+            *value = s->value + (s->ripple_ms ? now / s->ripple_ms % 2 : 0);
         }
     }
     return best >= 0;

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.collectors.sampled import CLOCKS, SampledCollector
-from chopper.collectors.sampler import Part, SourceSpec
+from chopper.collectors.sampler import CLOCKS, Part, SampledCollector, SourceSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The sampler's process as its parent sees it."""
+"""The sampler's process as its parent sees it, and the base of the collectors that have one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,42 @@ import os
 import select
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from chopper.collectors.sampler._source import SourceSpec
-from chopper.collectors.sampler._status import SamplerConfig, SamplerStatus, status_file
+from chopper.collectors.base import Availability, CollectorContext, Scope
+from chopper.collectors.sampler._source import (
+    SourceSpec,
+    SystemClock,
+    call_costs,
+    reading_cost_ns,
+)
+from chopper.collectors.sampler._status import (
+    SamplerConfig,
+    SamplerStatus,
+    status_file,
+    to_report,
+)
 from chopper.errors import JSON_ERRORS, CaptureError, CollectorUnavailable
 from chopper.fresh_python import own_python
 from chopper.storage import clock
 from chopper.storage.files import pack_message
+from chopper.storage.manifest import CallCost, CollectorReport
 
 _KILL_S = 2.0
 """Time that a killed process has to end."""
 
 
 class SamplerProcess:
-    """Parent's handle of a sampler process, which flushes its rows every ``flush_ns``."""
+    """Parent's handle of a sampler process.
+
+    Args:
+        flush_ns: time between two writes of its rows.
+        cpu_ratio: share of a core that it may take; None for no limit.
+    """
 
     def __init__(
         self,
@@ -32,6 +51,7 @@ class SamplerProcess:
         specs: list[SourceSpec],
         *,
         flush_ns: int = 1_000_000_000,
+        cpu_ratio: float | None = None,
     ) -> None:
         self._config = SamplerConfig(
             collector=collector,
@@ -39,6 +59,7 @@ class SamplerProcess:
             parent_pid=os.getpid(),
             specs=specs,
             flush_ns=flush_ns,
+            cpu_ratio=cpu_ratio,
             clock_ns=clock.anchored_ns(),
         )
         self._directory = directory.resolve()
@@ -151,3 +172,84 @@ class SamplerProcess:
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it gave no reason"
+
+
+ONCE_HZ = 1 / 86400
+"""At the start, and once a day."""
+CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
+"""The host's clocks, which every sampler reads to know how well its times are aligned."""
+
+
+class SampledCollector(ABC):
+    """A collector whose sources are read by a process of its own."""
+
+    name: ClassVar[str]
+    scope: ClassVar[Scope] = "host"
+    _sampler: SamplerProcess | None = None
+    _limits: str | None = None
+    """Restrictions that ``probe`` saw on devices that can be read."""
+
+    absent_remedy: ClassVar[str] = ""
+    """Advice where nothing of it can be read."""
+    cpu_ratio: ClassVar[float | None] = None
+    """Share of a core that its sampler may take; None for no limit."""
+
+    def __init__(self, *, hz: float = 10.0, root: str = "/") -> None:
+        self._hz = hz
+        self._root = root
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Open each source once; the reason names what stays null."""
+        why: dict[str, list[str]] = {}
+        refusals: list[str] = []
+        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
+        for source in (spec.make() for spec in specs):
+            absent: dict[str, str] = {}
+            with contextlib.closing(source):
+                try:
+                    source.open()
+                except CollectorUnavailable as exc:
+                    refusals.append(str(exc))
+                    absent = dict.fromkeys(source.tables, str(exc))
+            for what, reason in {**absent, **source.absent}.items():
+                why.setdefault(reason, []).append(what)
+        if len(refusals) == len(specs):
+            return Availability(False, "; ".join(refusals), self.absent_remedy)
+        limits = "; ".join(f"no {', '.join(names)} ({reason})" for reason, names in why.items())
+        return Availability(True, limits or None)
+
+    @abstractmethod
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
+        """Return what its sampler reads, and how often."""
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Return the median cost of one reading of each source that is available."""
+        costs_ns: dict[str, int] = {}
+        for source in (spec.make() for spec in self.specs(context)):
+            with contextlib.suppress(CollectorUnavailable):
+                costs_ns[source.name] = reading_cost_ns(source)
+        return costs_ns
+
+    def driver_calls(self, context: CollectorContext) -> dict[str, CallCost]:
+        """Return the cost of each call of a driver that its sources make, measured now."""
+        costs: dict[str, CallCost] = {}
+        for source in (spec.make() for spec in self.specs(context)):
+            with contextlib.suppress(CollectorUnavailable), contextlib.closing(source):
+                source.open()
+                costs |= call_costs(source, SystemClock())
+        return costs
+
+    def start(self, context: CollectorContext) -> None:
+        """Spawn the sampler."""
+        specs = self.specs(context)
+        self._sampler = SamplerProcess(
+            self.name, context.directory, specs, cpu_ratio=self.cpu_ratio
+        )
+        self._sampler.start()
+
+    def stop(self) -> CollectorReport:
+        """End the sampler and report how well it kept its times."""
+        assert self._sampler is not None
+        report = to_report(self.name, self._sampler.stop())
+        report.reason = "; ".join(filter(None, (self._limits, report.reason))) or None
+        return report
