@@ -8,8 +8,8 @@ Each workload runs as `chopper bench NAME` does, at its default size. What canno
 with its reason. With --output the experiments are kept, and --keep then measures only what is not
 there yet, so that the table can be made in parts.
 
-Figures in the documentation come from this: --docs writes the table into headlines.md, and what
-each workload measured, with machine, date and command, into the marked part of its page:
+Figures in the documentation come from this: --docs writes the table into headlines.md, and each
+workload's own rows, with machine, date and command, into the marked part of its page:
 `<!-- measured: NAME -->` … `<!-- end -->`. It takes all that --output holds, so that workloads
 can be measured again one by one.
 """

@@ -86,15 +86,14 @@ def sections(experiment: Experiment) -> list[Section]:
 
 
 def section(experiment: Experiment) -> list[str]:
-    """Return all that an experiment shows as lines of Markdown, for a page about more than that."""
-    said = [*experiment.notes, *(f"withheld: {f.message}" for f in experiment.findings)]
-    out = [f"- {to_markdown.escape(note)}" for note in said]
-    for part in sections(experiment):
-        inner = to_markdown.blocks(part.blocks, level=0)
-        if "md" in part.formats and inner:
-            out += ["", f"**{to_markdown.escape(part.title)}**"]
-            out += [line for paragraph in inner for line in ("", *paragraph.split("\n"))]
-    return out[1:] if out and not out[0] else out
+    """Return what was withheld, and the headlines, as lines of Markdown for another page."""
+    notes = [*experiment.notes, *(f"withheld: {f.message}" for f in experiment.findings)]
+    table = to_markdown.table(headline_table(experiment.headlines))[0].split("\n")
+    return [
+        *(f"- {to_markdown.escape(note)}" for note in notes),
+        *([""] if notes else []),
+        *(["**Headlines**", "", *table] if experiment.headlines else []),
+    ]
 
 
 def facts(experiment: Experiment) -> list[str]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chopper.workloads.mixture import Ints, SourceSpec, weight_at
 from chopper.workloads.planning import Floats
+from chopper.workloads.sources import Ints, SourceSpec
 
 CPU_S = 100e-6
 """Decoding one document, about: for the first guess at the number of loaders."""
@@ -26,7 +26,7 @@ class Load:
     """Load of serving each source, per sample; from its metadata at first, then as observed."""
 
     share: Floats
-    """Share of all samples drawn: a moving average of the mixture."""
+    """Share of all samples drawn."""
     wait_s: Floats
     cpu_s: Floats
     """Time of one core, under Python's lock."""
@@ -35,7 +35,7 @@ class Load:
     @classmethod
     def of(cls, sources: Sequence[SourceSpec]) -> Load:
         """By the metadata of sources."""
-        weights = np.array([weight_at(source.points, 0) for source in sources])
+        weights = np.array([source.weight for source in sources])
         return cls(
             share=weights / weights.sum(),
             wait_s=np.array([source.latency_s for source in sources]),
@@ -129,15 +129,12 @@ class Autoscaler:
     samples_per_s: float = 0.0
     _surplus: int = field(default=0, init=False)
 
-    def observe(
-        self, elapsed_s: float, counts: Ints, wait_s: Floats, cpu_s: Floats, weights: Floats
-    ) -> None:
-        """Take in a period: samples and seconds by source, and their weights in the mixture."""
+    def observe(self, elapsed_s: float, counts: Ints, wait_s: Floats, cpu_s: Floats) -> None:
+        """Take in a period: samples and seconds by source."""
         load, new = self.load, 1 - self.memory
         rate = float(counts.sum()) / elapsed_s
         past = self.samples_per_s or rate
         self.samples_per_s = self.memory * past + new * rate
-        load.share = self.memory * load.share + new * weights
         read, each = counts > 0, np.maximum(counts, 1)
         load.wait_s = np.where(read, self.memory * load.wait_s + new * wait_s / each, load.wait_s)
         load.cpu_s = np.where(read, self.memory * load.cpu_s + new * cpu_s / each, load.cpu_s)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from chopper.errors import InputError
-from chopper.workloads.mixture import Ints
 from chopper.workloads.planning import Draw
+from chopper.workloads.sources import Ints
 
 _WHOLE_EVERY = 32
 """Lines from one with whole counts to the next."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from chopper.statistics import Estimate
-    from chopper.workloads.mixture import Sources
+    from chopper.workloads.sources import SourceSpec
 
 WORKLOAD = Workload(
     name="dataloader",
@@ -75,13 +75,6 @@ WORKLOAD = Workload(
             "documents: text in row groups, or also an image each, which is a request of its own",
             "image",
             choices=("image", "text"),
-        ),
-        Option(
-            "mixture",
-            "TOML file that declares the sources, instead of ones that are made; shards lie on "
-            "disk or at addresses",
-            None,
-            Path,
         ),
         Option("tokens", "median length of a document in tokens", 40, positive),
         Option("longest", "maximum tokens of a document, and of a row", 256, positive),
@@ -199,18 +192,14 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from chopper.workloads.batch import batch_of
-    from chopper.workloads.declared_mixtures import read_mixture
     from chopper.workloads.decoder import Decoder, loss_of
     from chopper.workloads.loading import draw_of, points, span_of, turns
-    from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, recovery
+    from chopper.workloads.loading_measures import balancing_alone, latency_of_a_batch
     from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
-    from chopper.workloads.mixture import VOCABULARY
     from chopper.workloads.progress import Progress
+    from chopper.workloads.sources import VOCABULARY
 
     ranks = dist.get_world_size()
-    if args.mixture is not None:
-        packing = read_mixture(args.mixture).packing
-        args.longest, args.rows = packing.width, packing.rows
     torch.manual_seed(args.seed)
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
@@ -249,13 +238,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
                 swept = points(args) if args.sweep != "none" else []
                 for latency_ms in sorted({PROBED_MS, *swept}):
                     tell(f"balanced: batches one by one, storage of {latency_ms} ms")
-                    near = draw_of(args, sources, ranks, latency_ms)
-                    latency_of_a_batch(args, near, latency_ms, prof)
+                    nearby = draw_of(args, sources, ranks, latency_ms)
+                    latency_of_a_batch(args, nearby, latency_ms, prof)
                 tell("balanced: documents computed one by one")
                 balancing_alone(args, draw, device, prof)
-                if args.sweep == "none" and args.fault == "none":
-                    tell("balanced: actors killed (SIGKILL), one after the other")
-                    recovery(args, draw_of(args, sources, ranks, PROBED_MS), prof)
         dist.barrier()
 
 
@@ -268,16 +254,16 @@ def tell(text: str) -> None:
 
 
 @contextlib.contextmanager
-def sources_for(args: argparse.Namespace) -> Iterator[Sources]:
-    """The sources, which the first rank finds or writes."""
+def sources_for(args: argparse.Namespace) -> Iterator[tuple[SourceSpec, ...]]:
+    """Have the first rank write the sources, and tell all others."""
     import torch.distributed as dist
 
-    from chopper.workloads.loading import found_sources
+    from chopper.workloads.loading import written_sources
 
     with contextlib.ExitStack() as stack:
         held: list[Any] = [None]
         if dist.get_rank() == 0:
-            held[0] = stack.enter_context(found_sources(args))
+            held[0] = stack.enter_context(written_sources(args))
         dist.broadcast_object_list(held)
         yield held[0]
         dist.barrier()
@@ -340,8 +326,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     options = experiment.plan.options
     mixture = f"{options['sources']} sources of {options['state']} MB"
     where = f"{mixture} on disk, {options['latency']} ms added to each request"
-    if options.get("mixture") is not None:
-        where = mixture = f"the sources of {options['mixture']}"
     # Of a sweep, the point that the option names.
     point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
     for variant, measure, claim, published in _HELD_AGAINST:

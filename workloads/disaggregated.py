@@ -7,8 +7,7 @@
 A *Source Loader* holds the state of its sources and does what is done per sample: read, decode,
 tokenize. The *Planner* sees metadata only, decides what each step loads, which rank gets it and
 which loader reads it, and how many loaders there are. A *Data Constructor* runs on each node of
-trainers, asks the loaders many steps ahead for what the ranks of its node train on, and packs,
-pads and slices it.
+trainers, asks the loaders many steps ahead for what the ranks of its node train on, and packs it.
 
 All are asked by step, and a step's plan is a function of the seed: whoever died is started again,
 by Ray, or replaced by a loader that stands by, and asked again, and no sample is lost or comes
@@ -23,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ from numpy.typing import NDArray
 from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import ChopperError
 from chopper.workloads.autoscaling import Autoscaler, Limits, Load, copies_needed, place
-from chopper.workloads.batch import Batch, Mesh, Slice, batch_of
+from chopper.workloads.batch import Batch, batch_of
 from chopper.workloads.checkpoint import Checkpoint
-from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Tokens
 from chopper.workloads.planning import Draw, Plan, Planner, occurrence
-from chopper.workloads.shards import OpenSources
+from chopper.workloads.sources import Ints, OpenSources, Sample, SourceError, SourceSpec, Tokens
 
 _RESTARTS = 3
 _OBSERVED_STEPS = 8
@@ -60,7 +58,8 @@ class Setup:
     prefetch: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     """Ray's name of each node of trainers, and its ranks; each has a constructor of its own."""
-    mesh: Mesh = field(default_factory=Mesh)
+    tensor: int = 1
+    """Ranks that train on the same batch, one after the other; the first of them reads."""
     standby: int = 0
     """Loaders that wait, with nothing open, for another one's end."""
     checkpoint: Path | None = None
@@ -72,7 +71,7 @@ class Setup:
 
     def readers(self, node: int) -> list[int]:
         """Ranks of a node that ask its constructor."""
-        return [rank for rank in self.nodes[node][1] if self.mesh.reader(rank) == rank]
+        return [rank for rank in self.nodes[node][1] if rank % self.tensor == 0]
 
 
 class SourceLoader:
@@ -177,10 +176,9 @@ class PlannerActor:
             if reached > latest:
                 handle.close.remote(sources)
         self._leaving = [left for left in self._leaving if reached <= left[0]]
-        weights = self._planner.weights_at(step)
         # The other nodes load about as much in the meantime.
         elapsed_s /= len(self._setup.nodes)
-        self._scaler.observe(elapsed_s, counts, wait_s, cpu_s, weights)
+        self._scaler.observe(elapsed_s, counts, wait_s, cpu_s)
         if self._next is not None:
             return
         wanted = self._scaler.decide(len(self._fleet), starving=starving)
@@ -271,7 +269,7 @@ class DataConstructor:
 
         self._setup, self._node = setup, node
         self._readers = setup.readers(node)
-        self._ranks = sorted({setup.mesh.coordinates(rank)[0] for rank in setup.nodes[node][1]})
+        self._ranks = sorted({rank // setup.tensor for rank in setup.nodes[node][1]})
         self._planner: Any = ray.get_actor(f"planner {setup.name}")
         self._steps: dict[int, asyncio.Task[dict[int, Batch]]] = {}
         self._taken: dict[int, int] = {}
@@ -286,19 +284,18 @@ class DataConstructor:
         """Steps that are loaded and not taken yet."""
         return sum(task.done() for task in self._steps.values())
 
-    async def get(self, rank: int, step: int, ahead: int) -> Batch | Slice:
-        """A rank's part of a step; steps up to ``ahead`` later begin to load."""
+    async def get(self, rank: int, step: int, ahead: int) -> Batch:
+        """Return a rank's batch of a step; steps up to ``ahead`` later begin to load."""
         for coming in range(step, step + ahead + 1):
             if coming not in self._steps:
                 self._steps[coming] = asyncio.ensure_future(self._build(coming))
-        mesh = self._setup.mesh
-        batch = (await self._steps[step])[mesh.coordinates(rank)[0]]
+        batch = (await self._steps[step])[rank // self._setup.tensor]
         self._taken[step] = self._taken.get(step, 0) + 1
         if self._taken[step] >= len(self._readers):
             # Whoever asks again, after a restart say, has it loaded again.
             self._steps.pop(step, None)
             del self._taken[step]
-        return mesh.slice_of(batch, rank) if mesh.context * mesh.pipeline > 1 else batch
+        return batch
 
     async def _build(self, step: int) -> dict[int, Batch]:
         plan, documents = await self._documents(step)
@@ -349,12 +346,6 @@ class DataConstructor:
             drawn = plan.source[here]
             asked = list(zip(drawn.tolist(), plan.index[here].tolist(), strict=True))
             tokens, lengths, spent = await self._read(handle, asked)
-            if (wrong := np.flatnonzero(plan.length[here] != lengths)).size:
-                (source, index), at = asked[wrong[0]], wrong[0]
-                raise SourceError(
-                    f"source {self._setup.draw.sources[source].name}, sample {index}: "
-                    f"{lengths[at]} tokens, its length column says {plan.length[here][at]}"
-                )
             # Views of Ray's memory would keep it; a batch is small.
             parts = np.split(tokens.copy(), np.cumsum(lengths)[:-1])
             documents.update(zip(here.tolist(), parts, strict=True))
@@ -444,8 +435,8 @@ def constructor(setup: Setup, rank: int) -> Any:
 
 def batches(
     constructing: Any, *, rank: int, first: int, steps: int, prefetch: int
-) -> Iterator[Any]:
-    """A rank's batches, or its slices of them, of steps ``first`` to ``first + steps``, in order.
+) -> Iterator[Batch]:
+    """Yield a rank's batches of steps ``first`` to ``first + steps``, in order.
 
     ``prefetch`` steps are loaded ahead, also of the last, so that loaders are as busy then as
     before; with 0 each is begun when it is asked for.

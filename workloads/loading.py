@@ -18,15 +18,12 @@ import pyarrow as pa
 from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
-from chopper.wording import plural
 from chopper.workloads.autoscaling import Limits
-from chopper.workloads.batch import Mesh
-from chopper.workloads.declared_mixtures import read_mixture
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.made_sources import write_sources
-from chopper.workloads.mixture import VOCABULARY, Packing, Sources, Stage
-from chopper.workloads.planning import Draw, Planner
+from chopper.workloads.planning import Draw
+from chopper.workloads.sources import VOCABULARY, SourceSpec
+from chopper.workloads.synthetic_sources import write_sources
 
 WITH_ACTORS = ("disaggregated", "balanced")
 SWEEP_MS = (1, 5, 20, 50, 100, 200)
@@ -56,10 +53,6 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise UsageError(f"--width {args.width}: heads have 32 elements: choose a multiple of 32")
     if ranks % args.tensor:
         raise UsageError(f"--tensor {args.tensor}: expected a divisor of the {ranks} ranks")
-    if args.mixture is not None and (args.sweep != "none" or args.fault in ("raises", "hangs")):
-        raise UsageError(
-            "--mixture: its storage is not changed: leave out --sweep, and --fault raises or hangs"
-        )
     if args.modality == "text" and args.fault in ("raises", "hangs"):
         raise UsageError(f"--fault {args.fault}: is one of images: leave out --modality text")
     variants = getattr(args, "variants", None) or (args.variant,)
@@ -69,15 +62,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             "--fault killed-loader: applies to loader actors only: use --variants balanced"
         )
     state, longest = args.sources * args.state * 1_000_000, args.longest
-    of, notes = f"{args.sources} sources of {args.state} MB", []
     try:
-        if args.mixture is not None:
-            sources = read_mixture(args.mixture)
-            if left_out := Planner(draw_of(args, sources, ranks)).left_out():
-                notes.append(f"{args.mixture}: {plural(left_out, 'document')} left out, too long")
-            state = sum(source.state_bytes for source in sources.specs)
-            longest = sources.packing.width
-            of = f"the {len(sources.specs)} sources of {args.mixture}"
         if with_actors:
             load_ray()
             if args.address is not None:
@@ -94,7 +79,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     loading = max(workers * (state + _WORKER_BYTES), shared)
     each = f"{workers} workers in each of {ranks} ranks, with"
     what = (
-        f"{each if workers else 'loader actors, with'} {of} "
+        f"{each if workers else 'loader actors, with'} {args.sources} sources of "
+        f"{args.state} MB "
         f"open in {'each worker' if workers else 'one of them each'},"
     )
     remedy = "choose a smaller --state or fewer workers, or select fewer --variants"
@@ -105,7 +91,7 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         )
         remedy = "choose smaller ones"
     needed = loading + trained + _RANK_BYTES
-    return Needs(memory_bytes=needed, what=what, remedy=remedy, notes=tuple(notes))
+    return Needs(memory_bytes=needed, what=what, remedy=remedy)
 
 
 def training_bytes(width: int, longest: int, rows: int) -> int:
@@ -121,52 +107,46 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def found_sources(args: argparse.Namespace) -> Iterator[Sources]:
-    """The mixture that the options name, or one that is written to disk as long as the block lasts.
+def written_sources(args: argparse.Namespace) -> Iterator[tuple[SourceSpec, ...]]:
+    """Write the sources to disk; they are removed when the block ends.
 
     Raises:
-        InputError: it is not as declared, or there is no space.
+        InputError: there is no space.
     """
-    if args.mixture is not None:
-        yield read_mixture(args.mixture)
-        return
     # Named as Ray's directories are: what is left of a run that was killed goes with these.
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
-        yield _written(args, folder)
+        try:
+            specs = write_sources(
+                folder,
+                count=args.sources,
+                state_bytes=args.state * 1_000_000,
+                latency_s=1.0,
+                tokens=args.tokens,
+                longest=args.longest,
+                seed=args.seed,
+                modality=args.modality,
+                fault=args.fault,
+            )
+        except OSError as exc:
+            raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
+        # What writing took is no memory of a loader's.
+        pa.default_memory_pool().release_unused()
+        yield specs
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _written(args: argparse.Namespace, folder: Path) -> Sources:
-    try:
-        specs = write_sources(
-            folder,
-            count=args.sources,
-            state_bytes=args.state * 1_000_000,
-            latency_s=1.0,
-            tokens=args.tokens,
-            longest=args.longest,
-            seed=args.seed,
-            modality=args.modality,
-            fault=args.fault,
-        )
-    except OSError as exc:
-        raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
-    # What writing took is no memory of a loader's.
-    pa.default_memory_pool().release_unused()
-    packing = Packing(width=args.longest, rows=args.rows)
-    return Sources(specs=specs, packing=packing, stages=(Stage(step=0, longest=args.longest),))
-
-
 def draw_of(
-    args: argparse.Namespace, sources: Sources, ranks: int, latency_ms: int | None = None
+    args: argparse.Namespace,
+    sources: Sequence[SourceSpec],
+    ranks: int,
+    latency_ms: int | None = None,
 ) -> Draw:
     """Return what the options say is drawn from ``sources``, and for whom."""
     latency_s = (args.latency if latency_ms is None else latency_ms) / 1e3
     return Draw(
-        sources=tuple(replace(s, latency_s=s.latency_s * latency_s) for s in sources.specs),
-        stages=sources.stages,
+        sources=tuple(replace(s, latency_s=s.latency_s * latency_s) for s in sources),
         batch=args.batch,
         ranks=ranks // args.tensor,
         seed=args.seed,
@@ -256,7 +236,7 @@ def setup_of(
         ),
         prefetch=args.prefetch,
         nodes=tuple((node, tuple(ranks)) for node, ranks in nodes),
-        mesh=Mesh(tensor=args.tensor),
+        tensor=args.tensor,
         standby=args.standby,
         checkpoint=args.checkpoint,
     )

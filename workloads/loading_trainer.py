@@ -34,11 +34,17 @@ from chopper.workloads.loading import (
     setup_of,
     workers_of,
 )
-from chopper.workloads.loading_alone import synchronized
-from chopper.workloads.loading_measures import ACTORS, Window, memory_bytes, rates, role_of
+from chopper.workloads.loading_measures import (
+    ACTORS,
+    Window,
+    memory_bytes,
+    rates,
+    role_of,
+    synchronized,
+)
 from chopper.workloads.planning import Draw, Planner, imbalance
 from chopper.workloads.progress import Progress
-from chopper.workloads.shards import READ_TIMEOUT_S, near
+from chopper.workloads.sources import READ_TIMEOUT_S, without_latency
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 SECTION_STEPS = 32
@@ -96,7 +102,8 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructors = [actors.constructor(setup, ranks[0]) for ranks in ranks_of.values()]
-    reader, coming = setup.mesh.reader(rank), iter(())
+    reader = rank - rank % args.tensor
+    coming: Iterator[Batch] = iter(())
     if reader == rank:
         coming = actors.batches(
             constructors[setup.node_of(rank)],
@@ -286,7 +293,7 @@ class Checked:
 
     def add(self, draw: Draw, first: int, seen: list[list[Marked]], labels: dict[str, int]) -> None:
         """Take in the samples of each step from ``first`` on, on this rank."""
-        planner, contents = Planner(draw), near(draw.sources)
+        planner, contents = Planner(draw), without_latency(draw.sources)
         plans = [planner.plan(first + at) for at in range(len(seen))]
         # Each rank makes again what it should have been given.
         rank, tensor = divmod(dist.get_rank(), self._args.tensor)

@@ -9,7 +9,6 @@ Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, ba
 
 from __future__ import annotations
 
-import bisect
 import functools
 import hashlib
 import heapq
@@ -21,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chopper.workloads.mixture import Ints, Sample, SourceError, SourceSpec, Stage, weight_at
-from chopper.workloads.shards import lengths_of
+from chopper.workloads.sources import Ints, Sample, SourceError, SourceSpec, lengths_of
 
 Floats = NDArray[np.float64]
 
@@ -139,7 +137,6 @@ class Draw:
     """Facts from which any process makes the same plans."""
 
     sources: tuple[SourceSpec, ...]
-    stages: tuple[Stage, ...]
     batch: int
     ranks: int
     """Data-parallel ones: those that train on different samples."""
@@ -152,26 +149,10 @@ class Draw:
     def digest(self) -> str:
         """Text that tells what is drawn from what else could be."""
         drawn = (
-            [(s.name, s.groups, s.points) for s in self.sources],
-            self.stages,
+            [(s.name, s.groups, s.weight) for s in self.sources],
             (self.batch, self.ranks, self.seed),
         )
         return hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """Documents of a source that a stage draws."""
-
-    index: NDArray[np.int32] | None
-    """None: all."""
-    ends: Ints
-    """For each row group with such documents, the number of those up to its end."""
-
-    @property
-    def count(self) -> int:
-        """Number of these documents."""
-        return int(self.ends[-1]) if len(self.ends) else 0
 
 
 class Planner:
@@ -180,71 +161,32 @@ class Planner:
     The order within a source goes through its row groups, in another order each time, and through
     each one's documents in another order: so a reader holds a row group or two. A source that is
     shorter than its share is read again, as mixtures with a weight for small sources want it; in
-    one reading no sample comes twice. A stage of the curriculum begins a reading of what it admits.
+    one reading no sample comes twice.
     """
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
         self._count = draw.batch * draw.ranks
         self._lengths = [lengths_of(source) for source in draw.sources]
-        self._stages: dict[int, list[_Admitted]] = {}
-        for number, stage in enumerate(draw.stages):
-            admitted = self._admitted(number)
-            # Weights are linear between points, and a stage lasts: whoever is drawn at all counts.
-            ends = [s.step for s in draw.stages[number + 1 : number + 2]]
-            drawn = self._drawn_in(stage.step, *ends)
-            there = 0
-            for source, of in zip(draw.sources, admitted, strict=True):
-                there += of.count if source.number in drawn else 0
-                if source.number in drawn and not of.count:
-                    raise SourceError(
-                        f"source {source.name} has no document of at most {stage.longest} tokens, "
-                        f"which is all that is drawn from step {stage.step}: leave it out, give it "
-                        "the weight 0 until later, or admit longer ones"
-                    )
-            if self._count > there:
-                raise SourceError(
-                    f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
-                    f"sources together hold {there} at step {stage.step}: choose a smaller "
-                    "--batch, or add data"
-                )
+        self._sizes = np.array([len(lengths) for lengths in self._lengths])
+        self._ends = [
+            np.cumsum([rows for _, _, rows in source.groups], dtype=np.int64)
+            for source in draw.sources
+        ]
+        for source in draw.sources:
+            if not source.size:
+                raise SourceError(f"source {source.name} has no document: leave it out")
+        if self._count > (available := int(self._sizes.sum())):
+            raise SourceError(
+                f"a step takes {self._count} samples ({draw.ranks} ranks × {draw.batch}), all "
+                f"sources together hold {available}: choose a smaller --batch, or add data"
+            )
+        weights = np.array([source.weight for source in draw.sources])
+        self.shares: Floats = weights / weights.sum()
+        """Share of each source; they sum to 1."""
         self._step = 0
         self._positions = np.zeros(len(draw.sources), dtype=np.int64)
         self._kept = {0: self._positions}
-
-    def _drawn_in(self, first: int, end: int | None = None) -> set[int]:
-        """Sources whose weight is above 0 at some step of a stage."""
-        drawn = set()
-        for source in self.draw.sources:
-            inside = [s for s, _ in source.points if s > first and (end is None or s < end)]
-            steps = [first, *inside, *([] if end is None else [end - 1])]
-            if any(weight_at(source.points, step) > 0 for step in steps):
-                drawn.add(source.number)
-        return drawn
-
-    def _admitted(self, stage: int) -> list[_Admitted]:
-        """Documents of each source that a stage draws; those of two stages are kept."""
-        if stage not in self._stages:
-            longest, made = self.draw.stages[stage].longest, []
-            for source, lengths in zip(self.draw.sources, self._lengths, strict=True):
-                ends = np.cumsum([rows for _, _, rows in source.groups], dtype=np.int64)
-                index: NDArray[np.int32] | None = None
-                if longest < lengths.max(initial=0):
-                    index = np.flatnonzero(lengths <= longest).astype(np.int32)
-                    ends = np.unique(np.searchsorted(index, ends))
-                made.append(_Admitted(index, ends[ends > 0]))
-            last = dict(list(self._stages.items())[-1:])
-            self._stages = last | {stage: made}
-        return self._stages[stage]
-
-    def left_out(self) -> int:
-        """Count documents that no stage admits."""
-        longest = max(stage.longest for stage in self.draw.stages)
-        return sum(int((lengths > longest).sum()) for lengths in self._lengths)
-
-    def stage_at(self, step: int) -> int:
-        """Number of the stage that a step is in."""
-        return bisect.bisect_right([stage.step for stage in self.draw.stages], step) - 1
 
     def plan(self, step: int) -> Plan:
         """Plan a step; the same whenever, wherever and however often it is asked."""
@@ -254,18 +196,15 @@ class Planner:
         index, length = np.empty_like(position), np.empty_like(position)
         for s in np.unique(source).tolist():
             mine = source == s
-            index[mine], length[mine] = self._shuffled(step, s, position[mine])
+            index[mine] = self._shuffled(s, position[mine])
+            length[mine] = self._lengths[s][index[mine]]
         rank = balance(self.draw.cost(length), self.draw.ranks, self.draw.method)
         return Plan(source, index, length, rank)
 
     def upcoming(self, step: int, sources: Sequence[int]) -> list[Sample]:
         """The next sample of each source from a step on."""
         self._go_to(step)
-        return [
-            (s, int(self._shuffled(step, s, self._positions[[s]])[0][0]))
-            for s in sources
-            if self._admitted(self.stage_at(step))[s].count
-        ]
+        return [(s, int(self._shuffled(s, self._positions[[s]])[0])) for s in sources]
 
     def resume(self, positions: Mapping[int, Ints]) -> None:
         """Take over positions by step, from a checkpoint of the same draw."""
@@ -283,23 +222,15 @@ class Planner:
         while self._step < step:
             drawn = np.bincount(self._drawn(self._step), minlength=len(self._positions))
             self._step += 1
-            new = self.draw.stages[self.stage_at(self._step)].step == self._step
-            self._positions = np.zeros_like(drawn) if new else self._positions + drawn
+            self._positions = self._positions + drawn
             if self._step % _KEPT_STEPS == 0:
                 self._kept[self._step] = self._positions
-
-    def weights_at(self, step: int) -> Floats:
-        """Share of each source at a step; they sum to 1."""
-        weights = np.array([weight_at(source.points, step) for source in self.draw.sources])
-        shares: Floats = weights / weights.sum()
-        return shares
 
     def _drawn(self, step: int) -> Ints:
         """The source of each sample. What a source is too short for in one step, others give."""
         rng = np.random.default_rng((self.draw.seed, step))
-        weights = self.weights_at(step)
+        weights, limits = self.shares, self._sizes
         source = rng.choice(len(weights), size=self._count, p=weights)
-        limits = np.array([of.count for of in self._admitted(self.stage_at(step))])
         while (over := occurrence(source) >= limits[source]).any():
             full = np.bincount(source[~over], minlength=len(limits)) >= limits
             left = np.where(full, 0.0, weights)
@@ -308,22 +239,20 @@ class Planner:
             source[over] = rng.choice(len(left), size=int(over.sum()), p=left / left.sum())
         return source
 
-    def _shuffled(self, step: int, source: int, position: Ints) -> tuple[Ints, Ints]:
-        """Index and length of a source's n-th drawn samples of a stage."""
-        stage = self.stage_at(step)
-        of = self._admitted(stage)[source]
-        found = np.empty_like(position)
-        for epoch in np.unique(position // of.count).tolist():
-            mine = position // of.count == epoch
-            ends, starts, seeds = _order(self.draw.seed, (source, stage, epoch), of.ends.tobytes())
-            at = position[mine] % of.count
+    def _shuffled(self, source: int, position: Ints) -> Ints:
+        """Index of a source's n-th drawn samples."""
+        size, group_ends = int(self._sizes[source]), self._ends[source]
+        index = np.empty_like(position)
+        for epoch in np.unique(position // size).tolist():
+            mine = position // size == epoch
+            ends, starts, seeds = _order(self.draw.seed, (source, epoch), group_ends.tobytes())
+            at = position[mine] % size
             group = np.searchsorted(ends, at, side="right")
             row = at - np.concatenate([[0], ends[:-1]])[group]
             rows = np.diff(np.concatenate([[0], ends]))[group]
             maps = np.array([_affine(seeds[g], int(n)) for g, n in zip(group, rows, strict=True)])
-            found[mine] = starts[group] + (row * maps[:, 0] + maps[:, 1]) % rows
-        found = found if of.index is None else of.index[found].astype(np.int64)
-        return found, self._lengths[source][found].astype(np.int64)
+            index[mine] = starts[group] + (row * maps[:, 0] + maps[:, 1]) % rows
+        return index
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,9 +18,8 @@ from multiprocessing.process import BaseProcess
 from torch.utils.data import DataLoader, Dataset
 
 from chopper.workloads.batch import Batch, batch_of
-from chopper.workloads.mixture import Sample, SourceError, SourceSpec, Tokens
 from chopper.workloads.planning import Plan, Planner
-from chopper.workloads.shards import OpenSources
+from chopper.workloads.sources import OpenSources, Sample, SourceError, SourceSpec, Tokens
 
 _PR_SET_PDEATHSIG = 1
 

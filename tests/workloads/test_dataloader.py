@@ -17,32 +17,25 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments.loading import load  # noqa: E402
 from chopper.workloads import (  # noqa: E402
     dataloader,
     loading,
-    loading_alone,
     loading_measures,
     loading_trainer,
 )
 from chopper.workloads.batch import batch_of  # noqa: E402
-from chopper.workloads.declared_mixtures import read_mixture  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
-from chopper.workloads.mixture import SourceError  # noqa: E402
 from chopper.workloads.planning import Cost, Planner  # noqa: E402
-from chopper.workloads.shards import OpenSources, lengths_of, near  # noqa: E402
+from chopper.workloads.sources import OpenSources, SourceError, without_latency  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
     in_rows,
     torch_batches,
 )
-from tests.command import process  # noqa: E402
-from tests.storage.s3_server import BUCKET  # noqa: E402
 from tests.waiting import PATIENCE_S, until  # noqa: E402
 from tests.workloads.forked import Ranks  # noqa: E402
-from tests.workloads.made_mixtures import draw, sources  # noqa: E402
-from tests.workloads.test_mixture import TWO, write_two  # noqa: E402
+from tests.workloads.small_mixtures import draw, sources  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -147,7 +140,7 @@ def test_the_data_loader_serves_what_was_planned(kind):
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
         planned = plan.plan(batch.step)
-        assert Counter(batch.marked()) == Counter(near(sources()).marked(planned.of(1)))
+        assert Counter(batch.marked()) == Counter(without_latency(sources()).marked(planned.of(1)))
         lengths = dict(
             zip(zip(planned.source, planned.index, strict=True), planned.length, strict=True)
         )
@@ -158,26 +151,11 @@ def test_the_data_loader_serves_what_was_planned(kind):
     until(lambda: set(multiprocessing.active_children()) <= set(before), "the end of all workers")
 
 
-def test_workers_read_shards_of_a_bucket(s3, tmp_path):
-    here = read_mixture(write_two(tmp_path))
-    s3.put(f"{tmp_path}/", "bucket/data/", recursive=True)
-    away = read_mixture(write_two(tmp_path, TWO.replace('= "web/', f'= "{BUCKET}/data/web/')))
-    planner = Planner(draw(away.specs, batch=16))
-    dataset = ConcurrentDocuments(away.specs, 2, planner.upcoming(0, range(2)))
-    options = {"rank": 0, "first": 0, "steps": 3, "workers": 2, "prefetch": 1, "width": 64}
-    found = list(torch_batches(dataset, planner, timeout_s=PATIENCE_S, **options))
-    contents = near(here.specs)
-    for batch in found:
-        planned = planner.plan(batch.step).of(0)
-        assert Counter(batch.marked()) == Counter(contents.marked(planned))
-        assert {source for source, _ in planned} == {0, 1}
-
-
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
     items = [(0, 3), (1, 5), (4, 7)]
     docs = [OpenSources(sources()).read(item)[0] for item in items]
     right = batch_of(items, docs, width=64)
-    expected = near(sources()).marked(right.samples)
+    expected = without_latency(sources()).marked(right.samples)
     assert right.marked() == expected
     wrong = right.tokens.copy()
     wrong[0, 1] += 1
@@ -226,19 +204,6 @@ def test_memory_is_told_before_it_is_taken():
     large = loading.needs(arguments("--width", "65536", variants=("loader",)), 2, "cpu")
     assert large.what.startswith("training a model of --width 65536")
     assert large.memory_bytes > 4 * 5 * 12 * 65536**2
-
-
-def test_documents_that_no_stage_admits_are_told_before_a_run(tmp_path):
-    def notes(text):
-        words = ("--mixture", str(write_two(tmp_path, text)), "--batch", "2")
-        return loading.needs(arguments(*words, variants=("loader",)), 2, "cpu").notes
-
-    assert notes(TWO) == ()
-    lengths = [lengths_of(spec) for spec in read_mixture(tmp_path / "mixture.toml").specs]
-    expected = sum(int((of > 32).sum()) for of in lengths)
-    assert expected > 1
-    (note,) = notes(TWO.replace("longest = 64", "longest = 32"))
-    assert note.endswith(f"mixture.toml: {expected} documents left out, too long")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +330,7 @@ def alone(tmp_path):
 def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     kept: Any = Kept()
     args, of = arguments("--batch", "2", "--longest", "64"), draw(sources(), batch=2)
-    loading_alone.balancing_alone(args, of, CPU, kept, steps=2)
+    loading_measures.balancing_alone(args, of, CPU, kept, steps=2)
     found = {
         (name, said["method"], said["virtual_ranks"], said["repetition"]): value
         for name, value, said in kept.rows
@@ -384,8 +349,6 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     [
         (["--modality", "text", "--fault", "raises"], "--fault raises: is one of images"),
         (["--tensor", "3"], "--tensor 3: expected a divisor of the 2 ranks"),
-        (["--mixture", "a.toml", "--sweep", "latency"], "--mixture: its storage is not changed"),
-        (["--mixture", "none.toml"], "none.toml: cannot be read"),
         (["--fault", "killed-loader"], "loader actors only"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: heads have 32 elements"),
@@ -421,30 +384,3 @@ def test_one_rank_of_a_tensor_parallel_group_reads_for_all():
         reader = rank - rank % 2
         row = [*range(1, 4 + reader), *[0] * (5 - reader)]
         assert got == [[[[reader, step]], [row]] for step in range(3)]
-
-
-@pytest.mark.long
-def test_a_declared_mixture_of_a_bucket_trains_on_four_ranks(s3, tmp_path):
-    """Actors on Ray read an S3 server's shards; two ranks share each batch; a loader is killed."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("needs Ray: pip install 'chopper-profiler[ray]'")
-    write_two(tmp_path)
-    s3.put(f"{tmp_path}/", "bucket/data/", recursive=True)
-    file = write_two(tmp_path, TWO.replace('= "web/', f'= "{BUCKET}/data/web/'))
-    words = "--batch 4 --steps 6 --prefetch 8 --repetitions 2 --tensor 2 --standby 1 --latency 0"
-    done = process(
-        *("bench", "dataloader", "--ranks", "4", "--variants", "loader,balanced"),
-        *("-o", tmp_path / "run", "--json", "--", "--workers", "2"),
-        *(*words.split(), "--mixture", file, "--checkpoint", tmp_path / "kept"),
-        *("--fault", "killed-loader"),
-    )
-    assert done.code == 0, done.err
-    found = load(tmp_path / "run")
-    for variant in ("loader", "balanced"):
-        assert found.value("lost_sample_count", variant) == 0
-        assert found.value("repeated_sample_count", variant) == 0
-    assert found.value("first_loss", "loader") == pytest.approx(
-        found.value("first_loss", "balanced"), rel=1e-3
-    )
-    assert "killing loader actor" in done.err + done.out
-    assert len(list((tmp_path / "kept").glob("draw-*.jsonl"))) == 1

@@ -27,15 +27,13 @@ from chopper.engines import ray_cluster
 from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads.autoscaling import Limits
-from chopper.workloads.batch import Mesh
 from chopper.workloads.checkpoint import Checkpoint
 from chopper.workloads.loading_measures import memory_bytes
-from chopper.workloads.mixture import SourceError
 from chopper.workloads.planning import Cost, Planner
-from chopper.workloads.shards import near
+from chopper.workloads.sources import SourceError, without_latency
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
-from tests.workloads.made_mixtures import draw, sources
+from tests.workloads.small_mixtures import draw, sources
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'chopper-profiler[ray]'", allow_module_level=True)
@@ -60,7 +58,7 @@ def setup(name, *, fault="none", latency_s=2e-3, **changes):
 
 
 def planned(made, steps):
-    plans, contents = Planner(made.draw), near(made.draw.sources)
+    plans, contents = Planner(made.draw), without_latency(made.draw.sources)
     return [
         [Counter(contents.marked(plans.plan(step).of(rank))) for rank in range(RANKS)]
         for step in steps
@@ -177,7 +175,6 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
         killed.append(psutil.Process(pid(ray, actor)))
         killed[0].kill()
 
-    # A stage of 64 steps is beyond the first line of the checkpoint.
     assert samples(read(constructor, first=60, at=kill)) == planned(made, range(60, 60 + STEPS))
     assert "raylet" not in capfd.readouterr().out
     assert killed
@@ -258,30 +255,13 @@ def test_a_source_that_needs_more_than_one_loader_is_read_by_several(ray, starte
     assert sorted(at for _, mine in where for at in mine) == list(range(8))
 
 
-def test_ranks_that_share_a_batch_get_their_slices_of_it(started, whole):
-    mesh = Mesh(tensor=2, context=2, pipeline=2)
-    ranks = tuple(range(RANKS * mesh.ranks))
-    made = setup("mesh", mesh=mesh, nodes=((d.this_node(), ranks),))
+def test_one_of_the_ranks_that_share_a_batch_reads_it(started, whole):
+    made = setup("tensor", tensor=2, nodes=((d.this_node(), tuple(range(2 * RANKS))),))
     constructor = started(made)[1]
-    readers = made.readers(0)
-    assert readers == [r for r in ranks if r % 2 == 0]
-    streams = [d.batches(constructor, rank=rank, first=0, steps=4, prefetch=2) for rank in readers]
-    for step in range(4):
-        parts = {rank: next(stream) for rank, stream in zip(readers, streams, strict=True)}
-        for data in range(RANKS):
-            batch = whole[step][data]
-            for stage in range(2):
-                front, back = (parts[data * 8 + stage * 4 + context * 2] for context in (0, 1))
-                for name, there in (("tokens", stage == 0), ("places", True), ("targets", stage)):
-                    of = getattr(batch, name)
-                    expected = of() if callable(of) else of
-                    got = [getattr(part, name) for part in (front, back)]
-                    if not there:
-                        assert got == [None, None]
-                        continue
-                    a, b, c, e = np.split(expected, 4, axis=1)
-                    assert (got[0] == np.concatenate([a, e], axis=1)).all()
-                    assert (got[1] == np.concatenate([b, c], axis=1)).all()
+    assert made.readers(0) == [0, 2]
+    for data, rank in enumerate(made.readers(0)):
+        batch = next(d.batches(constructor, rank=rank, first=0, steps=1, prefetch=0))
+        assert batch.marked() == whole[0][data].marked()
 
 
 @pytest.fixture

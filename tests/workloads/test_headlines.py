@@ -73,7 +73,7 @@ def test_only_the_marked_part_of_a_page_changes(headlines):
 
 
 def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_path):
-    """From made ones: tables, causes, intervals, command; and nothing else of the page changes."""
+    """Headlines, intervals and command; nothing else of the page changes."""
     for page in (ROOT / "docs/workloads").glob("*.md"):
         (tmp_path / page.name).write_text(page.read_text())
     made = measured(
@@ -95,10 +95,7 @@ def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_pat
     of_gemm = marked(headlines, tmp_path, "gemm")
     assert of_gemm.startswith("Measured 1970-01-01 on cpu, of a machine that is not known, in 61 s")
     assert "    chopper bench gemm --seed 7\n" in of_gemm  # without where it was kept
-    assert (
-        "| float32 | 8x8x8 | 1.01 GFLOP/s ±1 % | 2.02 GFLOP/s ±1 % (2.00×, 1.88 … 2.12) |"
-        in of_gemm
-    )
+    assert "| 2× | 1.88 … 2.12 |" in of_gemm
     table = marked(headlines, tmp_path, "headlines")
     assert "in 1 min 01 s: gemm 61 s." in table
     [shown] = to_markdown.table(headline_table(made.headlines))

@@ -22,9 +22,9 @@ from chopper.workloads.autoscaling import (
     place,
 )
 from chopper.workloads.checkpoint import Checkpoint
-from chopper.workloads.mixture import SourceError, Stage
 from chopper.workloads.planning import METHODS, Cost, Planner, balance, imbalance, loads, pack
-from tests.workloads.made_mixtures import draw, of_lengths
+from chopper.workloads.sources import SourceError
+from tests.workloads.small_mixtures import draw, of_lengths
 
 costs = st.lists(st.integers(0, 10_000), min_size=1, max_size=60).map(
     lambda values: np.array(values, dtype=np.float64)
@@ -43,9 +43,8 @@ def made(sizes=(50, 7, 90), weights=(5.0, 1.0, 2.0), **changes) -> Planner:
     specs = []
     for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
         lengths = 4 + np.random.default_rng(number).integers(60, size=size)
-        points = weight if isinstance(weight, tuple) else ((0, weight),)
         spec = of_lengths("abc"[number], tuple(lengths.tolist()), 12, number)
-        specs.append(replace(spec, points=points))
+        specs.append(replace(spec, weight=weight))
     options: dict[str, Any] = {"seed": 0, "cost": Cost(1.0, 0.1), "method": "kk"}
     return Planner(draw(tuple(specs), **options | changes))
 
@@ -153,28 +152,17 @@ def test_each_reading_of_a_source_holds_each_sample_once(method):
         assert all(len(list(itertools.groupby(order))) == -(-size // 12) for order in groups)
 
 
-def test_a_stage_draws_what_it_admits_and_each_of_it_once():
-    stages = (Stage(step=0, longest=20), Stage(step=10, longest=64))
-    planner = made(stages=stages, sizes=(300, 200, 100))
-    lengths = [planner.plan(step).length.max() for step in range(14)]
-    assert max(lengths[:10]) <= 20 < max(lengths[10:])
-    drawn = Counter(s for step in range(4) for s in planner.plan(step).of(0))
-    assert max(drawn.values()) == 1
-
-
 @pytest.mark.parametrize("step", [0, 63, 64, 700])
 def test_a_checkpoint_says_where_each_source_was(tmp_path, monkeypatch, step):
-    stages = (Stage(step=0, longest=30), Stage(step=100, longest=64))
-    first = made(stages=stages)
+    first = made()
     checkpoint = Checkpoint(tmp_path, first.draw)
     for at in range(0, 701, 7):
         first.plan(at)
         checkpoint.write(*first.kept(at), 3)
     lines = next(tmp_path.iterdir()).read_text().splitlines()
     assert len(lines) == 700 // 64
-    # A whole one first and where a stage began a reading anew, differences else.
-    assert ["whole" in line for line in lines[:3]] == [True, True, False]
-    later = made(stages=stages)
+    assert ["whole" in line for line in lines[:3]] == [True, False, False]
+    later = made()
     found = Checkpoint(tmp_path, later.draw)
     assert found.loaders == 3
     later.resume(found.positions)
@@ -223,14 +211,6 @@ def test_the_mixture_is_drawn_as_it_is_weighted():
     assert counts / counts.sum() == pytest.approx([5 / 8, 1 / 8, 2 / 8], abs=0.02)
 
 
-def test_the_mixture_may_change():
-    turning = (((0, 5.0), (10, 1.0)), ((0, 1.0), (10, 5.0)), 2.0)
-    planner = made(weights=turning)
-    assert planner.weights_at(0).tolist() == [5 / 8, 1 / 8, 2 / 8]
-    assert planner.weights_at(5).tolist() == [3 / 8, 3 / 8, 2 / 8]
-    assert planner.weights_at(99).tolist() == [1 / 8, 5 / 8, 2 / 8]
-
-
 def test_a_source_too_short_for_its_share_of_a_step_is_helped_out():
     planner = made(sizes=(2, 100, 100), weights=(100.0, 1.0, 1.0), batch=20)
     counts = np.bincount(planner.plan(0).source, minlength=3)
@@ -241,7 +221,7 @@ def test_a_source_too_short_for_its_share_of_a_step_is_helped_out():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((50, 0, 9), "source b has no document of at most 64 tokens.*leave it out"),
+        ((50, 0, 9), "source b has no document: leave it out"),
         ((3, 3, 1), r"a step takes 8 samples \(2 ranks × 4\), all sources together hold 7"),
     ],
 )
@@ -323,7 +303,6 @@ def observed(scaler, wait_s, count=400):
         np.full(4, count // 4),
         np.full(4, wait_s * count / 4),
         np.full(4, 0.0001 * count / 4),
-        np.full(4, 0.25),
     )
 
 
@@ -339,19 +318,10 @@ def test_slower_storage_needs_more_loaders_and_faster_one_fewer_after_a_while():
     assert [scaler.decide(4, starving=False) for _ in range(3)] == [4, 4, 1]
 
 
-def test_the_share_of_a_source_is_a_moving_average():
-    scaler = Autoscaler(load(), LIMITS, memory=0.5)
-    counts = np.array([100, 0, 0, 0])
-    scaler.observe(1.0, counts, counts * 0.4, counts * 0.001, np.array([1.0, 0, 0, 0]))
-    assert scaler.load.share.tolist() == [0.625, 0.125, 0.125, 0.125]
-    assert scaler.load.wait_s[0] == pytest.approx(0.3)
-    assert scaler.load.wait_s[1] == 0.2  # not seen, kept
-
-
 def test_planning_and_sources_need_no_torch_and_no_ray():
     code = (
         "import sys\nsys.modules['torch'] = sys.modules['ray'] = None\n"
-        "import chopper.workloads.planning, chopper.workloads.mixture\n"
+        "import chopper.workloads.planning, chopper.workloads.sources\n"
         "import chopper.workloads.disaggregated"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chopper.workloads.made_sources import write_sources
-from chopper.workloads.mixture import SourceSpec, Stage
 from chopper.workloads.planning import Cost, Draw
-from chopper.workloads.shards import groups_of
+from chopper.workloads.sources import SourceSpec
+from chopper.workloads.synthetic_sources import write_sources
 
 HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
 
@@ -41,17 +40,21 @@ def of_lengths(name: str, lengths: tuple[int, ...], rows: int, number: int = 0) 
         {"length": pa.array(lengths, pa.int64()), "text": pa.array(texts, pa.string())}
     )
     pq.write_table(table, path, row_group_size=rows)
-    bare: dict[str, Any] = {"name": name, "number": number, "shards": (str(path),)}
-    bare["points"] = ((0, 1.0),)
-    groups, size = groups_of(SourceSpec(**bare, groups=(), state_bytes=0))
-    return SourceSpec(**bare, groups=groups, state_bytes=size)
+    groups = [(0, at // rows, min(rows, len(lengths) - at)) for at in range(0, len(lengths), rows)]
+    return SourceSpec(
+        name=name,
+        number=number,
+        shards=(str(path),),
+        groups=tuple(groups),
+        weight=1.0,
+        state_bytes=table.nbytes,
+    )
 
 
 def draw(specs: tuple[SourceSpec, ...], **changes: Any) -> Draw:
     """A draw from sources."""
     options: dict[str, Any] = {
         "sources": specs,
-        "stages": (Stage(step=0, longest=64),),
         "batch": 4,
         "ranks": 2,
         "seed": 1,

@@ -1,51 +1,98 @@
-"""Open sources: documents from row groups of Parquet shards, on disk or at addresses (fsspec).
+"""Sources of a mixture: facts that every process has, and documents read from Parquet shards.
 
 A source that is open holds the row groups that it reads from, decoded: they are its state. A
 document's image is a request of its own. A request waits as long as the specification adds, which
 stands for the distance of a storage that is not there; what comes is real.
+
+No torch here, nor in what plans: loader processes do without it.
 """
 
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
+import math
 import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from chopper.errors import InputError
-from chopper.storage.remote import opened
-from chopper.workloads.mixture import (
-    VOCABULARY,
-    Ints,
-    Sample,
-    SourceError,
-    SourceSpec,
-    Tokens,
-    beside,
-)
+from chopper.errors import ChopperError
 
+Ints = NDArray[np.int64]
+Tokens = NDArray[np.uint16]
+Sample = tuple[int, int]
+"""Numbers of a source and of one of its documents."""
+Modality = Literal["text", "image"]
+
+VOCABULARY = 320
+"""Ids: 0 is padding, 1 to 256 are bytes, those above are brightnesses of patches."""
 READ_TIMEOUT_S = 20.0
 PATCH = 16
 """Pixels of a patch's edge."""
+_IMAGE_COLUMNS = ("media", "offset", "size", "sha256")
+"""Columns that say where a document's image lies."""
 _HELD = 2
 """Row groups of a source that stay: steps are read ahead across the end of one."""
 _THREADS = 16
 _OPENING = 2
+_NORMALS_COUNT = 4099
 
 Read = tuple[Tokens, float, float]
 """A document's tokens, and the seconds that storage and a core took."""
+
+
+class SourceError(ChopperError):
+    """A source did not give what it was asked for; the message names it and the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """Facts about a source that every process has; the documents' lengths only planners read."""
+
+    name: str
+    number: int
+    shards: tuple[str, ...]
+    groups: tuple[tuple[int, int, int], ...]
+    """Row groups of all shards in order: shard, number in it, rows."""
+    weight: float
+    """Relative frequency in the mixture."""
+    state_bytes: int
+    """Bytes of its largest row group in memory."""
+    modality: Modality = "text"
+    latency_s: float = 0.0
+    """Mean time that is added to each request of storage, as a distance would."""
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        """Count its documents."""
+        return sum(rows for _, _, rows in self.groups)
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that a document is made of."""
+        return ["text", *(_IMAGE_COLUMNS if self.modality == "image" else ())]
+
+    def latency_of(self, index: int) -> float:
+        """Seconds added to the request for one document: around the mean, seldom twice it."""
+        at = (index * 2654435761 + self.number * 40503 + self.seed * 97) % _NORMALS_COUNT
+        return self.latency_s * math.exp(0.35 * float(_normals()[at]) - 0.35**2 / 2)
+
+
+@functools.cache
+def _normals() -> NDArray[np.float64]:
+    return np.random.default_rng(0).standard_normal(_NORMALS_COUNT)
 
 
 def _why(exc: Exception) -> str:
@@ -53,118 +100,22 @@ def _why(exc: Exception) -> str:
     return ": ".join([type(exc).__name__, *str(exc).splitlines()[:1]])
 
 
-def matching(pattern: str) -> list[str]:
-    """Return the files that a pattern matches, sorted."""
-    if "://" not in pattern:
-        return sorted(glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
-    try:
-        fs, path = opened(pattern)
-        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
-    except InputError:
-        raise
-    except Exception as exc:  # those of file systems' libraries have no common class
-        raise InputError(f"{pattern}: {_why(exc)}") from exc
-
-
-def _opened(path: str) -> BinaryIO:
-    if "://" not in path:
-        return Path(path).open("rb")
-    fs, name = opened(path)
-    return cast(BinaryIO, fs.open(name, "rb"))
-
-
-def _range(path: str, offset: int, size: int) -> bytes:
-    """Read a range of a file."""
-    if "://" not in path:
-        with Path(path).open("rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(size)
-    fs, name = opened(path)
-    return bytes(fs.cat_file(name, start=offset, end=offset + size))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(lists and pa.types.is_integer(kind.value_type))
-
-
-_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
-    "string": _is_text,
-    "integer": pa.types.is_integer,
-    "list of integers": _is_list,
-}
-
-
-def groups_of(spec: SourceSpec) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """Read from footers: shard, number and rows of each row group, and the largest one's bytes.
-
-    Raises:
-        InputError: a shard is no Parquet file, or lacks a column; one line.
-    """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        footers = list(pool.map(functools.partial(_footer, spec), spec.shards))
-    groups = [
-        (shard, group, rows)
-        for shard, footer in enumerate(footers)
-        for group, (rows, _) in enumerate(footer)
-        if rows
-    ]
-    return tuple(groups), max((size for footer in footers for _, size in footer), default=0)
-
-
-def _footer(spec: SourceSpec, shard: str) -> list[tuple[int, int]]:
-    """Rows of each row group of a shard, and bytes of the columns that are read from it."""
-    where = f"source {spec.name}: {shard}"
-    try:
-        with _opened(shard) as file:
-            parquet = pq.ParquetFile(file)
-            schema, meta = parquet.schema_arrow, parquet.metadata
-    except Exception as exc:  # those of file systems' libraries have no common class
-        raise InputError(f"{where}: {_why(exc)}") from exc
-    for column, kind in (*spec.columns.items(), (spec.length, "integer")):
-        at = schema.get_field_index(column)
-        if at < 0:
-            found = ", ".join(schema.names)
-            raise InputError(f"{where} has no column {column!r} ({kind}); it has {found}")
-        if not _KINDS[kind](schema.field(at).type):
-            found = schema.field(at).type
-            raise InputError(f"{where}, column {column!r}: {found}, expected {kind}")
-    footer = []
-    for number in range(meta.num_row_groups):
-        group = meta.row_group(number)
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        read = [c for c in chunks if c.path_in_schema.split(".")[0] in spec.columns]
-        footer.append((group.num_rows, sum(c.total_uncompressed_size for c in read)))
-    return footer
-
-
 def lengths_of(spec: SourceSpec) -> Ints:
     """Read the tokens of each document of a source, which is all that planning needs of it.
 
     Raises:
-        SourceError: a shard cannot be read, or a length is missing or below 1.
+        SourceError: a shard cannot be read.
     """
 
-    def read(shard: str) -> pa.ChunkedArray:
+    def read(shard: str) -> NDArray[Any]:
         try:
-            with _opened(shard) as file:
-                return pq.ParquetFile(file).read([spec.length], use_threads=False)[spec.length]
+            column = pq.ParquetFile(shard).read(["length"], use_threads=False)["length"]
         except Exception as exc:
             raise SourceError(f"source {spec.name}: {shard}: {_why(exc)}") from exc
+        return np.asarray(column.to_numpy())
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        columns = list(pool.map(read, spec.shards))
-    for shard, column in zip(spec.shards, columns, strict=True):
-        if column.null_count or (len(column) and column.to_numpy().min() < 1):
-            raise SourceError(
-                f"source {spec.name}: {shard}, column {spec.length!r}: a length is missing or "
-                "below 1; leave such documents out"
-            )
-    lengths = np.concatenate([column.to_numpy() for column in columns])
+        lengths = np.concatenate(list(pool.map(read, spec.shards)))
     return lengths.astype(np.min_scalar_type(lengths.max(initial=0)))
 
 
@@ -217,39 +168,36 @@ class Source:
     def _read_group(self, number: int) -> list[pa.Array]:
         shard, group, _ = self.spec.groups[number]
         self._travel(self.spec.size + number)
-        with _opened(self.spec.shards[shard]) as file:
+        with Path(self.spec.shards[shard]).open("rb") as file:
             # No threads and nothing read ahead: forked workers would inherit their locks.
             parquet = pq.ParquetFile(file, pre_buffer=False)
-            table = parquet.read_row_group(group, list(self.spec.columns), use_threads=False)
+            table = parquet.read_row_group(group, self.spec.columns, use_threads=False)
         return [table[name].combine_chunks() for name in self.spec.columns]
 
     def _travel(self, index: int) -> None:
         if self.spec.latency_s:
             time.sleep(self.spec.latency_of(index))
 
-    def _fetch(self, index: int) -> tuple[Any, bytes | None]:
-        """A document's text or tokens, and its image."""
+    def _fetch(self, index: int) -> tuple[str, bytes | None]:
+        """Return a document's text, and its image."""
         number, columns = self._group_of(index)
         row = index - int(self._starts[number])
-        content, *media = (column[row].as_py() for column in columns)
-        if self.spec.modality == "image":
-            file, offset, size, digest = media
-            self._travel(index)
-            image = _range(
-                beside(self.spec.shards[self.spec.groups[number][0]], file), offset, size
-            )
-            if hashlib.sha256(image).hexdigest() != digest:
-                raise ValueError(f"{file}, bytes {offset} to {offset + size}: not those of sha256")
-            return content, image
-        return content, None
+        text, *media = (column[row].as_py() for column in columns)
+        if not media:
+            return text, None
+        name, offset, size, digest = media
+        self._travel(index)
+        shard = Path(self.spec.shards[self.spec.groups[number][0]])
+        with (shard.parent / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            image = file.read(size)
+        if hashlib.sha256(image).hexdigest() != digest:
+            raise ValueError(f"{name}, bytes {offset} to {offset + size}: not those of sha256")
+        return text, image
 
 
-def tokenize(content: str | Sequence[int], image: bytes | None) -> Tokens:
+def tokenize(content: str, image: bytes | None) -> Tokens:
     """Make tokens of a document: 1 more than its bytes, and 257 and more of its image's patches."""
-    if not isinstance(content, str):
-        # Those beyond the vocabulary of the small decoder are folded into it.
-        ids = np.array(content, dtype=np.int64)
-        return (1 + (ids - 1) % (VOCABULARY - 1)).astype(np.uint16)
     text = np.frombuffer(content.encode(), dtype=np.uint8).astype(np.uint16) + 1
     if image is None:
         return text
@@ -319,15 +267,15 @@ class OpenSources:
         return [read.result() for read in reads]
 
     def marked(self, samples: Iterable[Sample]) -> list[tuple[int, int, int]]:
-        """Each sample with its mark."""
+        """Return each sample with its mark."""
         return [(*sample, mark(self.read(sample)[0])) for sample in samples]
 
 
 def mark(tokens: Tokens) -> int:
-    """Number that tells a document's tokens from others'."""
+    """Hash a document's tokens, to tell them from others'."""
     return zlib.crc32(tokens.tobytes())
 
 
-def near(specs: Sequence[SourceSpec]) -> OpenSources:
-    """The same documents without added latency."""
+def without_latency(specs: Sequence[SourceSpec]) -> OpenSources:
+    """Open the same sources without added latency."""
     return OpenSources([replace(spec, latency_s=0.0) for spec in specs])

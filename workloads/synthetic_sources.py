@@ -1,4 +1,4 @@
-"""Sources that are made for a run: real Parquet shards and images, as different as real ones are.
+"""Synthetic sources, written for a run: real Parquet shards and images, as different as real ones.
 
 Their text is random bytes and their images are noise; what is drawn how often, how long documents
 are and how far the storage is differs by source, as in mixtures that are trained on.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chopper.workloads.mixture import Ints, Modality, SourceSpec
-from chopper.workloads.shards import PATCH, groups_of
+from chopper.workloads.sources import PATCH, Ints, Modality, SourceSpec
 
 _KINDS = ("web", "code", "books", "chat", "papers", "forum", "news", "math")
 _GRIDS = np.array([(h, w) for h in range(1, 64) for w in (h, h + 1)])
@@ -58,7 +56,7 @@ def write_sources(
     specs = []
     for number in range(count):
         name = f"{_KINDS[number % len(_KINDS)]}-{number:02d}"
-        shards = _write(
+        shards, rows = _write(
             folder / name,
             rng=np.random.default_rng((seed, number)),
             state_bytes=int(state_bytes * state[number]),
@@ -66,18 +64,18 @@ def write_sources(
             longest=longest,
             modality=modality,
         )
-        bare: dict[str, Any] = {
-            "name": name,
-            "number": number,
-            "shards": shards,
-            "points": ((0, float(weight[number])),),
-            "modality": modality,
-            "latency_s": float(latency[number]),
-            "seed": seed,
-        }
-        groups, _ = groups_of(SourceSpec(**bare, groups=(), state_bytes=0))
         specs.append(
-            SourceSpec(**bare, groups=groups, state_bytes=int(state_bytes * state[number]))
+            SourceSpec(
+                name=name,
+                number=number,
+                shards=shards,
+                groups=tuple((shard, 0, rows) for shard in range(_SHARDS)),
+                weight=float(weight[number]),
+                state_bytes=int(state_bytes * state[number]),
+                modality=modality,
+                latency_s=float(latency[number]),
+                seed=seed,
+            )
         )
         if fault in ("raises", "hangs") and number == min(1, count - 1):
             images = folder / name / "images.bin"
@@ -95,7 +93,8 @@ def _write(
     median: float,
     longest: int,
     modality: Modality,
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], int]:
+    """Write the shards of a source; return their paths and the documents of each."""
     folder.mkdir(parents=True)
     # Text takes a byte for a token, and half of a document is its image's.
     row_bytes = 4 + 1.4 * median if modality == "text" else 4 + 0.7 * median + _PLACE_BYTES
@@ -118,7 +117,7 @@ def _write(
         path = folder / f"{shard:05d}.parquet"
         pq.write_table(pa.table(columns), path, row_group_size=rows, compression="snappy")
         shards.append(str(path))
-    return tuple(shards)
+    return tuple(shards), rows
 
 
 def _write_images(folder: Path, rng: np.random.Generator, longest: int) -> dict[str, pa.Array]:
@@ -142,7 +141,7 @@ def _write_images(folder: Path, rng: np.random.Generator, longest: int) -> dict[
 
 
 def _texts(rng: np.random.Generator, lengths: Ints) -> pa.Array:
-    """Random texts of so many bytes."""
+    """Draw random texts of these lengths, in bytes."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     letters = rng.integers(97, 123, size=1 << 16, dtype=np.uint8)
     data = np.resize(letters, int(offsets[-1]))
