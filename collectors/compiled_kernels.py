@@ -24,7 +24,7 @@ from typing import Any
 
 from chopper.collectors import fake_tensors
 from chopper.errors import CaptureError
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 
 TARGETS = {
     "nvidia-a100-sxm4-80gb": "sm_80",

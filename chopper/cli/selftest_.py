@@ -75,7 +75,7 @@ def command(
     from chopper.experiments.selftest import Machine, run_checks
     from chopper.fresh_python import ended_by_signals
     from chopper.reports.selftest import page
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
 
     path = output or _DEFAULT
     shared.check_report(path, force=force)

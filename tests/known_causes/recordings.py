@@ -18,7 +18,7 @@ from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
 from chopper.experiments.selftest import last_line
 from chopper.fresh_python import ended_by_signals
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.files import pack_message
 from chopper.workloads import link
 from chopper.workloads.processes import first_failure, running_ranks
