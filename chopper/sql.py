@@ -28,7 +28,7 @@ from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.recorded import filed_tables, read_rank
 from chopper.ingest.sources import find
 from chopper.storage import parquet
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.files import inside
 from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.parts import read_manifest

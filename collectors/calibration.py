@@ -30,7 +30,7 @@ from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
 from chopper.hardware.calibration import Calibration, Measured
 from chopper.limits import usable_cores
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.files import pack_message
 from chopper.version import __version__
 

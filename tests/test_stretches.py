@@ -302,7 +302,7 @@ def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with all_large():
         run = chopper.load(ranks / "rank-0.json.gz")
-    assert [*tmp_path.glob("chopper-spill-*/rows/stretch-*")]
+    assert [*tmp_path.glob(".chopper-spill-*/rows/stretch-*")]
     del run
     assert not [*tmp_path.iterdir()]
 

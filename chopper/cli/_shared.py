@@ -489,7 +489,7 @@ def write_run(
             left.
     """
     from chopper.storage import manifest, remote
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
 
     if isinstance(output, Path):
         made = _placed(make, output, force=force)

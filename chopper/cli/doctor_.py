@@ -203,7 +203,7 @@ def _collectors() -> list[dict[str, Any]]:
 
     from chopper.collectors import registry
     from chopper.collectors.base import CollectorContext
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
     from chopper.storage.parts import RunWriter
 
     classes, refused = registry.load_all()

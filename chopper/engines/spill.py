@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
-import tempfile
-import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,43 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import InputError, OutputError, reason_of
-from chopper.storage.files import is_users
-from chopper.storage.process_identity import lock
-
-_PREFIX = "chopper-spill-"
-_NEW_S = 60.0
-"""A folder younger than this may not have been locked yet."""
+from chopper.storage.caches import TemporaryFolder
 
 
-class Folder:
-    """A temporary folder, removed when nobody holds a value in it, or at the end of the process.
-
-    Its owner holds a lock on it: one without is of a process that was killed, and is removed by the
-    next.
-
-    Args:
-        parent: where it is made; by default where the system has temporary files, on a disk.
+class Folder(TemporaryFolder):
+    """A temporary folder of values, by default on a disk.
 
     Raises:
-        OutputError: no folder can be made there.
+        OutputError: it cannot be made.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or _on_disk()
-        for old in parent.glob(f"{_PREFIX}*"):
-            _remove_abandoned(old)
-        try:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        except OSError as exc:
-            raise OutputError(
-                f"{parent}: cannot create a temporary folder there ({reason_of(exc)}); set TMPDIR "
-                "to another one"
-            ) from exc
-        held = None
-        with contextlib.suppress(OSError):  # no locks here: nobody else removes it
-            held = os.open(self.path, os.O_RDONLY)
-            lock(held)
-        weakref.finalize(self, _remove, self.path, held, os.getpid())
+        super().__init__("spill", parent)
 
     def spilled(self, path: Path) -> Spilled:
         """Return the value of a file, which is removed with it."""
@@ -132,44 +104,6 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
         ) from exc
 
 
-def _remove(path: Path, held: int | None, owner_pid: int) -> None:
-    if os.getpid() == owner_pid:  # and not a process that was forked from it
-        shutil.rmtree(path, ignore_errors=True)
-        if held is not None:
-            os.close(held)
-
-
 def _unlink(path: Path, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         path.unlink(missing_ok=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder that nobody has locked."""
-    try:
-        status = folder.lstat()
-        if not is_users(status) or time.time() - status.st_mtime < _NEW_S:
-            return
-        held = os.open(folder, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return
-    try:
-        lock(held)
-        shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        pass  # somebody works in it
-    finally:
-        os.close(held)
-
-
-def _on_disk() -> Path:
-    """Return the system's folder for temporary files, unless that is memory."""
-    folder = Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError):
-        mounts = [
-            line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-        ]
-        around = [m for m in mounts if folder.is_relative_to(m[1])]
-        if around and max(around, key=lambda m: len(m[1]))[2] in ("tmpfs", "ramfs"):
-            return Path("/var/tmp")
-    return folder

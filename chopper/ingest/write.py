@@ -23,7 +23,7 @@ from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.parquet import RankWriter

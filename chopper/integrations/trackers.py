@@ -297,7 +297,7 @@ def _to_wandb(run: Attributed, into: Any, directory: Path | None) -> str:
 def _log_wandb(run: Attributed, target: Any) -> None:
     import wandb
 
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
 
     target.define_metric("chopper/step", hidden=True)
     target.define_metric("chopper/*", step_metric="chopper/step")
@@ -355,7 +355,7 @@ def _experiment(client: Any, directory: Path | None) -> str:
 def _log_mlflow(run: Attributed, client: Any, run_id: str) -> None:
     from mlflow.entities import Metric
 
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
 
     metrics = [
         Metric(name, value, of.end_ns // _NS_PER_MS, of.step)

@@ -23,11 +23,11 @@ from chopper.storage import process_identity as identity
 from chopper.storage.destination import (
     claim_file,
     is_own,
+    left_aside,
     recover,
     replaces,
     set_aside,
     settle,
-    waiting_for,
 )
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run
@@ -46,6 +46,8 @@ LAUNCHED_VARIABLE = "CHOPPER_LAUNCHED"
 IN_PROFILE = "profile"
 """Its value in the children of a process that records inside ``chopper.profile``."""
 RUNS = Path("runs")
+_COMMAND_WAIT_S = 1.0
+"""Another rank holds the lock for milliseconds, a command until it ends."""
 
 
 def launched(path: Path | None = None) -> bool:
@@ -165,8 +167,14 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
             held.enter_context(lock)
         force = force and not launched(path) and not _restarts()
         if force:
-            for line in recover(path):
-                say(line)
+            try:
+                own = claim_file(path.resolve())
+                held.enter_context(identity.locked(own, wait_s=_COMMAND_WAIT_S))
+            except identity.HeldElsewhere:  # by a command, which decides about the run there
+                force = False
+            else:
+                for line in recover(path):
+                    say(line)
         while True:
             claimed = _choose(path, part, force=force)
             if _occupy(claimed.path, part):
@@ -327,12 +335,10 @@ def settled(path: Path) -> Path | None:
     Raises:
         OutputError: the run that was set aside cannot be put back.
     """
-    kept = None
     with contextlib.ExitStack() as held:
         with contextlib.suppress(identity.HeldElsewhere):
             held.enter_context(identity.locked(claim_file(path), wait_s=processes.LOCK_WAIT_S))
-        for old in waiting_for(path):
-            if not replaces(path, old) and processes.recorders(path):
-                return None
-            kept = settle(path, old)
-    return kept
+        old = left_aside(path)
+        if old is None or (processes.recorders(path) and not replaces(path, old)):
+            return None
+        return settle(path, old)

@@ -1,22 +1,27 @@
-"""Folders of this user alone, for what a later command may use again."""
+"""Folders of this user alone: caches for later commands, and temporary ones."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import errno
+import functools
 import hashlib
 import os
+import re
 import shutil
-import socket
 import sys
 import tempfile
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from chopper.errors import OutputError, reason_of
 from chopper.storage.files import is_users
 
 _KEPT_S = 7 * 86_400
+_NEW_S = 60.0
+"""A folder younger than this may not have been locked yet."""
 
 
 def cache_folder(kind: str, key: str) -> Path:
@@ -43,7 +48,7 @@ def cache_folder(kind: str, key: str) -> Path:
             _make_own(folder)
         os.utime(folder)
     except (OSError, RuntimeError):  # pathlib's, where no home is known
-        return _temporary()
+        return _instead(kind, name).path
     for other in folder.parent.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - other.lstat().st_mtime > _KEPT_S:
@@ -66,14 +71,108 @@ def _make_own(folder: Path) -> None:
         os.close(opened)
 
 
-def _temporary() -> Path:
-    """Return a temporary folder; of a killed process, ``destination.scratch`` removes it."""
+@functools.cache
+def _instead(kind: str, name: str) -> TemporaryFolder:
+    """Return a folder of this process, for where there can be no cache."""
+    del kind, name
+    return TemporaryFolder("cache")
+
+
+@contextlib.contextmanager
+def scratch(use: str, parent: Path | None = None) -> Iterator[Path]:
+    """Make a directory for temporary files, and remove it afterwards.
+
+    Raises:
+        OutputError: it cannot be made; for the arguments see :class:`TemporaryFolder`.
+    """
+    folder = TemporaryFolder(use, parent)
     try:
-        prefix = f"chopper-cache-{socket.gethostname()}-{os.getpid()}-"
-        folder = tempfile.mkdtemp(prefix=prefix)
-    except OSError as exc:
-        raise OutputError(
-            f"no folder for temporary files can be made ({reason_of(exc)}); set TMPDIR"
-        ) from exc
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+        yield folder.path
+    finally:
+        folder.remove()
+
+
+class TemporaryFolder:
+    """A temporary folder, removed when nobody refers to this object, or the process ends.
+
+    Its owner holds a lock on it: one without is of a process that was killed, and is removed by the
+    next.
+
+    Args:
+        use: a word of its name.
+        parent: where it is made; by default where the system has temporary files, on a disk.
+
+    Raises:
+        OutputError: no folder can be made there.
+    """
+
+    def __init__(self, use: str, parent: Path | None = None) -> None:
+        remedy = "set TMPDIR to another one" if parent is None else "choose another -o"
+        parent = parent or _on_disk()
+        for old in parent.glob(".chopper-*.tmp"):
+            _remove_abandoned(old)
+        try:
+            self.path = Path(tempfile.mkdtemp(".tmp", f".chopper-{use}-", parent))
+        except OSError as exc:
+            raise OutputError(
+                f"{parent}: cannot create a temporary folder there ({reason_of(exc)}); {remedy}"
+            ) from exc
+        held = None
+        with contextlib.suppress(OSError):  # no locks here: nobody else removes it
+            held = os.open(self.path, os.O_RDONLY)
+            _lock(held)
+        self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock of an open folder, which ends with this process.
+
+    Raises:
+        OSError: another process holds it, or there are no locks here.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "no locks of folders on Windows")
+    from filelock import lock_descriptor
+
+    if not lock_descriptor(descriptor, blocking=False):
+        raise BlockingIOError
+
+
+def _remove(path: Path, held: int | None, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # and not a process that was forked from it
+        shutil.rmtree(path, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder that nobody has locked."""
+    if not re.fullmatch(r"\.chopper-[a-z]+-[a-z0-9_]{8}\.tmp", folder.name, re.ASCII):
+        return
+    try:
+        status = folder.lstat()
+        if not is_users(status) or time.time() - status.st_mtime < _NEW_S:
+            return
+        held = os.open(folder, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return
+    try:
+        _lock(held)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # somebody works in it
+    finally:
+        os.close(held)
+
+
+def _on_disk() -> Path:
+    """Return the system's folder for temporary files, unless that is memory."""
+    folder = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        mounts = [
+            line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        ]
+        around = [m for m in mounts if folder.is_relative_to(m[1])]
+        if around and max(around, key=lambda m: len(m[1]))[2] in ("tmpfs", "ramfs"):
+            return Path("/var/tmp")
+    return folder

@@ -1,10 +1,9 @@
 """Places of new runs: refused where something would be lost, and the run that was there kept.
 
-``.NAME.HOST-PID.old`` is a run that is being replaced, ``.NAME.HOST-PID.new`` one that is being
-written or removed, ``.NAME.HOST-PID.moving`` a part of the run in NAME that is being moved; the
-next command that writes to the same place finds what a killed one left.
+While a command writes to NAME it holds a lock, ``.NAME.claim``. ``.NAME.old`` is a run that is
+being replaced, ``.NAME.new`` one that is being removed, ``.NAME.moving`` a part of the run in NAME
+that is being moved; who holds the lock next finds what a killed command left.
 A recording that may not replace the run that was there is kept as ``NAME.no-steps``.
-``chopper-USE-HOST-PID-*`` among the temporary files is removed by the next command that wants one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from typing import Literal
 
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.storage import manifest as m
+from chopper.storage.caches import scratch
 from chopper.storage.files import create, is_users, read_bytes
 from chopper.storage.layout import (
     MANIFEST,
@@ -31,7 +30,7 @@ from chopper.storage.layout import (
     is_rank_dir,
     is_run,
 )
-from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
+from chopper.storage.process_identity import HeldElsewhere, locked
 from chopper.storage.processes import LOCK, content_of, may_replace, recorders
 from chopper.wording import some
 
@@ -263,22 +262,20 @@ def written_beside(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: it cannot be made.
     """
-    place = _real(path)
-    for left in _left_by_the_dead(place, "new"):
-        shutil.rmtree(left, ignore_errors=True)
-    fresh = working_dir(place, "new")
-    try:
-        fresh.mkdir(parents=True)  # never through a link
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
-        ) from exc
-    try:
-        yield fresh
-    except OutputError as exc:
-        raise OutputError(str(exc).replace(str(fresh), str(path))) from exc
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    parent = _real(path).parent
+    with contextlib.ExitStack() as held:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            fresh = held.enter_context(scratch("new", parent)) / "new"
+            fresh.mkdir()
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
+            ) from exc
+        try:
+            yield fresh
+        except OutputError as exc:
+            raise OutputError(str(exc).replace(str(fresh), str(path))) from exc
 
 
 def claim_file(run_dir: Path) -> Path:
@@ -313,7 +310,7 @@ def claimed(path: Path, job: str | None = None) -> Iterator[Callable[[str], None
                 shared = job is not None and of_job == job
                 if not shared and time.monotonic() > until_s:
                     raise OutputError(
-                        f"{path}: process {pid} is writing a run into it; wait for its end, or "
+                        f"{path}: process {pid} is writing into it; wait for its end, or "
                         "choose another -o"
                     ) from None
             time.sleep(_POLL_S)
@@ -331,9 +328,9 @@ def recover(path: Path) -> list[str]:
     """
     run_dir = _real(path)
     lines: list[str] = []
-    for unfinished in _left_by_the_dead(run_dir, "new"):
+    if (unfinished := left_aside(run_dir, "new")) is not None:
         shutil.rmtree(unfinished, ignore_errors=True)
-    for moving in _left_by_the_dead(run_dir, "moving"):
+    if (moving := left_aside(run_dir, "moving")) is not None:
         try:
             _move_in(run_dir, moving)
         except OSError as exc:
@@ -341,9 +338,8 @@ def recover(path: Path) -> list[str]:
                 f"{moving}: holds files of the run in {path}, and cannot be put back "
                 f"({reason_of(exc)}); move them there"
             ) from exc
-    for old in _left_by_the_dead(run_dir, "old"):
-        if recorders(run_dir):
-            break
+    old = left_aside(run_dir, "old")
+    if old is not None and not recorders(run_dir):
         if run_dir.is_dir() and holds_recording(run_dir) and not replaces(run_dir, old):
             kept = settle(run_dir, old)
             assert kept is not None
@@ -398,6 +394,7 @@ def settle(run_dir: Path, old: Path) -> Path | None:
     """
     if replaces(run_dir, old):
         gone = working_dir(run_dir, "new")  # what is removed in part is no run
+        shutil.rmtree(gone, ignore_errors=True)
         with contextlib.suppress(OSError):
             old = old.replace(gone)
         shutil.rmtree(old, ignore_errors=True)
@@ -468,8 +465,18 @@ _Aside = Literal["old", "new", "moving"]
 
 
 def working_dir(run_dir: Path, what: _Aside) -> Path:
-    """Return where this process holds a run while it replaces the one in ``run_dir``."""
-    return run_dir.with_name(f".{run_dir.name}.{socket.gethostname()}-{os.getpid()}.{what}")
+    """Return where a run is held while the one in ``run_dir`` is replaced."""
+    return run_dir.with_name(f".{run_dir.name}.{what}")
+
+
+def left_aside(run_dir: Path, what: _Aside = "old") -> Path | None:
+    """Return a run of this user that waits beside ``run_dir``, if there is one."""
+    folder = working_dir(run_dir, what)
+    try:
+        status = folder.lstat()
+    except OSError:
+        return None
+    return folder if stat.S_ISDIR(status.st_mode) and is_users(status) else None
 
 
 def holds_recording(run_dir: Path) -> bool:
@@ -479,60 +486,6 @@ def holds_recording(run_dir: Path) -> bool:
         for pattern in ("rank-*/*", "*/rank-*/*")
         for p in run_dir.glob(pattern)
     )
-
-
-def _left_by_the_dead(run_dir: Path, what: _Aside) -> Iterator[Path]:
-    """Yield what killed commands of this host left beside ``run_dir``, oldest first."""
-    host = re.escape(socket.gethostname())
-    name = rf"\.{re.escape(run_dir.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}"
-    yield from _of_the_dead(run_dir.parent, name)
-
-
-def waiting_for(run_dir: Path) -> list[Path]:
-    """Return the runs that were set aside for ``run_dir``, by any process of its ranks."""
-    name = rf"\.{re.escape(run_dir.name)}\.[^/]+-(?P<pid>\d+)\.old"
-    return [folder for *_, folder in _folders(run_dir.parent, name)]
-
-
-@contextlib.contextmanager
-def scratch(use: str) -> Iterator[Path]:
-    """Make a directory for temporary files; remove it afterwards, and those of killed commands.
-
-    The word ``use`` shows in its name.
-    """
-    import tempfile
-
-    host = socket.gethostname()
-    name = rf"chopper-[a-z]+-{re.escape(host)}-(?P<pid>\d+)-[a-z0-9_]{{8}}"
-    for left in _of_the_dead(Path(tempfile.gettempdir()), name):
-        shutil.rmtree(left, ignore_errors=True)
-    prefix = f"chopper-{use}-{host}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix) as directory:
-        yield Path(directory)
-
-
-def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
-    """Yield folders named after processes of this host that run no more, oldest first.
-
-    Of another host's, nobody can tell from here whether they run. Those of other users are theirs.
-    """
-    for moved_ns, pid, entry in _folders(directory, pattern):
-        if not ran_at(pid, moved_ns):
-            yield entry
-
-
-def _folders(directory: Path, pattern: str) -> list[tuple[int, int, Path]]:
-    """Return this user's folders named after processes: when each was moved, the pid, its path."""
-    folders: list[tuple[int, int, Path]] = []
-    with contextlib.suppress(OSError):
-        for entry in directory.iterdir():
-            match = re.fullmatch(pattern, entry.name, re.ASCII)
-            if match is None:
-                continue
-            status = entry.lstat()
-            if stat.S_ISDIR(status.st_mode) and is_users(status):
-                folders.append((status.st_ctime_ns, int(match["pid"]), entry))
-    return sorted(folders)
 
 
 def _unused(run_dir: Path, word: str) -> Path:

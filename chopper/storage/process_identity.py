@@ -7,7 +7,6 @@ PID namespace: with the process's start time and those two it is unique.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import socket
@@ -16,8 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from chopper.storage.files import open_own
+from chopper.storage.files import open_own, read_bytes
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _PROC = Path("/proc")
 _POLL_S = 0.002
@@ -52,15 +55,6 @@ def runs(process: ProcessIdentity) -> bool | None:
     return there and (None in (started, process.started) or started == process.started)
 
 
-def ran_at(pid: int, time_ns: int) -> bool:
-    """Return whether a process of this machine had this number at a time, in Unix ns."""
-    if pid == os.getpid() or not _look_up(pid)[0]:
-        return pid == os.getpid()
-    began_ns = started_ns(pid)
-    # A process that began later has its number by chance. Its start is known to 10 ms.
-    return began_ns is None or began_ns <= time_ns + 20_000_000
-
-
 @functools.cache
 def machine() -> str:
     """Return the host, boot and PID namespace that the numbers of processes belong to."""
@@ -82,24 +76,10 @@ def _look_up(pid: int) -> tuple[bool, int | None]:
         # The name of the program, in parentheses, may hold anything.
         state, *fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):
-        return _exists(pid), None
-    return (False, None) if state in (b"Z", b"X") else (True, int(fields[18]))
-
-
-def _exists(pid: int) -> bool:
-    if pid < 1:  # stands for a group of processes
-        return False
-    if sys.platform == "win32":  # there, signal 0 is Ctrl-C
         import psutil
 
-        return psutil.pid_exists(pid)
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
+        return psutil.pid_exists(pid), None
+    return (False, None) if state in (b"Z", b"X") else (True, int(fields[18]))
 
 
 def started_ns(pid: int) -> int | None:
@@ -136,71 +116,49 @@ def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[Callable[[str], None]
         HeldElsewhere: another process holds it still, after ``wait_s``.
         OutputError: what stands there is not a lock of ours.
     """
-    descriptor = _acquire(file, time.monotonic() + wait_s)
-    pid = os.getpid()
+    lock, pid = _acquire(file, wait_s), os.getpid()
+    if lock is None:
+        yield lambda _: None
+        return
     try:
-        yield functools.partial(_write, descriptor)
+        own = file.lstat()
+        _write(file, str(pid))
+        yield functools.partial(_write, file)
     finally:
-        if descriptor is not None:
-            if os.getpid() == pid:
-                with contextlib.suppress(OSError):
-                    if os.path.samestat(os.fstat(descriptor), file.lstat()):
-                        file.unlink()
-                _flock(descriptor, "LOCK_UN")  # a forked child may have it open still
-            os.close(descriptor)
+        if os.getpid() == pid:  # not a forked child, which has it open, too
+            with contextlib.suppress(OSError):
+                if os.path.samestat(own, file.lstat()):  # not moved with the run meanwhile
+                    file.unlink()
+            lock.release()
 
 
-def lock(descriptor: int) -> None:
-    """Take the lock of an open file or directory, which ends with this process.
-
-    Raises:
-        BlockingIOError: another process holds it.
-        OSError: there are no locks here.
-    """
-    _flock(descriptor, "LOCK_EX", "LOCK_NB")
-
-
-def _flock(descriptor: int, *flags: str) -> None:
-    if sys.platform == "win32":
-        raise OSError(errno.ENOSYS, "no locks on Windows")
-    import fcntl
-
-    fcntl.flock(descriptor, sum(getattr(fcntl, flag) for flag in flags))
-
-
-def _write(descriptor: int | None, text: str) -> None:
-    if descriptor is not None:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text.encode(), 0)
-
-
-def _acquire(file: Path, deadline_s: float) -> int | None:
+def _acquire(file: Path, wait_s: float) -> FileLock | None:
     if sys.platform == "win32":  # a file that is open could not be removed
         return None
-    while True:
-        try:
-            descriptor = open_own(file)
-        except FileNotFoundError:
-            if not file.parent.is_dir():
-                return None
-            continue  # its holder removed it just now
-        except OSError:
-            return None
-        try:
-            lock(descriptor)
-            # Whoever held it has removed the file: then this lock is of one that nobody sees.
-            if os.path.samestat(os.fstat(descriptor), file.lstat()):
-                _write(descriptor, str(os.getpid()))
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            holder = os.pread(descriptor, 1 << 12, 0).decode(errors="replace")
-            if time.monotonic() > deadline_s:
-                os.close(descriptor)
-                raise HeldElsewhere(holder) from None
-            time.sleep(_POLL_S)
-        except OSError:
-            os.close(descriptor)
-            return None
-        os.close(descriptor)
+    import filelock
+
+    lock = filelock.FileLock(file, poll_interval=_POLL_S, fallback_to_soft=False)
+    try:
+        os.close(open_own(file))  # filelock takes whatever stands there
+        lock.acquire(timeout=wait_s)
+    except filelock.Timeout:
+        raise HeldElsewhere(_holder(file)) from None
+    except FileNotFoundError:  # removed by its holder just now, or there is no such folder
+        return _acquire(file, wait_s) if file.parent.is_dir() else None
+    except OSError:
+        return None
+    return lock
+
+
+def _write(file: Path, text: str) -> None:
+    descriptor = open_own(file)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.truncate()
+        opened.write(text.encode())
+
+
+def _holder(file: Path) -> str:
+    try:
+        return read_bytes(file, error=OSError).decode(errors="replace")
+    except OSError:  # it ended just now
+        return ""

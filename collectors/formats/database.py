@@ -18,7 +18,7 @@ from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.unpack import DAMAGE, PACKED, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.manifest import Finding, add_finding
 
 MAGIC = b"SQLite format 3\x00"

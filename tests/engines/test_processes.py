@@ -129,7 +129,11 @@ def test_workers_that_rest_are_gone_and_what_they_held_is_not() -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(folder: Path) -> None:
-    used, left, new = Folder(folder), folder / "chopper-spill-left", folder / "chopper-spill-new"
+    used, left, new = (
+        Folder(folder),
+        folder / ".chopper-spill-left_one.tmp",
+        folder / ".chopper-spill-new_one_.tmp",
+    )
     for path in (left, new):
         path.mkdir()
         (path / "1").touch()
@@ -273,7 +277,7 @@ def test_an_interrupted_command_leaves_nothing(
     interrupted(
         folder,
         [command, traces, *where, "--workers", "2"],
-        lambda _: any(folder.glob("chopper-spill-*/*")),
+        lambda _: any(folder.glob(".chopper-spill-*/*")),
         number,
     )
 

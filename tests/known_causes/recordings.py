@@ -17,7 +17,7 @@ import msgspec
 from chopper.errors import CaptureError
 from chopper.experiments.other_programs import others_while
 from chopper.fresh_python import ended_by_signals
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from chopper.storage.files import pack_message
 from chopper.workloads import link
 from chopper.workloads.processes import first_failure, running_ranks

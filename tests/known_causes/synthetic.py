@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.causes import LEAVES
-from chopper.storage.destination import scratch
+from chopper.storage.caches import scratch
 from tests.known_causes.model.injections import INJECTIONS, MIXES
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.ledger import ledger

@@ -188,7 +188,7 @@ def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:
 def test_two_commands_do_not_write_to_one_place(tmp_path: Path) -> None:
     with (
         new_output(tmp_path / "run"),
-        pytest.raises(OutputError, match=rf"process {os.getpid()} is writing a run into it"),
+        pytest.raises(OutputError, match=rf"process {os.getpid()} is writing into it"),
         new_output(tmp_path / "run", force=True),
     ):
         raise AssertionError("entered")

@@ -168,7 +168,7 @@ def test_it_does_not_write_where_another_command_does(tmp_path):
         assert list(Path("run").iterdir()) == []
     for done in (refused, forced):
         assert done.exit_code == 1
-        assert f"run: process {os.getpid()} is writing a run into it" in str(done.exception)
+        assert f"run: process {os.getpid()} is writing into it" in str(done.exception)
     assert CliRunner().invoke(cli, arguments).exit_code == 0
 
 

@@ -483,7 +483,7 @@ def test_two_commands_do_not_record_into_one_directory(record):
             assert done.returncode == 1
             assert done.stdout == ""
             (line,) = lines_of_chopper(done.stderr)
-            assert f"run: process {first.pid} is writing a run into it" in line
+            assert f"run: process {first.pid} is writing into it" in line
         first.communicate("go on\n", timeout=PATIENCE_S)
 
 

@@ -114,14 +114,15 @@ def test_new_files_take_the_place_of_what_is_there(
 def test_a_working_folder_that_is_there_is_not_used(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for what in ("old", "new"):
+    trace = write(tmp_path / "t.json", GOOD)
+    assert run("import", trace, "-o", tmp_path / "run").code == 0
+    for what in ("old", "new", "moving"):
         working_dir(tmp_path / "run", what).symlink_to(elsewhere)
-    outcome = run("import", write(tmp_path / "t.json", GOOD), "-o", tmp_path / "run")
+    outcome = run("import", trace, "-o", tmp_path / "run", "--force")
     assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert "cannot be replaced" in outcome.err
     assert not [*elsewhere.iterdir()]
-    working_dir(tmp_path / "run", "new").unlink()
-    assert run("import", tmp_path / "t.json", "-o", tmp_path / "run").code == 0
-    assert not (tmp_path / "run").is_symlink()
+    assert (tmp_path / "run" / "manifest.json").is_file()
 
 
 def test_an_export_goes_through_no_link(tmp_path: Path, victim: Path) -> None:

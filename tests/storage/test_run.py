@@ -22,12 +22,12 @@ from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
 from chopper.storage import destination
 from chopper.storage import process_identity as _process_identity
+from chopper.storage.caches import scratch
 from chopper.storage.destination import (
     check_output,
     new_output,
     prepare_output,
     recover,
-    scratch,
     set_aside,
     settle,
 )
@@ -251,17 +251,20 @@ def test_temporary_files_of_killed_commands_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    here = socket.gethostname()
-    living = f"chopper-validate-{here}-{os.getppid()}-abcdefgh"
-    kept = {living, f"chopper-doctor-elsewhere-{ended.pid}-abcdefgh", "chopper-validate-mine-x"}
-    gone = {f"chopper-{use}-{here}-{ended.pid}-abcd_fgh" for use in ("calibrate", "doctor")}
-    for name in kept | gone:
+    gone, new, foreign = (
+        ".chopper-doctor-abcd_fgh.tmp",
+        ".chopper-doctor-abcdefgh.tmp",
+        ".chopper-mine.tmp",
+    )
+    for name in (gone, new, foreign):
         (tmp_path / name / "run").mkdir(parents=True)
-    with scratch("validate") as outer, scratch("doctor") as inner:
-        assert {p.name for p in tmp_path.iterdir()} == kept | {outer.name, inner.name}
-    assert {p.name for p in tmp_path.iterdir()} == kept
+    with scratch("validate") as living:
+        for name in (gone, foreign, living.name):
+            os.utime(tmp_path / name, (0, 0))
+        with scratch("doctor") as inner:
+            names = {p.name for p in tmp_path.iterdir()}
+            assert names == {new, foreign, living.name, inner.name}
+    assert {p.name for p in tmp_path.iterdir()} == {new, foreign}
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -354,8 +357,6 @@ def test_a_killed_recording_without_a_step_replaces_no_run(
     run = recorded(tmp_path / "run", **STEPS)
     (run / "model.ckpt").write_text("mine")
     earlier = files(run)
-    with subprocess.Popen(["true"]) as ended:
-        pass
     original = Path.replace
     for left in range(9):
         moves = itertools.count(-left)
@@ -366,7 +367,6 @@ def test_a_killed_recording_without_a_step_replaces_no_run(
             return original(self, target)
 
         with monkeypatch.context() as killed, contextlib.suppress(KeyboardInterrupt):
-            killed.setattr(os, "getpid", lambda: ended.pid)
             killed.setattr(Path, "replace", replace)
             old = set_aside(run)
             assert old is not None
@@ -552,7 +552,7 @@ def test_recorders_of_one_job_share_a_directory_and_others_are_refused(
             assert second == first
         for job in (None, "port 1 b"):
             with (
-                pytest.raises(OutputError, match=f"process {os.getpid()} is writing a run"),
+                pytest.raises(OutputError, match=f"process {os.getpid()} is writing into it"),
                 new_output(run, job=job),
             ):
                 pass
