@@ -63,7 +63,7 @@ class Pass:
         for p in self.trained:
             p.grad = None
         loss = (self._compiled if compiled else self._eager)(*self._inputs)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
 

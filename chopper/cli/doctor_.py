@@ -59,7 +59,7 @@ def _prove(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the results of all checks, and say each when it is known."""
     from chopper.cli import _proof
     from chopper.fresh_python import ended_by_signals
-    from chopper.storage.destination import scratch
+    from chopper.storage.caches import scratch
 
     if sys.platform != "linux":
         raise CollectorUnavailable(f"--prove: recording needs Linux, this is {sys.platform}")
