@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ from chopper.storage.files import is_users
 _KEPT_S = 7 * 86_400
 _NEW_S = 60.0
 """A folder younger than this may not have been locked yet."""
+_ONCE_LOCKED = 0o1700
+"""Mode of a folder that its owner has locked: the sticky bit says so."""
 
 
 def cache_folder(kind: str, key: str) -> Path:
@@ -121,6 +124,7 @@ class TemporaryFolder:
         with contextlib.suppress(OSError):  # no locks here: nobody else removes it
             held = os.open(self.path, os.O_RDONLY)
             _lock(held)
+            self.path.chmod(_ONCE_LOCKED)
         self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
 
@@ -151,7 +155,8 @@ def _remove_abandoned(folder: Path) -> None:
         return
     try:
         status = folder.lstat()
-        if not is_users(status) or time.time() - status.st_mtime < _NEW_S:
+        new = time.time() - status.st_mtime < _NEW_S
+        if not is_users(status) or (new and stat.S_IMODE(status.st_mode) != _ONCE_LOCKED):
             return
         held = os.open(folder, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

@@ -162,20 +162,17 @@ def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> 
 
 def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "chopper", "doctor"],
+        [sys.executable, "-m", "chopper", "doctor", "--json"],
         env=play.environment(TWO + "set 0 temperature 60\nset 0 field:83 1\n"),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # However the lines are broken: up to the next collector.
-    told = " ".join(done.stdout.partition("✓ nvml: available")[2].partition(" ✓ ")[0].split())
-    costs, _, calls = told.partition("calls of the driver: ")
-    assert "one sample costs" in costs
-    assert "nvml_clock" in costs
-    assert "nvmlDeviceGetClockInfo (SM)" in calls
-    assert calls.count("(p99 ") == 6
+    [nvml] = [c for c in json.loads(done.stdout)["collectors"] if c["name"] == "nvml"]
+    assert "nvml_clock" in nvml["call_costs_ns"]
+    assert "nvmlDeviceGetClockInfo (SM)" in nvml["driver_calls"]
+    assert all(call["p50_ns"] <= call["p99_ns"] for call in nvml["driver_calls"].values())
 
 
 def test_a_partitioned_device_says_whose_clock_it_is(play: Player) -> None:
