@@ -414,7 +414,7 @@ def test_a_sensor_that_never_changes_is_read_as_often_as_was_asked(tmp_path: Pat
 
 @pytest.mark.parametrize(("cost_ms", "hz"), [(0.05, 100), (0.2, 50), (3.0, 8.4)])
 def test_a_sampler_takes_its_share_of_a_core(tmp_path: Path, cost_ms: float, hz: float) -> None:
-    """A reading of 0.2 ms is made at 50 Hz for 1 %; one of 3 ms at half the 17 Hz that its cost allows."""
+    """0.2 ms are read at 50 Hz, for 1 %; 3 ms at half the 17 Hz that their cost allows."""
     clock = FakeClock()
     source = FakeSource(clock, cost_ns=round(cost_ms * MS))
     sampler = Sampler("test", tmp_path, [(source, 100.0)], clock, cpu_ratio=0.01)
