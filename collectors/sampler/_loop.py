@@ -33,6 +33,8 @@ _SLOWEST_NS = 100_000_000
 """Longest period that a slow sensor or a full share of a core leads to, where the one asked for is
 shorter than half of it: that a sensor changes faster later is soon noticed."""
 _MOST_STRETCH = 10.0
+_REPAY_S = 5.0
+"""Time in which CPU time beyond the share is saved again."""
 _SELDOM_HZ = 1.0
 """Sources of this rate and less are never slowed down for the sampler's share of a core."""
 _FAILURES_TO_STOP = 20
@@ -265,6 +267,8 @@ class Sampler:
         self._cpu_ratio = cpu_ratio
         self._stretch = 1.0
         """Factor by which all periods are longer, to take no more than its share of a core."""
+        self._excess_s = 0.0
+        """CPU time that it took beyond its share, and has not saved since."""
         self._share_from = self._start_ns, self._start_cpu_ns
         """Time and CPU time at the last look at its share of a core."""
 
@@ -370,9 +374,13 @@ class Sampler:
         before, self._share_from = self._share_from, now
         if self._cpu_ratio is None:
             return
-        used_ratio = (now[1] - before[1]) / max(now[0] - before[0], 1)
-        # The root: a busy second of the machine changes the rate by less than it costs.
-        stretch = self._stretch * (used_ratio / self._cpu_ratio) ** 0.5
+        passed_ns = max(now[0] - before[0], 1)
+        used_ratio = (now[1] - before[1]) / passed_ns
+        # What it took too much is saved in the next seconds, so that the whole run keeps the share.
+        excess = self._excess_s + (used_ratio - self._cpu_ratio) * passed_ns / 1e9
+        self._excess_s = min(max(excess, 0.0), self._cpu_ratio * _REPAY_S / 2)
+        allowed_ratio = self._cpu_ratio - self._excess_s / _REPAY_S
+        stretch = self._stretch * used_ratio / allowed_ratio
         self._stretch = min(max(stretch, 1.0), _MOST_STRETCH)
         note = f"the sampler takes at most {percent(self._cpu_ratio, '.0f')} of a core"
         for reader in self._readers:

@@ -19,6 +19,8 @@ from chopper.storage.manifest import CallCost
 class Sink:
     """Takes rows from sources; the sampler adds the times."""
 
+    __slots__ = ("rows",)
+
     def __init__(self) -> None:
         self.rows: list[tuple[str, tuple[int, int] | None, tuple[Any, ...]]] = []
 
