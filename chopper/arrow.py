@@ -60,7 +60,8 @@ def to_arrow(values: Sequence[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
             offsets.append(offsets[-1] + len(text))
         buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
         return pa.Array.from_buffers(kind, len(values), buffers, nulls)
-    numbers = array(_CODES[kind], [0 if v is None else v for v in values])
+    known = values if valid is None else [0 if v is None else v for v in values]
+    numbers = array(_CODES[kind], known)
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(numbers)], nulls)
 
 

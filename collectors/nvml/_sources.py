@@ -7,6 +7,7 @@ column in ``chopper/tables`` and add its line here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -52,6 +53,8 @@ class Metric(NamedTuple):
     """Name in reports of costs, if not that of the call."""
     older: Metric | None = None
     """Metric of drivers that refuse this one for good."""
+    output: type[ctypes._SimpleCData[int]] | None = None
+    """C type of the one number that the library's function writes; it is then called directly."""
 
 
 _CLOCKS = (
@@ -61,6 +64,7 @@ _CLOCKS = (
         _HERTZ,
         (pynvml.NVML_CLOCK_SM,),
         label="nvmlDeviceGetClockInfo (SM)",
+        output=ctypes.c_uint,
     ),
     Metric(
         "memory_clock_hz",
@@ -68,11 +72,17 @@ _CLOCKS = (
         _HERTZ,
         (pynvml.NVML_CLOCK_MEM,),
         label="nvmlDeviceGetClockInfo (memory)",
+        output=ctypes.c_uint,
     ),
     Metric(
         "event_reasons",
         "nvmlDeviceGetCurrentClocksEventReasons",
-        older=Metric("event_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        older=Metric(
+            "event_reasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            output=ctypes.c_ulonglong,
+        ),
+        output=ctypes.c_ulonglong,
     ),
 )
 _COUNTERS = (
@@ -174,18 +184,21 @@ _ACTIVITIES = {
 
 def _getter(device: nvml.NvmlDevice, metric: Metric) -> Getter:
     """Return the call of a metric, or of its older one where the device refuses this for good."""
-    call, part = nvml.function(metric.call), metric.part
+    part = metric.part
     # Most readings repeat a recent value; the cache answers in a fifth of the time.
     convert = lru_cache(maxsize=64, typed=True)(metric.unit.convert)
-    arguments = (device.handle, *metric.arguments)
+    if metric.output is not None:
+        number = nvml.scalar(device, metric.call, metric.arguments, metric.output)
+    else:
+        number = partial(nvml.function(metric.call), device.handle, *metric.arguments)
     if part is None:
 
         def read() -> Reading:
-            return convert(call(*arguments))
+            return convert(number())
     else:
 
         def read() -> Reading:
-            return convert(part(call(*arguments)))
+            return convert(part(number()))
 
     getter = Getter(metric.label or metric.call, metric.column, read)
     if metric.older is not None and nvml.refuses(read):
