@@ -39,7 +39,7 @@ _RARE = frozenset(
         r"\w+",
         "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
         "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
-        "threads experiments seed points prices electricity "
+        "threads seed points prices electricity "
         "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
         "trials_count node_latency_s network_latency_s uplinks_count wall_utilization_ratio "
         "search_step_ratio layers_exponent tokens_per_parameter_ratio "

@@ -1,4 +1,4 @@
-"""``chopper calibrate``: what this machine achieves, kept for the attributions to come."""
+"""``chopper calibrate``: measure the rates of this machine and store them for attributions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import click
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli.output import print_json, print_page
-from chopper.errors import UsageError, tell
+from chopper.errors import tell
 from chopper.reports.page import Column, Items, Page, Table
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from chopper.hardware.calibration import Calibration, Measured
 
-_SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
 # Above this the quartiles of a measurement lie so far apart that something else was running.
 _BUSY_RATIO = 0.2
 
@@ -48,14 +46,6 @@ _BUSY_RATIO = 0.2
 @click.option(
     "--quick", is_flag=True, help="Under 10 s instead of 30: fewer shapes and repetitions."
 )
-@click.option(
-    "--from",
-    "experiments",
-    type=shared.NamedPath(),
-    multiple=True,
-    metavar="DIR",
-    help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
-)
 @shared.force("Measure again even if results are stored.")
 @shared.output("File to store it in. [default: ~/.local/share/chopper/calibration.json]")
 @shared.as_json
@@ -64,7 +54,6 @@ def command(
     ranks: int,
     threads: int | None,
     quick: bool,
-    experiments: tuple[Path, ...],
     force: bool,
     output: Path | None,
     as_json: bool,
@@ -76,30 +65,17 @@ def command(
     once; measure with as many as you train with, on an otherwise idle machine. Stored rates of the
     same device, ranks and threads are shown, not measured again, unless --force is set.
 
-    With --from nothing is measured: the microbenchmarks of "chopper bench" replace the stored rates
-    of the same machine, ranks and threads.
-
     \b
     Examples:
       chopper calibrate
       chopper calibrate --device cpu --ranks 2
       chopper calibrate --quick --force --json
-      chopper calibrate --from runs/gemm --from runs/membw --from runs/collectives
     """
     from chopper.cli.output import progress
     from chopper.collectors import calibration as measuring
     from chopper.hardware import calibration
 
     path = output or calibration.default_path()
-    if experiments:
-        given = click.get_current_context().get_parameter_source
-        for name in ("device", "ranks", "threads", "quick", "force"):
-            if given(name) == click.core.ParameterSource.COMMANDLINE:
-                raise UsageError(
-                    f"--{name}: cannot be combined with --from, which takes rates from experiments"
-                )
-        _feed(experiments, path, as_json=as_json)
-        return
     # What cannot end well is said before time is spent.
     measuring.require_torch()
     calibration.check_writable(path)
@@ -116,36 +92,11 @@ def command(
     else:
         tell(f"already stored in {path}; measure again with --force")
     shared.present(lambda: page(found), lambda: calibration.to_manifest(found), as_json=as_json)
-    _warn_if_busy(found, "measure again on an idle machine with --force")
-
-
-def _warn_if_busy(found: Calibration, remedy: str) -> None:
     if (found.spread_ratio or 0) > _BUSY_RATIO:
         tell(
             f"warning: repetitions differ by {fmt.ratio(found.spread_ratio)}: the machine was "
-            f"not idle; {remedy}"
+            "not idle; measure again on an idle machine with --force"
         )
-
-
-def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
-    from chopper.cli.output import progress
-    from chopper.experiments import ceilings
-    from chopper.hardware import calibration
-
-    calibration.check_writable(path)
-    with progress("reading the experiments"):
-        changed = ceilings.feed(experiments, path)
-    for found in changed:
-        calibration.save(found, path)
-    tell(f"stored in {path}")
-    if as_json:
-        calibrations = [calibration.to_manifest(found) for found in changed]
-        print_json({"schema": calibration.SCHEMA, "calibrations": calibrations})
-    else:
-        for found in changed:
-            print_page(page(found))
-    for found in changed:
-        _warn_if_busy(found, "run the experiments again on an idle machine")
 
 
 def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibration | None:
@@ -182,8 +133,7 @@ def page(found: Calibration) -> Page:
         add(name, rates, fmt.rate, kind)
     rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
     rows.append(("launching an operator and waiting for it", fmt.duration(found.roundtrip_ns), ""))
-    notes = [f"{_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items())]
-    notes += [f"no {what}: {why}" for what, why in sorted(found.absent.items())]
+    notes = [f"no {what}: {why}" for what, why in sorted(found.absent.items())]
     table = Table(columns=("measured", "best", Column("", kind="name")), rows=rows)
     more = [Items(items=notes)] if notes else []
     return Page(title="Calibration", headline=found.source, summary=[table, *more])

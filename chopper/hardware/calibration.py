@@ -38,8 +38,6 @@ DTYPE_NAMES = {
 """Torch's name of a type → the short one."""
 STREAM_PASSES = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """STREAM's kernels → arrays that each reads or writes once."""
-MEMORY_BYTES = 128 << 20
-"""Least size of an array whose bandwidth is memory's and no cache's."""
 MIB = 1 << 20
 _LATEST_NS = 4_102_444_800_000_000_000
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
@@ -98,8 +96,6 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """Time from issuing the smallest operator until its completion is known."""
     absent: dict[str, str] = {}
     """Part that could not be measured → the reason."""
-    fed: dict[str, str] = {}
-    """Section (``gemm``, ``memory``, ``link``) → the experiment that it comes from."""
 
     def flop_per_s(self, dtype: str) -> float | None:
         """Best rate of a product of a type (``bf16``, ``torch.bfloat16``), None: not measured."""

@@ -48,7 +48,6 @@ READING = {
 WRITING = {
     "estimate": ["estimate", "memory", "gpt2", "--sequence", "512", "-o", "OUT.html"],
     "record": ["record", "-o", "OUT", "--", "true"],
-    "calibrate": ["calibrate", "--from", "IN", "-o", "OUT"],
 }
 TALKING = {
     "schema": ["schema"],

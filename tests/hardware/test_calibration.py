@@ -76,6 +76,15 @@ def test_ceilings_are_the_best_of_each_kind() -> None:
     assert made(memory=[], link=[]).link_bytes_per_s is None
 
 
+def test_a_file_of_an_older_version_loads_without_its_source_of_rates(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    save(made(), path)
+    document = json.loads(path.read_text())
+    document["calibrations"][0]["fed"] = {"gemm": "chopper bench gemm, 3 repetitions"}
+    path.write_text(json.dumps(document))
+    assert load_all(path) == [made()]
+
+
 def test_conditions_are_kept_apart_and_the_same_ones_replaced(tmp_path: Path) -> None:
     path = tmp_path / "deep/er/calibration.json"
     save(made(ranks=2, threads=1), path)
