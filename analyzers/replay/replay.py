@@ -371,7 +371,7 @@ class Prediction:
         )
 
     def _limits(self, replayed: Attributed) -> list[str]:
-        """Say how far the attributed steps are from the predicted ones, and what was warmed."""
+        """Say how far the attributed steps are from the predicted ones."""
         notes = []
         # Each step counts once, whatever the number of ranks that have it.
         predicted = sum(after / windows for _, after, windows in self.steps.values())
@@ -381,13 +381,6 @@ class Prediction:
                 f"the causes of the changed run are for steps {fmt.ratio(abs(off))} "
                 f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch "
                 "are placed by their time, which moves the step boundaries"
-            )
-        if warmed := list(self.outcome.scenario.warmed.values()):
-            waits = sum(w.waits_count for w in warmed)
-            each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
-            notes.append(
-                f"host work after {fmt.plural(waits, 'wait')} that are removed is assumed to be "
-                f"as fast as later in the same steps, with warm caches: {each} less after each"
             )
         return notes
 

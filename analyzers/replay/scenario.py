@@ -11,7 +11,6 @@ import numpy as np
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL, OP_START, STEP
 from chopper.analyzers.replay.solve import ABSENT, solve
-from chopper.analyzers.replay.warming import Warming, warming
 from chopper.analyzers.trace.join import COMMUNICATION
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ class Scenario:
         part_scale: rank's place → how many times as long each host part takes.
         freed: rank's place → nanoseconds waited for a core that are gone, and that stay; each of
             computing and of preparing, by window.
-        warmed: rank's place → work that followed waits which are gone; known once solved.
     """
 
     base: Base
@@ -101,7 +99,6 @@ class Scenario:
         self.calm: dict[int, np.ndarray] = {}
         self.part_scale: dict[int, np.ndarray] = {}
         self.freed: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
         self.synchronization = self.uncoupled = self.overlap = self.new_clock = False
 
@@ -143,8 +140,6 @@ class Scenario:
             run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
         if place in self.run_scale:
             run = np.rint(run * self.run_scale[place]).astype(np.int64)
-        if place in self.warmed:
-            run = np.rint(run * self.warmed[place].of_event).astype(np.int64)
         if place in self.gone:
             run = np.where(self.gone[place], 0, run)
         return np.where(self.outside(place), observed, run)
@@ -153,13 +148,9 @@ class Scenario:
         """Compute the time of every moment under the changes."""
         base, graph = self.base, self.base.graph
         weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
-        removed = [self.removed_parts(place) for place in range(len(self.ranks))]
-        beside = [p for p, node in enumerate(self.ranks) if node.joined.host_only]
-        warmed = warming([(self.ranks[p], removed[p]) for p in beside])
-        self.warmed = {p: w for p, w in zip(beside, warmed, strict=True) if w is not None}
         for place, node in enumerate(self.ranks):
-            self._host(place, node, weight, removed[place])
-            changed = (self.run_scale, self.run_ns, self.gone, self.warmed)
+            self._host(place, node, weight, self.removed_parts(place))
+            changed = (self.run_scale, self.run_ns, self.gone)
             if any(place in known for known in changed):
                 self._events(place, node, weight, lag)
         self._device(weight, lag)
@@ -205,8 +196,6 @@ class Scenario:
         length = np.where(self.removed_parts(place), 0, parts.end_ns - parts.start_ns)
         if place in self.part_scale:
             length = np.rint(length * self.part_scale[place]).astype(np.int64)
-        if place in self.warmed:
-            length = np.rint(length * self.warmed[place].of_part).astype(np.int64)
         return length
 
     def _host(self, place: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray) -> None:
