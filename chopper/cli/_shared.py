@@ -41,9 +41,7 @@ _RARE = frozenset(
         "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
         "threads seed points prices electricity "
         "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
-        "trials_count node_latency_s network_latency_s uplinks_count wall_utilization_ratio "
-        "search_step_ratio layers_exponent tokens_per_parameter_ratio "
-        "reference_batch_tokens_count batch_exponent kernel_latency_s layer_latency_s "
+        "trials_count node_latency_s network_latency_s uplinks_count "
         "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
         "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
         "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes",

@@ -16,10 +16,10 @@ import pytest
 
 import chopper
 from chopper.analyzers.estimates.cost import cost
-from chopper.analyzers.estimates.limits import limits
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.network import network
 from chopper.analyzers.estimates.training import Training
+from chopper.cli.estimates.limits import limits
 from chopper.cli.estimates.offload import Options, estimate
 from chopper.experiments.results import Experiment, Plan, VariantPlan
 from chopper.hardware import prices

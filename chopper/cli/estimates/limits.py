@@ -1,37 +1,85 @@
-"""Largest size of a run: the data-movement and latency walls."""
+"""Largest size of a run: the data-movement and latency walls.
+
+After Erdil and Schneider-Joseph, "Data movement limits to frontier model training" (arXiv
+2411.01137): a dense transformer of N parameters sees D = 20 N tokens, so it costs C = 6 N D = 120
+N² FLOP; layers and the critical batch grow with the cube root of N. For a count of devices, every
+layout of data, tensor and pipeline parallelism is tried, and the fewest devices that finish in
+time are kept. Utilization is C ÷ (devices × peak × time allowed).
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.analyzers.estimates.limits import (
-    DAY_S,
-    PUBLISHED,
-    Hardware,
-    Laws,
-    Limits,
-    Point,
-    limits,
-)
+from chopper.analyzers.estimates import Estimate, Option, OptionsOf, assumed
 from chopper.cli import _options
 from chopper.errors import UsageError
+from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, listing
 from chopper.reports.figures import lines
 from chopper.reports.page import Column, Figure, Page, Section
+
+DAY_S = 86400.0
+_TIME_ALLOWED_S = (60.0, 3.2e11)
+MIN_FLOP, MAX_FLOP = 1e15, 1e40
+"""Beyond these the laws mean nothing and the search would only climb."""
+
+_TOKENS_PER_PARAMETER = 20.0
+_REFERENCE_PARAMETERS, _REFERENCE_LAYERS, _REFERENCE_BATCH_TOKENS = 1.8e12, 120.0, 6e7
+"""One model with its layers and batch (said of GPT-4), from which the laws extrapolate."""
+_LAYER_LATENCY_S = 400e-6
+"""Forward and backward of one layer, in the latency wall's closed form."""
+_NODE_HOP_S = 9.2e-6
+"""All-reduce of nothing among the 8 devices of a node."""
+_KERNEL_LATENCY_S = 4.5e-6
+_DEVICES_STEP_RATIO = 1.04
+"""Factor by which the count of devices climbs; it reproduces the published table."""
+_LEAST_UTILIZATION_RATIO = 0.01
+"""Utilization at which the search ends, and a size is called infeasible."""
+WALL_UTILIZATION_RATIO = 2 / 3
+"""Utilization that defines the data-movement wall: the published 2e28 is a point on a slope."""
+
+PUBLISHED: dict[float, float | None] = {
+    5e27: 0.92,
+    1e28: 0.85,
+    1.5e28: 0.76,
+    2e28: 0.65,
+    5e28: 0.51,
+    1e31: 0.18,
+    2.5e31: 0.11,
+    3e31: None,
+}
+"""FLOP → utilization of the reference search; None is infeasible."""
+
+
+class Hardware(msgspec.Struct, kw_only=True, frozen=True):
+    """One device and its links; the defaults are an H100 with NVLink and one 400 Gb/s port."""
+
+    flop_per_s: Annotated[float, Option("Peak of one device.", "peak", metavar="FLOP/S")] = 989e12
+    memory_bytes_per_s: Annotated[
+        float, Option("Memory bandwidth of one device.", "memory-bandwidth")
+    ] = 3.35e12
+    node_link_bytes_per_s: Annotated[float, Option("Links in a node, one direction.")] = 450e9
+    network_bytes_per_s: Annotated[float, Option("Network per device, one direction.")] = 50e9
+
+    def __post_init__(self) -> None:
+        """Raise UsageError, which names the field, for an impossible device."""
+        between(self.flop_per_s, 1e9, 1e24, "hardware: flop_per_s")
+        for name in self.__struct_fields__[1:]:
+            between(getattr(self, name), 1e3, 1e18, f"hardware: {name}")
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
     """Show how large a training run can get before data movement and latency stop it.
 
     For each budget of FLOP, the smallest number of devices that finishes in time is searched over
-    all layouts of data, tensor and pipeline parallelism. The scaling laws of model and batch, the
-    device and the network are options.
+    all layouts of data, tensor and pipeline parallelism. The device and the network are options.
 
     \b
     Examples:
@@ -52,13 +100,6 @@ class Options(_options.Options, kw_only=True, frozen=True):
         ),
     ] = None
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
-    laws: Annotated[dict[str, Any], OptionsOf(Laws)] = msgspec.field(default_factory=dict)
-    wall_utilization_ratio: Annotated[
-        float, Option("Utilization that defines the data-movement wall. [default: 2/3]")
-    ] = 2 / 3
-    search_step_ratio: Annotated[
-        float, Option("Factor by which the number of devices increases.")
-    ] = 1.04
 
 
 def estimate(options: Options) -> Limits:
@@ -66,14 +107,8 @@ def estimate(options: Options) -> Limits:
     for rate in ("flop_per_s", "memory_bytes_per_s", "node_link_bytes_per_s"):
         options.contradict("device", rate)
     of_device = _of_device(options.device) if options.device else {}
-    return limits(
-        options.flop,
-        hardware=Hardware(**options.hardware, **of_device),
-        laws=Laws(**options.laws),
-        time_allowed_s=options.time_s,
-        devices_step_ratio=options.search_step_ratio,
-        data_wall_utilization_ratio=options.wall_utilization_ratio,
-    )
+    hardware = Hardware(**options.hardware, **of_device)
+    return limits(options.flop, hardware=hardware, time_allowed_s=options.time_s)
 
 
 def _of_device(name: str) -> dict[str, float]:
@@ -99,105 +134,238 @@ def _of_device(name: str) -> dict[str, float]:
     }
 
 
+class Point(msgspec.Struct, kw_only=True, frozen=True):
+    """The fewest devices that finish a budget in time; all null when none does."""
+
+    flop: float
+    parameters_count: float
+    utilization_ratio: float | None = None
+    devices_count: float | None = None
+    data_parallel_count: float | None = None
+    tensor_parallel_count: int | None = None
+    pipeline_parallel_count: int | None = None
+    microbatches_count: int | None = None
+    bound_by: str | None = None
+    """Longest of the overlapping times: compute, memory, network or latency."""
+
+
+class Limits(Estimate, kw_only=True, frozen=True):
+    """Utilization by size, and the two walls."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.limits/2"
+
+    hardware: Hardware
+    time_allowed_s: float
+    points: tuple[Point, ...]
+    data_wall_flop: float | None
+    """Size at which utilization falls below two thirds; null: not within the sizes tried."""
+    last_feasible_flop: float | None
+    """The largest size for which some layout finishes in time; null: all or none do."""
+    latency_wall_flop: float
+    """Closed form: steps × layers × latency of a layer fill the time allowed."""
+
+
+def latency_wall_flop(time_allowed_s: float = 90 * DAY_S) -> float:
+    """Return the size whose steps × layers × latency fill the time: (D/B)·L·t_ℓ = T, solved for C.
+
+    Batch and layers grow as the same power of N and cancel: N = T·B₀ ÷ (20·L₀·t_ℓ).
+    """
+    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
+    latency_s = _TOKENS_PER_PARAMETER * _REFERENCE_LAYERS * _LAYER_LATENCY_S
+    parameters = time_allowed_s * _REFERENCE_BATCH_TOKENS / latency_s
+    return float(6 * _TOKENS_PER_PARAMETER * parameters**2)
+
+
+class Model(NamedTuple):
+    """Model and batch that a budget buys under the laws."""
+
+    parameters_count: float
+    layers_count: float
+    width: float
+    batch_tokens_count: float
+
+
+def model_of(flop: float) -> Model:
+    """Return the model of C = 120 N²: width h from N = 12 h² L, layers and batch by their laws."""
+    between(flop, MIN_FLOP, MAX_FLOP, "FLOP of the run")
+    n = float(np.sqrt(flop / (6 * _TOKENS_PER_PARAMETER)))
+    growth = (n / _REFERENCE_PARAMETERS) ** (1 / 3)
+    layers = _REFERENCE_LAYERS * growth
+    return Model(n, layers, float(np.sqrt(n / (12 * layers))), _REFERENCE_BATCH_TOKENS * growth)
+
+
+_PARTS = ("compute", "memory", "network", "latency")
+
+
+def step_times(
+    model: Model, hardware: Hardware, layouts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds of a step by layout, and its four overlapping parts before the bubble.
+
+    Args:
+        model: with its batch.
+        hardware: of each device.
+        layouts: data, tensor and pipeline parallel devices, and microbatches: [4, layouts].
+    """
+    dp, tp, pp, m = layouts
+    _, layers, h, batch = model
+    b, per_stage = batch / (dp * m), layers / pp
+    passes = m * per_stage
+    node, net = hardware.node_link_bytes_per_s, hardware.network_bytes_per_s
+    compute = passes * 72 * h**2 * b / (tp * hardware.flop_per_s)
+    memory = passes * (72 * h**2 + 240 * b * h) / (tp * hardware.memory_bytes_per_s)
+    tensor = np.where(
+        tp <= 8,
+        passes * 16 * b * h * (tp - 1) / tp / node,
+        passes * 96 * b * h / np.sqrt(tp) * 0.5 * (1 / node + 1 / net),
+    )
+    stages = m * np.maximum(1, per_stage) * 4 * b * h / (tp * net)
+    gradients = 48 * h**2 * layers / (pp * tp * net)
+    far_s = (3 + 2 * (1.65 + 5 * np.maximum(0, np.log2(np.sqrt(tp) / 2.75)))) * 1e-6
+    hop = np.where(tp == 1, 0.0, np.where(tp <= 8, _NODE_HOP_S, far_s))
+    latency = passes * 8 * (_KERNEL_LATENCY_S + hop)
+    parts = np.stack([compute, memory, tensor + stages + gradients, latency])
+    bubble = 1 + (pp - 1) / (m * np.maximum(1, per_stage))
+    floor = 8 * layers * (_KERNEL_LATENCY_S + hop)
+    return np.maximum(parts.max(0) * bubble, floor), parts
+
+
+def at_size(
+    flop: float, hardware: Hardware | None = None, time_allowed_s: float = 90 * DAY_S
+) -> Point:
+    """Return the fewest devices that finish a run in time, and their utilization."""
+    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
+    model, hardware = model_of(flop), hardware or Hardware()
+    n, layers, _, batch = model
+    step_allowed_s = time_allowed_s * batch / (_TOKENS_PER_PARAMETER * n)
+    powers = np.meshgrid(
+        2.0 ** np.arange(21), 2.0 ** np.arange(15), 2.0 ** np.arange(25), indexing="ij"
+    )
+    tp, pp, m = (x.ravel()[powers[1].ravel() <= layers] for x in powers)
+    at_full = flop / (hardware.flop_per_s * time_allowed_s)
+    climbs = int(np.log(1 / _LEAST_UTILIZATION_RATIO) / np.log(_DEVICES_STEP_RATIO)) + 1
+    # More devices are never slower by more than a layout's rounding, but not monotone either:
+    # every count is tried, lowest first.
+    for climb in range(climbs):
+        devices = at_full * _DEVICES_STEP_RATIO**climb
+        dp = devices / (tp * pp)
+        fits = (dp >= 1) & (dp * m <= batch)
+        if not fits.any():
+            continue
+        layouts = np.stack([dp, tp, pp, m])[:, fits]
+        times, parts = step_times(model, hardware, layouts)
+        fastest = int(times.argmin())
+        if times[fastest] > step_allowed_s:
+            continue
+        return Point(
+            flop=flop,
+            parameters_count=n,
+            utilization_ratio=flop / (devices * hardware.flop_per_s * time_allowed_s),
+            devices_count=devices,
+            data_parallel_count=float(layouts[0, fastest]),
+            tensor_parallel_count=int(layouts[1, fastest]),
+            pipeline_parallel_count=int(layouts[2, fastest]),
+            microbatches_count=int(layouts[3, fastest]),
+            bound_by=_PARTS[int(parts[:, fastest].argmax())],
+        )
+    return Point(flop=flop, parameters_count=n)
+
+
+def limits(
+    sizes_flop: tuple[float, ...] = tuple(PUBLISHED),
+    *,
+    hardware: Hardware | None = None,
+    time_allowed_s: float = 90 * DAY_S,
+) -> Limits:
+    """Return the utilization of each size, and both walls, located by halving their logarithm."""
+    device = hardware or Hardware()
+    points = tuple(at_size(flop, device, time_allowed_s) for flop in sorted(sizes_flop))
+
+    def wall(least_ratio: float) -> float | None:
+        """Return the size up to which utilization is above a ratio."""
+
+        def above(point: Point) -> bool:
+            return (point.utilization_ratio or 0) > least_ratio
+
+        for before, after in pairwise(points):
+            if above(before) and not above(after):
+                low, high = before.flop, after.flop
+                while high / low > 1.01:
+                    middle = float(np.sqrt(low * high))
+                    passed = not above(at_size(middle, device, time_allowed_s))
+                    low, high = (low, middle) if passed else (middle, high)
+                return low
+        return None
+
+    return Limits(
+        assumptions=assumed("limits"),
+        hardware=device,
+        time_allowed_s=time_allowed_s,
+        points=points,
+        data_wall_flop=wall(WALL_UTILIZATION_RATIO),
+        last_feasible_flop=wall(0),
+        latency_wall_flop=latency_wall_flop(time_allowed_s),
+    )
+
+
 def page(result: Limits) -> Page:
     """Return utilization by size, the layouts behind it, and both walls."""
-    last = result.last_feasible_flop
+    days, last = f"{result.time_allowed_s / DAY_S:g}", result.last_feasible_flop
+    wall = f"latency wall at {result.latency_wall_flop:.1e} FLOP"
+    feasible = [p for p in result.points if p.devices_count]
+    headline, limit = f"No size finishes in {days} days.", wall
+    remedy = "another --flop, or more --time"
+    if feasible:
+        headline = _data_wall(result)
+        limit = f"{feasible[-1].bound_by} at {feasible[-1].flop:.1e} FLOP; {wall}"
+        remedy = "--network or --node-link of another network, --device of another device"
+    if last:
+        remedy = f"at most {last:.1e} FLOP, or more --time"
     return estimate_page(
         result,
         title="Limits of a training run",
-        headline=_headline(result),
-        limit=_limit(result),
-        assumes=f"{_days(result):g} days, perfect overlap, devices of "
+        headline=headline,
+        limit=limit,
+        assumes=f"{days} days, perfect overlap, devices of "
         f"{fmt.flops(result.hardware.flop_per_s)} at their peak",
-        remedy=_remedy(result),
+        remedy=remedy,
         facts=(
             f"latency wall, closed form: {result.latency_wall_flop:.2e} FLOP (layers × steps × "
-            f"{result.hardware.layer_latency_s * 1e6:g} µs fill {_days(result):g} days)",
+            f"{_LAYER_LATENCY_S * 1e6:g} µs fill {days} days)",
             *((f"largest size for which a layout finishes: {last:.1e} FLOP",) if last else ()),
         ),
         figures=(_figure(result),),
-        sections=(_points(result),),
+        sections=(_points(result, days),),
     )
-
-
-def _days(result: Limits) -> float:
-    return result.time_allowed_s / DAY_S
-
-
-def _headline(result: Limits) -> str:
-    most = [p for p in result.points if p.feasible]
-    if not most:
-        return f"No size finishes in {_days(result):g} days."
-    wall = _data_wall(result)
-    return f"{wall[0].upper()}{wall[1:]}."
-
-
-def _limit(result: Limits) -> str:
-    wall = f"latency wall at {result.latency_wall_flop:.1e} FLOP"
-    most = [p for p in result.points if p.feasible]
-    if not most:
-        return wall
-    return f"{most[-1].bound_by} at {most[-1].shape.flop:.1e} FLOP; {wall}"
-
-
-def _remedy(result: Limits) -> str:
-    """Return the nearest that finishes, where a size does not."""
-    if result.last_feasible_flop:
-        return f"at most {result.last_feasible_flop:.1e} FLOP, or more --time"
-    if not any(p.feasible for p in result.points):
-        return "a larger --flop: sizes this small leave too few tokens in a batch"
-    return "--network or --node-link of another network, --device of another device"
 
 
 def _data_wall(result: Limits) -> str:
-    wall, ratio = result.data_wall_flop, result.data_wall_utilization_ratio
+    wall, ratio = result.data_wall_flop, fmt.percent(WALL_UTILIZATION_RATIO, ".0f")
     if wall is not None:
-        return f"utilization falls below {fmt.percent(ratio, '.0f')} at {wall:.1e} FLOP"
-    if result.points and (result.points[0].utilization_ratio or 0) < ratio:
-        first = result.points[0].shape.flop
-        return f"utilization is below {fmt.percent(ratio, '.0f')} already at {first:.1e} FLOP"
-    return f"utilization does not fall below {fmt.percent(ratio, '.0f')} at the sizes tried"
+        return f"Utilization falls below {ratio} at {wall:.1e} FLOP."
+    first = result.points[0]
+    if (first.utilization_ratio or 0) < WALL_UTILIZATION_RATIO:
+        return f"Utilization is below {ratio} already at {first.flop:.1e} FLOP."
+    return f"Utilization does not fall below {ratio} at the sizes tried."
 
 
-def _is_published(result: Limits) -> bool:
-    """Return whether the reference search had these laws and devices, and some of the sizes."""
-    return (
-        _alike(result.hardware, Hardware())
-        and _alike(result.laws, Laws())
-        and math.isclose(result.time_allowed_s, 90 * DAY_S)
-        and math.isclose(result.devices_step_ratio, 1.04)
-        and any(p.shape.flop in PUBLISHED for p in result.points)
-    )
-
-
-def _alike(left: msgspec.Struct, right: msgspec.Struct) -> bool:
-    """Compare numbers but for what reading them as text rounds off."""
-    return all(math.isclose(getattr(left, f), getattr(right, f)) for f in left.__struct_fields__)
-
-
-def _published(point: Point) -> str:
-    if point.shape.flop not in PUBLISHED:
-        return "–"
-    ratio = PUBLISHED[point.shape.flop]
-    return "infeasible" if ratio is None else f"{ratio:.2f}"
-
-
-def _points(result: Limits) -> Section:
-    published = _is_published(result)
+def _points(result: Limits, days: str) -> Section:
+    reference = result.hardware == Hardware() and result.time_allowed_s == 90 * DAY_S
+    published = reference and any(p.flop in PUBLISHED for p in result.points)
     columns: dict[str | Column, Callable[[Point], str]] = {
-        "FLOP": lambda p: f"{p.shape.flop:.1e}",
-        "parameters": lambda p: f"{p.shape.parameters_count:.2e}",
-        "devices": lambda p: f"{p.devices_count:.2e}" if p.feasible else "–",
-        "utilization": lambda p: f"{p.utilization_ratio:.2f}" if p.feasible else "infeasible",
+        "FLOP": lambda p: f"{p.flop:.1e}",
+        "parameters": lambda p: f"{p.parameters_count:.2e}",
+        "devices": lambda p: f"{p.devices_count:.2e}" if p.devices_count else "–",
+        "utilization": lambda p: _utilization(p.utilization_ratio),
         **({"published": _published} if published else {}),
-        "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.feasible else "–",
+        "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.devices_count else "–",
         "tp": lambda p: str(p.tensor_parallel_count or "–"),
         "pp": lambda p: str(p.pipeline_parallel_count or "–"),
         "microb.": lambda p: str(p.microbatches_count or "–"),
         "bound by": lambda p: p.bound_by or "–",
     }
     return listing(
-        f"Runs of {_days(result):g} days: the fewest devices, and their utilization",
+        f"Runs of {days} days: the fewest devices, and their utilization",
         result.points,
         columns,
         note="dp, tp, pp: data, tensor and pipeline parallel. "
@@ -206,11 +374,19 @@ def _points(result: Limits) -> Section:
     )
 
 
+def _utilization(ratio: float | None) -> str:
+    return "infeasible" if ratio is None else f"{ratio:.2f}"
+
+
+def _published(point: Point) -> str:
+    return _utilization(PUBLISHED[point.flop]) if point.flop in PUBLISHED else "–"
+
+
 def _figure(result: Limits) -> Figure:
-    feasible = [(c, u) for c, u in result.curve if u is not None]
+    points = [(p.flop, p.utilization_ratio) for p in result.points if p.utilization_ratio]
     wall = result.data_wall_flop
     figure = lines(
-        {"utilization": ([c for c, _ in feasible], [u for _, u in feasible])},
+        {"utilization": ([c for c, _ in points], [u for _, u in points])},
         x="FLOP of the run",
         y="utilization",
         log_x=True,

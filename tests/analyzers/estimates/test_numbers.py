@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import quantities
-from chopper.analyzers.estimates import limits
 from chopper.analyzers.estimates.cost import compare, cost
 from chopper.analyzers.estimates.network import (
     INTERCONNECTS,
@@ -26,6 +25,7 @@ from chopper.analyzers.estimates.network import (
 )
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.cli import cli
+from chopper.cli.estimates import limits
 from chopper.hardware import prices
 from chopper.hardware.prices import Priced
 from chopper.models.architectures import named
@@ -204,17 +204,15 @@ def test_the_interconnect_table_by_hand() -> None:
 
 
 def test_the_laws_at_their_reference() -> None:
-    """1.8e12 parameters: 3.6e13 tokens, 120 · 1.8e12² FLOP, 120 layers, 6e5 steps of 6e7 tokens."""
-    found = limits.shape_of(3.888e26)
+    """1.8e12 parameters: 3.6e13 tokens, 120 · 1.8e12² FLOP, 120 layers, batches of 6e7."""
+    found = limits.model_of(3.888e26)
     assert found.parameters_count == pytest.approx(1.8e12)
-    assert found.tokens_count == pytest.approx(3.6e13)
     assert found.layers_count == pytest.approx(120)
     assert found.batch_tokens_count == pytest.approx(6e7)
-    assert found.steps_count == pytest.approx(6e5)
     # √(1.8e12 ÷ (12 · 120))
     assert found.width == pytest.approx(35_355, rel=1e-4)
     # 8 times the parameters: twice the layers, twice the batch.
-    larger = limits.shape_of(64 * 3.888e26)
+    larger = limits.model_of(64 * 3.888e26)
     assert larger.layers_count == pytest.approx(240)
     assert larger.batch_tokens_count == pytest.approx(1.2e8)
 
@@ -225,15 +223,7 @@ def test_the_latency_wall_by_hand() -> None:
     assert f"{limits.latency_wall_flop():.1e}" == "2.8e+31"
 
 
-LAYOUT = limits.Shape(
-    flop=1.0,
-    parameters_count=1.0,
-    tokens_count=1.0,
-    layers_count=100.0,
-    width=1e4,
-    batch_tokens_count=1e6,
-    steps_count=1.0,
-)
+LAYOUT = limits.Model(parameters_count=1.0, layers_count=100.0, width=1e4, batch_tokens_count=1e6)
 ROUND = limits.Hardware(
     flop_per_s=1e15, memory_bytes_per_s=1e12, node_link_bytes_per_s=1e11, network_bytes_per_s=1e10
 )
@@ -255,8 +245,7 @@ def test_a_layouts_step_by_hand(
     tp: int, compute: float, memory: float, tensor: float, hop_us: float
 ) -> None:
     """100 layers of 1e4 over 5 stages, 8 microbatches, 10 data parallel, 1e6 tokens."""
-    one = {"dp": np.array([10.0]), "pp": np.array([5.0]), "m": np.array([8.0])}
-    step, parts = limits.step_times(LAYOUT, ROUND, tp=np.array([float(tp)]), **one)
+    step, parts = limits.step_times(LAYOUT, ROUND, np.array([[10.0], [tp], [5.0], [8.0]]))
     # 8·20·4·1.25e8 ÷ 1e10 between stages, 48·1e8·100 ÷ (5·1e10) of gradients, both over tp.
     network_s = tensor + (8.0 + 9.6) / tp
     latency = 160 * 8 * (4.5 + hop_us) * 1e-6
@@ -267,9 +256,8 @@ def test_a_layouts_step_by_hand(
 
 def test_a_step_is_no_shorter_than_its_layers() -> None:
     """8 · 100 · (4.5 + 9.2 µs), however the layers are cut: 24 of them would do otherwise."""
-    thin = msgspec.structs.replace(LAYOUT, width=1.0, batch_tokens_count=10.0)
-    one = {"dp": np.array([10.0]), "tp": np.array([4.0]), "pp": np.array([5.0])}
-    step, _ = limits.step_times(thin, ROUND, m=np.array([1.0]), **one)
+    thin = LAYOUT._replace(width=1.0, batch_tokens_count=10.0)
+    step, _ = limits.step_times(thin, ROUND, np.array([[10.0], [4.0], [5.0], [1.0]]))
     assert step[0] == pytest.approx(0.01096)
 
 
