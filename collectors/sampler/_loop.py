@@ -158,13 +158,15 @@ class Reader:
 
     def _set_period(self) -> None:
         status = self.status
-        longest_ns, note = max(self._bounds.values(), default=(0, ""))
+        least_ns, note = max(self._bounds.values(), default=(0, ""))
         factor, share_note = self._stretch
-        bound_ns = max(self._requested_ns, longest_ns)
-        stretched_ns = min(round(bound_ns * factor), max(2 * bound_ns, _SLOWEST_NS))
+        bound_ns = max(self._requested_ns, least_ns)
+        fast = 2 * self._requested_ns <= _SLOWEST_NS
+        longest_ns = max(2 * bound_ns, _SLOWEST_NS) if fast else 4 * bound_ns
+        stretched_ns = min(round(bound_ns * factor), longest_ns)
         status.period_ns = max(bound_ns, stretched_ns)
         status.notes.pop("period", None)
-        notes = [note] if longest_ns > self._requested_ns else []
+        notes = [note] if least_ns > self._requested_ns else []
         notes += [share_note] if factor > 1 else []
         if notes:
             why = " and ".join(notes)
@@ -260,7 +262,9 @@ class Sampler:
             raise CollectorUnavailable("; ".join(refused) or "no source was requested")
         self._start_ns = clock.monotonic_ns()
         self._start_cpu_ns = self.status.startup_cpu_ns = clock.cpu_ns()
-        self._flush_at_ns = self._start_ns + flush_ns
+        # The first look at the share of a core comes soon: until then all are read as asked.
+        first_ns = flush_ns if cpu_ratio is None else flush_ns // 4
+        self._flush_at_ns = self._start_ns + first_ns
         self._sources = [source for source, _ in opened]
         # All of them count from one moment: what is due together shares a wake-up of the core.
         self._readers = [Reader(source, hz, self._start_ns) for source, hz in opened]
