@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import re
 import shlex
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from chopper.addresses import remember
-from chopper.cli._lazy import LazyGroup
 from chopper.errors import (
     CaptureError,
     ChopperError,
@@ -30,9 +30,12 @@ from chopper.errors import (
     say,
 )
 from chopper.fresh_python import ended_by_signals, leave_out_pandas
+from chopper.quantities import one_of
 from chopper.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from click.shell_completion import CompletionItem
 
 _FIRST = {
@@ -130,6 +133,48 @@ def _suggested(words: list[str]) -> str | None:
     if found == "record" and rest and meant(rest)[0] == "report":
         found = "report"
     return found and shlex.join(["chopper", found, *rest])
+
+
+class LazyGroup(click.Group):
+    """Group that loads a command when it is called: the ``command`` of a module.
+
+    Set ``noun`` (what they are called), ``summaries`` (name → one line), ``module`` (of a name,
+    with ``{}`` in its place) and ``first_count`` (how many the first list of the help shows).
+    """
+
+    noun: str
+    summaries: Mapping[str, str]
+    module: str
+    first_count: int | None = None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command, or raise a UsageError with the names nearest to an unknown one."""
+        if not args[0].startswith("-") and not ctx.resilient_parsing:  # as completion parses
+            args = [one_of(self.noun, args[0], self.summaries), *args[1:]]
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of their declaration."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Load a command; None when there is none of this name."""
+        if name not in self.summaries:
+            return None
+        command: click.Command = importlib.import_module(self.module.format(name)).command
+        return command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands without loading any, then the options."""
+        listed = [*self.summaries.items()]
+        first = listed[: self.first_count]
+        for title, rows in (("Commands", first), ("More commands", listed[len(first) :])):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        click.Command.format_options(self, ctx, formatter)
 
 
 class _Group(LazyGroup):

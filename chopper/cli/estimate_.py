@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper.cli import LazyGroup, estimates
 from chopper.cli import _shared as shared
-from chopper.cli import estimates
-from chopper.cli._lazy import LazyGroup
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
