@@ -26,13 +26,14 @@ from chopper.analyzers.replay.program import (
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.recorded import recorded_waits
-from chopper.analyzers.replay.recurring import in_order, recurring_waits
 from chopper.analyzers.replay.streams import CALLS, Waits, previous_on_stream, waits
 from chopper.analyzers.trace.columns import compact, row_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from chopper.analyzers.replay.program import Program
+    from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.tables import DeviceEvents
@@ -249,7 +250,7 @@ class RankNodes:
         sent = beside[collective]
         after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
         if len(issued):
-            fifo = in_order(told, links, sent)
+            fifo = _issuing_moments(told, links, sent)
             if fifo is None:
                 last = (
                     np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
@@ -319,12 +320,20 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
         intervals += len(node.program)
         nodes.append(node)
     edges = [edge for node in nodes for edge in node.edges()]
-    edges += _recurring(nodes)
     ready = _couple(nodes, edges, moments)
     times = [*(node.time_ns - node.offset_ns for node in nodes), ready]
     ranks_of = np.append(np.arange(len(nodes), dtype=np.int32), np.int32(-1))
     owner = np.repeat(ranks_of, [len(t) for t in times])
     return _ordered(np.concatenate(times), owner, edges, nodes)
+
+
+def _issuing_moments(program: Program, links: Links, sent: np.ndarray) -> np.ndarray | None:
+    """Return the moment that issued each collective; None if calls and collectives differ."""
+    issued = np.flatnonzero(program.kind == ISSUE)
+    start = links.events.start_ns[sent]
+    if len(issued) != len(sent) or not (program.time_ns[issued] <= start).all():
+        return None
+    return issued
 
 
 def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
@@ -335,15 +344,6 @@ def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray,
     coupled = (ready >= 0) & (ready <= events.end_ns)
     transfer = np.where(coupled, events.end_ns - np.maximum(ready, events.start_ns), 0)
     return coupled, transfer
-
-
-def _recurring(nodes: list[RankNodes]) -> Iterator[Edges]:
-    """Edges to where the host, without a device, waited in other steps for the same collective."""
-    alone = [node for node in nodes if node.joined.host_only]
-    found = recurring_waits([(node.program, node.links) for node in alone]) if alone else []
-    for node, (event, at) in zip(alone, found, strict=True):
-        none = np.zeros(len(event), dtype=np.int64)
-        yield COLLECTIVE_WAIT, node.end[event], node.moment[at], none, node.event_base + event
 
 
 def _couple(nodes: list[RankNodes], edges: list[Edges], base: int) -> np.ndarray:
