@@ -50,7 +50,7 @@ def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | 
     if not table.num_rows:
         return [Paragraph(f"No rows: {view.needs}." if view.needs else "No rows.")]
     shown = table.slice(0, rows)
-    why = [c.name for c in view.columns if c.name in REASONS and c.nullable]
+    why = [c.name for c in view.columns if c.name in REASONS]
     known = [n for n in shown.column_names if n not in why]
     filled = [n for n in known if table[n].null_count < table.num_rows]
     unknown = [fmt.heading(n) for n in known if n not in (*filled, *_OFTEN_UNKNOWN)]
@@ -145,7 +145,7 @@ def _column(declared: declarations.Column, table: pa.Table) -> dict[str, Any]:
         code = {name: i for i, name in enumerate(names)}
         column["names"] = [_name(declared.name, name) for name in names]
         column["values"] = [None if v is None else code[v] for v in values]
-        column["prose"] = declared.name in REASONS and declared.nullable
+        column["prose"] = declared.name in REASONS
         return column
     if declared.type == "bool":
         column["unit"] = "bool"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.events.collectives import WAIT
@@ -109,7 +110,7 @@ def _view(
 
 def _clock(story: Story, ranks: list[int], steps_count: int) -> np.ndarray | None:
     """Return the mean clock while computing of (ranks, steps), NaN where unknown; None without."""
-    table = story.table("clock_by_step")
+    table = story.table("clocks").filter(pc.field("level") == "step")
     numbers = np.unique(ints(story.run.totals.causes, "number"))
     clock_hz = np.full((len(ranks), steps_count), np.nan)
     row_of = {rank: row for row, rank in enumerate(ranks)}

@@ -417,7 +417,7 @@ _LEAST_RANKS = 4
 
 def _browser_page(run: Attributed) -> Page:
     """Return the page with its figures, tables, timeline and their data."""
-    from chopper.reports import details, environment, figures, frequency, series, timeline
+    from chopper.reports import clocks, details, environment, figures, series, timeline
     from chopper.reports.pack import deflate_text
     from chopper.reports.to_html import to_script_json
 
@@ -427,17 +427,17 @@ def _browser_page(run: Attributed) -> Page:
     telemetry = [*series.collect(near.recording), *series.queues(near)]
     lanes = timeline.build(near.whole, telemetry, replay=replay)
     curves = figures.telemetry(telemetry, near) if telemetry else {}
-    readings = [*frequency.readings(telemetry)]
+    readings = [*clocks.readings(telemetry)]
     del telemetry
     tables = views(run, VIEWS, replay=replay)
     story = Story(run, tables)
     found = verdict(story, replay)
-    clocks = frequency.section(story, readings)
+    of_clocks = clocks.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
         *(_times(story, replay) if run.observed_ns else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
-        *([clocks] if clocks is not None else []),
+        *([of_clocks] if of_clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),
         _quality(run),
         environment.section(run),

@@ -65,7 +65,11 @@ WORKLOAD = Workload(
         for name, (batch, kilo) in GRID.items()
         for sharding in SHARDINGS
     ),
-    shown=(ShownView("clock_by_step", ("clock_mean_hz", "observed_ns", "at_reference_ns")),),
+    shown=(
+        ShownView(
+            "clocks", ("clock_mean_hz", "observed_ns", "at_reference_ns"), where=("level", "step")
+        ),
+    ),
     repeats=3,
     seconds=310,
     position=4,

@@ -19,6 +19,9 @@ from chopper.workloads.training import needs as needs
 
 _ALLOCATIONS = ("--allocations", "yes")
 
+_CLOCKS = ShownView(
+    "clocks", ("clock_mean_hz", "observed_ns", "at_reference_ns"), where=("level", "step")
+)
 WORKLOAD = Workload(
     name="fsdp",
     summary="FSDP1 and FSDP2 side by side, with the same model, seed, data and losses: how time, "
@@ -50,7 +53,7 @@ WORKLOAD = Workload(
             "memory_determinism",
             ("similarity_ratio", "identical_ratio", "peak_mean_bytes", "peak_std_bytes"),
         ),
-        ShownView("clock_by_step", ("clock_mean_hz", "observed_ns", "at_reference_ns")),
+        _CLOCKS,
     ),
     repeats=3,
     seconds=80,
@@ -129,7 +132,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 def _clock(experiment: Experiment, where: str) -> Headline:
     first_hz, second_hz = (
-        _means(experiment, "clock_by_step", "clock_mean_hz", v) for v in ("fsdp1", "fsdp2")
+        experiment.means(_CLOCKS, "clock_mean_hz", v) for v in ("fsdp1", "fsdp2")
     )
     faster = ratio(second_hz, first_hz)
     if faster is not None:

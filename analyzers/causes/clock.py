@@ -55,7 +55,7 @@ _IDLE_NS = 5_000_000
 _RAMP_NS = 500_000_000
 _RISE_RATIO = 1.05
 """After an idle stretch a clock that will rise by more within half a second is still ramping up."""
-HOLE_FACTOR = 4
+_HOLE_FACTOR = 4
 """A gap so many times the median, with a change in it, is a hole."""
 
 
@@ -303,7 +303,7 @@ class ClockSeries:
         """Mask of the gaps that are short enough for how fast the clock changes."""
         gap = self.gap_ns
         span = (self.span_ns[:-1] + self.span_ns[1:]) / 2
-        hole = self.changes & (gap > HOLE_FACTOR * np.median(gap))
+        hole = self.changes & (gap > _HOLE_FACTOR * np.median(gap))
         return (gap + span <= self.bound_ns) & ~hole
 
     def place(self, start_ns: np.ndarray, end_ns: np.ndarray) -> Place:

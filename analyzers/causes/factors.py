@@ -116,7 +116,7 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
     clocks = join_clocks(
         links.events,
         TABLES["device_clock"].empty() if samples is None else samples,
-        set_hz=set_clock_hz(joined.inputs.device_limit, reference),
+        set_hz=_set_clock_hz(joined.inputs.device_limit, reference),
     )
     shared = np.zeros(count, dtype=np.int64)
     for device in np.unique(links.events.device_id):
@@ -265,7 +265,7 @@ def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
 _BELOW_RATIO = 0.99
 
 
-def set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | None:
+def _set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | None:
     """The clock that a device was set to, None where nothing says that it was. DEVICE_LIMIT.
 
     An application clock below the largest; else a largest clock below the one that the peak is

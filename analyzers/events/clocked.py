@@ -24,7 +24,7 @@ class Clocked:
         loss_ns, error_ns: attributed clock loss, and how far it may be off.
         at_reference_ns: the time at the reference clock; as it is where that is not known.
         judged: mask of the rows whose clock and reference are both known.
-        clock_hz, clock_error_hz, power_w, sensitivity: NaN where not known.
+        clock_hz, clock_error_hz, power_w, sensitivity, sensitivity_error: NaN where not known.
         labels: (rows, labels) share of the time under each, of what is ``told``.
         told: share of the time whose reason the readings name.
     """
@@ -40,6 +40,7 @@ class Clocked:
     clock_error_hz: np.ndarray
     power_w: np.ndarray
     sensitivity: np.ndarray
+    sensitivity_error: np.ndarray
     labels: np.ndarray
     told: np.ndarray
 
@@ -58,7 +59,8 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
     loss = time_in(run.pieces, events.rank, events.row, "compute.clock.")
     rows = np.flatnonzero(np.isin(events.rank, sampled) & (time > 0))
     clock = np.full(len(events), np.nan)
-    error, power, sensitivity = clock.copy(), clock.copy(), clock.copy()
+    error, power = clock.copy(), clock.copy()
+    sensitivity, sensitivity_error = clock.copy(), clock.copy()
     slower, unsure = np.zeros(len(events)), np.zeros(len(events))
     labels, told = np.zeros((len(events), len(CLOCK_LABELS))), np.zeros(len(events))
     judged = np.zeros(len(events), dtype=bool)
@@ -68,12 +70,13 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
         clock[mine] = factors.clocks.clock_hz[of]
         error[mine] = factors.clocks.error_hz[of]
         sensitivity[mine] = factors.sensitivity[of]
+        sensitivity_error[mine] = factors.sensitivity_error[of]
         ln = np.log(factors.reference_hz[of] / clock[mine])
         judged[mine] = np.isfinite(ln)
         slower[mine] = np.nan_to_num(sensitivity[mine] * ln)
         relative = error[mine] / clock[mine]
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = factors.sensitivity_error[of] / sensitivity[mine] + relative / ln
+            share = sensitivity_error[mine] / sensitivity[mine] + relative / ln
         unsure[mine] = np.where(np.isfinite(share), share, 0.0)
         for device, series in factors.clocks.readers.items():
             some = mine[(events.device_id[mine] == device) & ~np.isnan(clock[mine])]
@@ -96,6 +99,7 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
         clock_error_hz=error[rows],
         power_w=power[rows],
         sensitivity=sensitivity[rows],
+        sensitivity_error=sensitivity_error[rows],
         labels=labels[rows],
         told=told[rows],
     )

@@ -46,7 +46,8 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
-    help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank.",
+    help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank. "
+    "With `--view clocks`: print the rows of this level.",
 )
 @click.option(
     "--view",
@@ -101,11 +102,12 @@ def command(
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv are mutually exclusive: choose one")
-    if by is not None and view_name is not None:
-        raise UsageError("--by and --view are mutually exclusive: choose one")
+    if by is not None and view_name is not None and "level" not in VIEWS[view_name].arrow.names:
+        raise UsageError(f"--by does not apply to --view {view_name}: choose one")
     attribution = shared.attributed(sources)
     if view_name is not None:
-        _print_view(attribution, view_name, top, "json" if as_json else "csv" if as_csv else "text")
+        kind = "json" if as_json else "csv" if as_csv else "text"
+        _print_view(attribution, view_name, by, top, kind)
     elif as_json:
         print_json(to_json(attribution, by, top))
     elif as_csv:
@@ -116,9 +118,18 @@ def command(
         tell(f"next: {command}")
 
 
-def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) -> None:
-    """Print a view; JSON and CSV hold all rows unless told, text the first 20."""
+def _print_view(
+    attribution: Attributed, name: str, level: Level | None, top: int | None, kind: str
+) -> None:
+    """Print a view, or its rows of one level; JSON and CSV hold all unless told, text 20."""
     table = view(attribution, name)
+    if level is not None:
+        import pyarrow.compute as pc
+
+        of_level = table.filter(pc.field("level") == level)
+        if table.num_rows and not of_level.num_rows:
+            raise UsageError(f"--view {name} has no rows by {level}")
+        table = of_level
     if kind == "text":
         from chopper.reports import details as report
 

@@ -320,11 +320,12 @@ class Experiment:
             (variant, column, (), value)
             for variant in self.variants
             for column in shown.columns
-            for value in self._column(shown, column, variant)
+            for value in self.means(shown, column, variant)
         ]
         return rows_of(measured, self.plan.baseline)
 
-    def _column(self, shown: ShownView, column: str, variant: str) -> list[float]:
+    def means(self, shown: ShownView, column: str, variant: str) -> list[float]:
+        """Mean of a view's column over ranks and steps, for each repetition of a variant."""
         of_repeats = []
         for rows in self.view(shown.view, variant):
             values = [

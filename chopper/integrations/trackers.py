@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.columns import ints
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _NS_PER_MS = 1_000_000
 _REPORT = "chopper-report.html"
 _OF_CLOCKS = {"clock_mean_hz": ("sm_clock_mhz", 1e6), "power_mean_w": ("power_w", 1.0)}
-"""Columns of the view ``clock_by_step`` → name and divisor of a metric."""
+"""Columns of the view ``clocks`` → name and divisor of a metric."""
 _BATCH = 1000
 """Metrics that MLflow takes in one request."""
 _REMEDIES = {
@@ -206,7 +207,8 @@ def metrics_of(run: Attributed) -> list[StepMetrics]:
             parts["ideal_ms"] = group.causes.get("compute.ideal", 0)
         scale = windows[group.key][1] * _NS_PER_MS
         values[group.key] |= {f"chopper/{name}": ns / scale for name, ns in parts.items()}
-    clocks = view(run, "clock_by_step").select(["number", *_OF_CLOCKS]).to_pylist()
+    of_steps = view(run, "clocks").filter(pc.field("level") == "step")
+    clocks = of_steps.select(["number", *_OF_CLOCKS]).to_pylist()
     for column, (name, divisor) in _OF_CLOCKS.items():
         known: dict[int, list[float]] = defaultdict(list)
         for row in clocks:

@@ -13,6 +13,7 @@ from chopper import api
 from chopper.cli import cli
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.errors import InputError, UsageError, printable
+from tests.golden.own import OWN
 from tests.reports.make import Shape, make
 
 EXACT = make()
@@ -81,6 +82,17 @@ def test_what_cannot_be_is_a_usage_error(trace) -> None:
     assert run().exit_code == 2
     with pytest.raises(UsageError, match="are mutually exclusive"):
         run(trace, "--json", "--csv")
+    with pytest.raises(UsageError, match="--by does not apply to --view kernels"):
+        run(trace, "--view", "kernels", "--by", "op")
+
+
+def test_clocks_are_shown_by_level() -> None:
+    done = run(str(OWN / "dvfs_random"), "--view", "clocks", "--by", "op", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["level"] for row in rows} == {"op"}
+    assert "aten::mm" in {row["name"] for row in rows}
+    with pytest.raises(UsageError, match="--view clocks has no rows by cause"):
+        run(str(OWN / "dvfs_random"), "--view", "clocks", "--by", "cause")
 
 
 def test_an_empty_name_is_not_the_current_directory(trace, tmp_path, monkeypatch) -> None:

@@ -274,11 +274,11 @@ def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
 def test_views_that_a_workload_wants_stand_there_or_say_why_not(traced):
     found = load(traced)
     notes = {g.title: g.note for g in report.tables(found) if not g.rows}
-    for name in ("clock_by_step", "memory_determinism"):
+    for name in ("clocks", "memory_determinism"):
         assert notes[VIEWS[name].title] == f"Unknown here: {VIEWS[name].needs}."
     page = report.render(found, "html")
     assert page.count("Unknown here: ") >= 2
-    assert found.to_dict()["views"]["clock_by_step"] == []
+    assert found.to_dict()["views"]["clocks"] == []
 
 
 def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):

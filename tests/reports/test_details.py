@@ -141,14 +141,6 @@ def test_nothing_is_said_of_micro_steps_where_no_trainer_told_them() -> None:
     assert "icro" not in shown
 
 
-def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
-    row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
-    row |= {"source": "reasons", "start_ns": 1}
-    table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].arrow)
-    shown = to_text.render(details.page(VIEWS["throttle_episodes"], table)).splitlines()
-    assert any(line.startswith("rank  reason ") for line in shown)
-
-
 def test_top_limits_the_rows_of_a_view() -> None:
     table = view(EXACT, "kernels")
     shown = to_text.render(details.page(VIEWS["kernels"], table, top=2))

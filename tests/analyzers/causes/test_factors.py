@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,9 +193,10 @@ def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
 def measured() -> dict[str, tuple[chopper.Attribution, dict[str, Any]]]:
     """The same products on a real H100, on random numbers and on zeros; the clock of each."""
     runs = {data: chopper.attribute(OWN / f"dvfs_{data}") for data in ("random", "zeros")}
-    rows = {data: view(run, "clock_by_operator").to_pylist() for data, run in runs.items()}
+    product = (pc.field("level") == "op") & (pc.field("name") == "aten::mm")
     return {
-        data: (runs[data], next(r for r in rows[data] if r["op"] == "aten::mm")) for data in runs
+        data: (run, view(run, "clocks").filter(product).to_pylist()[0])
+        for data, run in runs.items()
     }
 
 

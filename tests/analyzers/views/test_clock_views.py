@@ -67,6 +67,12 @@ def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
     return run, table.set_column(0, table.schema.field("time_ns"), [moved])
 
 
+def rows_at(run: Attributed, level: str) -> list[dict[str, Any]]:
+    """Return the rows of one level of the view."""
+    rows: list[dict[str, Any]] = view(run, "clocks").to_pylist()
+    return [row for row in rows if row["level"] == level]
+
+
 def test_causes_of_the_run(attribution: Attributed) -> None:
     times = {row.id: row for row in attribution.causes()}
     assert attribution.coverage["clock_ratio"] == 1
@@ -79,7 +85,7 @@ def test_causes_of_the_run(attribution: Attributed) -> None:
 
 
 def test_clocks_by_step(attribution: Attributed) -> None:
-    rows = view(attribution, "clock_by_step").to_pylist()
+    rows = rows_at(attribution, "step")
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert [row["clock_mean_hz"] for row in rows] == pytest.approx([HIGH, HIGH, LOW, LOW], rel=0.01)
     windows = attribution.windows.to_pylist()
@@ -92,11 +98,21 @@ def test_clocks_by_step(attribution: Attributed) -> None:
     assert rows[0]["host_limited_ratio"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["clock_by_phase", "clock_by_operator"])
-def test_clocks_of_all_time(attribution: Attributed, name: str) -> None:
-    (row,) = view(attribution, name).to_pylist()
-    assert row.get("phase", "forward") == "forward"
-    assert row.get("op", "aten::mm") == "aten::mm"
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        ("rank", None),
+        ("phase", "forward"),
+        ("layer", None),
+        ("op", "aten::mm"),
+        ("kernel", "ampere_bf16_s16816gemm"),
+    ],
+)
+def test_clocks_of_all_time(attribution: Attributed, level: str, name: str | None) -> None:
+    (row,) = rows_at(attribution, level)
+    assert row["name"] == name
+    assert row["rank"] == (0 if level in ("rank", "phase") else None)
+    assert row["observed_ns"] is None
     compute = {c.id: c.time_ns for c in attribution.causes()}
     assert row["time_ns"] == compute["compute"]
     assert row["loss_ns"] == compute["compute.clock"]
@@ -108,31 +124,15 @@ def test_clocks_of_all_time(attribution: Attributed, name: str) -> None:
     assert row["clock_median_hz"] == pytest.approx(LOW, rel=1e-3)
     assert row["power_mean_w"] == pytest.approx(390)
     assert row["sensitivity_ratio"] == pytest.approx(1, abs=0.01)
+    # Measured on 400 instances at two clocks; from the roofline alone it would be 0.25.
+    assert 0 < row["sensitivity_error_ratio"] < 0.01
     assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
 
 
-def test_clocks_of_each_work(attribution: Attributed) -> None:
-    (row,) = view(attribution, "clock_by_kernel").to_pylist()
-    (by_operator,) = view(attribution, "clock_by_operator").to_pylist()
-    assert row["kernel"] == "ampere_bf16_s16816gemm"
-    assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
-    for name in ("time_ns", "loss_ns", "clock_mean_hz", "power_cap_ratio", "at_reference_ns"):
-        assert row[name] == by_operator[name]
-
-
-def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attributed) -> None:
-    (row,) = view(attribution, "throttle_episodes").to_pylist()
-    compute = {c.id: c.time_ns for c in attribution.causes()}
-    assert row["reason"] == "power_cap"
+def test_kernels_are_told_apart_by_operator_and_shapes(attribution: Attributed) -> None:
+    (row,) = rows_at(attribution, "kernel")
     assert row["op"] == "aten::mm"
-    assert row["loss_ns"] == pytest.approx(compute["compute.clock"], rel=0.01)
-    # To half a period (2.5 ms) it begins with the third step.
-    assert row["kernel_count"] == pytest.approx(2 * PRODUCTS, abs=6)
-    assert row["clock_low_hz"] == LOW
-    assert row["clock_mean_hz"] == pytest.approx(LOW)
-    assert row["power_mean_w"] == pytest.approx(390)
-    third = attribution.windows.to_pylist()[2]
-    assert row["start_ns"] == pytest.approx(third["start_ns"], abs=5 * MS)
+    assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
 
 
 NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
@@ -142,20 +142,18 @@ def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path, reasons=None)
     put_table(run, 0, "device_clock", clocks)
     attribution = chopper.attribute(run)
-    for name in ("clock_by_phase", "clock_by_operator", "clock_by_kernel", "clock_by_step"):
-        for row in view(attribution, name).to_pylist():
-            assert [row[f"{label}_ratio"] for label in NAMED] == [None] * len(NAMED)
-            assert row["unlabelled_ratio"] == 1
+    for row in view(attribution, "clocks").to_pylist():
+        assert [row[f"{label}_ratio"] for label in NAMED] == [None] * len(NAMED)
+        assert row["unlabelled_ratio"] == 1
     times = {c.id: c.time_ns for c in attribution.causes() if c.id.startswith("compute.clock.")}
     assert [c for c, time_ns in times.items() if time_ns] == ["compute.clock.unlabelled"]
-    assert view(attribution, "throttle_episodes").num_rows == 0
 
 
 def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None:
     """Reasons are read of the throttled steps only: of those all was the power cap."""
     run, clocks = throttled(tmp_path, reasons={LOW: 0x4})
     put_table(run, 0, "device_clock", clocks)
-    (row,) = view(chopper.attribute(run), "clock_by_phase").to_pylist()
+    (row,) = rows_at(chopper.attribute(run), "phase")
     fast, slow = IDEAL_NS / 0.8, IDEAL_NS / 0.8 * HIGH / LOW
     assert row["unlabelled_ratio"] == pytest.approx(fast / (fast + slow), rel=0.02)
     assert row["power_cap_ratio"] == pytest.approx(1)
@@ -166,22 +164,12 @@ def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path)
     third = chopper.attribute(run).windows.to_pylist()[2]
     put_table(run, 0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
-    rows = view(chopper.attribute(run), "clock_by_step").to_pylist()
+    rows = rows_at(chopper.attribute(run), "step")
     unknown = ("loss_ns", "loss_error_ns", "at_reference_ns", "clock_mean_hz")
     for name in unknown:
         assert [row[name] is None for row in rows] == [False, False, False, True]
     assert rows[3]["known_ratio"] == 0
     assert rows[3]["observed_ns"] > 0
-
-
-def test_sensitivity_shows_what_it_rests_on(attribution: Attributed) -> None:
-    (row,) = view(attribution, "clock_sensitivity").to_pylist()
-    assert row["kernel"] == "ampere_bf16_s16816gemm"
-    assert row["count"] == STEPS * PRODUCTS
-    assert row["slope_ratio"] == pytest.approx(1, abs=0.01)
-    assert row["sensitivity_ratio"] == pytest.approx(row["slope_ratio"], abs=0.001)
-    assert row["used_count"] > 0.95 * row["count"]
-    assert (row["clock_low_hz"], row["clock_high_hz"]) == (LOW, HIGH)
 
 
 def test_last_waves(attribution: Attributed) -> None:
@@ -202,5 +190,4 @@ def test_without_samples_there_are_no_clocks(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(trace.encode())
     bare = chopper.attribute(path)
-    for name in ("clock_by_phase", "clock_by_operator", "clock_by_step", "clock_sensitivity"):
-        assert view(bare, name).num_rows == 0
+    assert view(bare, "clocks").num_rows == 0

@@ -1,7 +1,6 @@
 """The section about clocks: time at each clock, what held it down, and what that cost.
 
-Everything is a picture of the views of clocks and of the readings themselves; nothing is computed
-here that they do not hold.
+It draws the view ``clocks`` and the samples themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
@@ -117,7 +117,7 @@ def section(story: Story, readings: list[Readings]) -> Section | None:
         clocked = None
     if clocked is None and not readings:
         return None
-    steps = story.table("clock_by_step").to_pylist() if clocked is not None else []
+    steps = _rows_of(story, "step") if clocked is not None else []
     clocks = _Clocks(
         story=story,
         clocked=clocked,
@@ -139,12 +139,20 @@ def section(story: Story, readings: list[Readings]) -> Section | None:
         *(_energy_fact(row, story) for row in energy[:1]),
     ]
     return Section(
-        title="Frequency",
-        id="frequency",
+        title="Clocks",
+        id="clocks",
         intro=_lead(clocks),
         blocks=(Facts(facts=facts, style="tiles"), *_figures(clocks), *_kernels(story)),
         formats=BROWSER,
     )
+
+
+def _rows_of(story: Story, level: str) -> list[dict[str, Any]]:
+    """Return the rows of the view ``clocks`` of one level."""
+    rows: list[dict[str, Any]] = (
+        story.table("clocks").filter(pc.field("level") == level).to_pylist()
+    )
+    return rows
 
 
 def _reference_hz(run: Attributed, clocked: Clocked) -> float | None:
@@ -236,7 +244,7 @@ def _energy_fact(row: dict[str, Any], story: Story) -> Fact:
 
 def _kernels(story: Story) -> list[Block]:
     """Show the kernels that lost most to the clock."""
-    rows = [r for r in story.table("clock_by_kernel").to_pylist() if r["loss_ns"]]
+    rows = [r for r in _rows_of(story, "kernel") if r["loss_ns"]]
     rows.sort(key=lambda r: -r["loss_ns"])
     table = Table(
         title="Kernels that lower the clock",
@@ -254,8 +262,8 @@ def _kernels(story: Story) -> list[Block]:
         rows=[
             (
                 Cell(
-                    text=fmt.kernel_name(r["kernel"]),
-                    hint=r["kernel"],
+                    text=fmt.kernel_name(r["name"]),
+                    hint=r["name"],
                     below=(r["op"] or "no operator")
                     + (f" · {fmt.shapes(r['input_dims'])}" if r["input_dims"] else ""),
                 ),
@@ -293,7 +301,7 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
     by = "by phase, then by operator" if clocks.judged else "over all readings"
     if rows:
         yield Figure(
-            name="frequency_clocks",
+            name="clocks_distribution",
             title="Time by SM clock",
             figure=_distribution(rows, clocks.reference_hz),
             note=f"Share of the compute time at each clock, {by}; the darkest cell is each row's "
@@ -306,7 +314,7 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
     elif clocks.clocked is not None and clocks.reference_hz is None:
         words = "The reference clock of the device's peak is unknown."
     yield Figure(
-        name="frequency_steps",
+        name="clocks_steps",
         title=f"Time of each {clocks.story.unit} at the reference clock",
         figure=_steps_at_reference(clocks) if clocks.judged else {},
         note=words,
@@ -322,7 +330,7 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
         if not any(np.isfinite(r.temperature_c).any() for r in clocks.readings):
             words += "Temperature was not sampled."
     yield Figure(
-        name="frequency_power",
+        name="clocks_power",
         title="Clock, power, temperature",
         figure=_power_and_heat(clocks, powered) if powered else {},
         note=words,

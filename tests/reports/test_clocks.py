@@ -16,7 +16,7 @@ import pytest
 import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
-from chopper.reports import frequency, series, timeline
+from chopper.reports import clocks, series, timeline
 from chopper.reports.export import export
 from chopper.reports.page import Fact, Facts, Figure, Section, Table
 from chopper.reports.series import Series, thin, with_gaps
@@ -39,8 +39,8 @@ MS = 1_000_000
 
 def section_of(run: Attributed) -> Section | None:
     """The section of a run about its clocks."""
-    readings = [*frequency.readings(series.collect(run.recording))]
-    return frequency.section(Story(run), readings)
+    readings = [*clocks.readings(series.collect(run.recording))]
+    return clocks.section(Story(run), readings)
 
 
 def tiles(section: Section) -> Sequence[Fact]:
@@ -141,7 +141,7 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
 
 
 def test_rows_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
-    figure = drawn(page)["frequency_clocks"]
+    figure = drawn(page)["clocks_distribution"]
     assert figure["layout"]["yaxis"]["ticktext"] == ["forward", "aten::mm"]
     (mark,) = [s for s in figure["layout"]["shapes"] if s["name"] == "mark"]
     assert mark["x0"] == pytest.approx(1.41)
@@ -155,7 +155,7 @@ def test_rows_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
 
 
 def test_steps_are_split_at_the_reference_clock(page: Section) -> None:
-    reference, lost, clock = drawn(page)["frequency_steps"]["data"]
+    reference, lost, clock = drawn(page)["clocks_steps"]["data"]
     # The first step begins with 5 ms of idle time, which no clock changes.
     assert reference["y"][1:] == pytest.approx([IDEAL_NS / 0.8 * PRODUCTS / 1e9] * 3, rel=0.02)
     assert reference["y"][0] - reference["y"][1] == pytest.approx(0.005, rel=0.05)
@@ -165,7 +165,7 @@ def test_steps_are_split_at_the_reference_clock(page: Section) -> None:
 
 
 def test_power_is_coloured_by_temperature(page: Section) -> None:
-    figure = drawn(page)["frequency_power"]
+    figure = drawn(page)["clocks_power"]
     warm = figure["data"][-1]
     assert warm["marker"]["showscale"]
     assert len(warm["x"]) == len(warm["marker"]["color"]) > 50
@@ -194,18 +194,18 @@ def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
 @pytest.mark.usefixtures("page")
 def test_the_page_is_in_the_report(attribution: Attributed) -> None:  # noqa: F811
     html = reports.render(attribution, "html")
-    assert '<section id="frequency"' in html
-    assert '<a href="#frequency">Frequency</a>' in html
+    assert '<section id="clocks"' in html
+    assert '<a href="#clocks">Clocks</a>' in html
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
     assert block is not None
     figures = json.loads(block[1])["figures"]
-    assert {"frequency_clocks", "frequency_power", "frequency_steps"} <= figures.keys()
+    assert {"clocks_distribution", "clocks_power", "clocks_steps"} <= figures.keys()
 
 
 def test_without_clocks_there_is_no_page() -> None:
     html = reports.render(make(Shape(ranks=1, steps=2)), "html")
-    assert 'id="frequency"' not in html
-    assert "#frequency" not in html
+    assert 'id="clocks"' not in html
+    assert "#clocks" not in html
 
 
 def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) -> None:  # noqa: F811
@@ -280,11 +280,11 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribute
     made = section_of(bare)
     assert made is not None
     assert "no kernel of a step" in made.intro
-    names: Any = drawn(made)["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
+    names: Any = drawn(made)["clocks_distribution"]["layout"]["yaxis"]["ticktext"]
     assert names == ["rank 0, all samples"]
-    assert not drawn(made)["frequency_steps"]
+    assert not drawn(made)["clocks_steps"]
     html = reports.render(bare, "html")
-    assert 'id="frequency"' in html
+    assert 'id="clocks"' in html
     # What is not drawn says why.
     assert "No kernel of a step lies within the samples." in html
     assert "Temperature was not sampled." in html

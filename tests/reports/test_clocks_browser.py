@@ -32,9 +32,9 @@ def test_the_page_draws_silently_and_strips_can_be_read(
     )
     opened = Opened(context.new_page(), path)
     page = opened.page
-    for figure in ("frequency_clocks", "frequency_steps", "frequency_power"):
+    for figure in ("clocks_distribution", "clocks_steps", "clocks_power"):
         assert page.locator(f'[data-figure="{figure}"] svg.main-svg').count() >= 1, figure
-    assert page.locator("#frequency .tiles dt").count() >= 4
+    assert page.locator("#clocks .tiles dt").count() >= 4
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     labels = page.locator(".tl-gutter").inner_text()
     assert "Clock held by" in labels
