@@ -232,7 +232,7 @@ def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> p
     """Run one SQL statement over the tables and views of a run.
 
     `chopper schema` lists them. Tables of single ranks begin with the columns ``rank`` and ``row``.
-    Views and the tables of the attribution cover the steps of the step time.
+    Tables cover all traced steps; views cover those of the step time, which ``selection`` names.
 
     Args:
         run: a run or its attribution, or anything that :func:`load` takes.
@@ -240,7 +240,7 @@ def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> p
         memory: memory limit of DuckDB.
 
     Raises:
-        UsageError: DuckDB is not installed, or the SQL is wrong.
+        UsageError: the SQL is wrong.
         InputError: the run cannot be read, or the SQL needs more memory.
     """
     import pyarrow as pa

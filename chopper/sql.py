@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.trace.host_device import host_as_device
-from chopper.analyzers.trace.tables import HostSpans
+from chopper.analyzers.views import View, optional
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
 from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.recorded import filed_tables, read_rank
 from chopper.ingest.sources import find
+from chopper.relations import RECORDED, connection, on_host, relation, schema_of
 from chopper.storage import parquet
 from chopper.storage.caches import scratch
 from chopper.storage.files import inside
@@ -35,8 +35,8 @@ from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here
 from chopper.storage.run import Run, ranks_of
 from chopper.storage.streams import read_stream
-from chopper.tables import GROUPS, TABLES
-from chopper.views import VIEWS, views
+from chopper.tables import GROUPS, TABLES, ColumnType
+from chopper.views import VIEWS, relations, typed
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ if TYPE_CHECKING:
     from chopper.pipeline import Source
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
 
-_RECORDED = frozenset(t.name for group in GROUPS if group != "analysis" for t in GROUPS[group])
-_UNATTRIBUTED = _RECORDED | {"ranks"}
-_OF_RANK = _RECORDED | {"event_link"}
-"""Tables of single ranks: in SQL, ``rank`` and ``row`` come before their columns."""
+_UNATTRIBUTED = RECORDED | {"ranks"}
 _TRACED = ("device_event", "host_span")
 """Tables of which a rank with a kernel trace has one."""
 _ROWS_NAMED = re.compile(r"row\b|\bnatural\b", re.IGNORECASE)
@@ -69,14 +66,13 @@ _IN_ARROW = _NUMBERS.union(
 )
 """Types whose values Arrow and Parquet hold exactly."""
 _MOST_NESTED = 50
+VIEW_MEMORY_BYTES = 2_000_000_000
+"""Memory of the query of a user's view."""
 
 
 def schemas() -> dict[str, pa.Schema]:
     """Return the columns that SQL sees, by table and view."""
-    tables = {
-        name: parquet.schema_of(name) if name in _OF_RANK else parquet.plain(table.arrow)
-        for name, table in TABLES.items()
-    }
+    tables = {name: schema_of(name) for name in TABLES}
     return tables | {name: parquet.plain(view.arrow) for name, view in VIEWS.items()}
 
 
@@ -145,9 +141,7 @@ class Query:
         memory_bytes: what DuckDB may take for it.
         device: the device that the run was recorded on, or rank → device, as the user says.
         engine: returns what reads and attributes a run that is named; by default this process.
-
-    Raises:
-        UsageError: DuckDB is not installed.
+        label: what errors call the statement.
     """
 
     def __init__(
@@ -158,13 +152,15 @@ class Query:
         *,
         device: Stated | None = None,
         engine: Callable[[], Engine] = Serial,
+        label: str = "SQL",
     ) -> None:
         self._source = source
+        self._label = label
         self._engine = engine
         self._device = device
         self._sql = sql
         self._memory_bytes = memory_bytes
-        self._connection = _connection(memory_bytes)
+        self._connection = connection(memory_bytes)
         self._files_held = contextlib.ExitStack()
         self._folder = cache(lambda: self._files_held.enter_context(scratch("query")))
         self.names: list[str] = []
@@ -207,15 +203,15 @@ class Query:
         try:
             self._sql.encode()
         except UnicodeEncodeError as exc:
-            raise UsageError("SQL: is not UTF-8") from exc
+            raise UsageError(f"{self._label}: is not UTF-8") from exc
         with self._errors():
             statements = self._connection.extract_statements(self._sql)
         kinds = [_kind(statement) for statement in statements]
         if kinds != ["SELECT"]:
             remedy = "; PIVOT needs its values: ON c IN ('a', 'b')" if "MULTI" in kinds else ""
             raise UsageError(
-                f"SQL: found {', '.join(kinds) or 'nothing'}, expected one statement that reads "
-                f"(SELECT, WITH, FROM, DESCRIBE, SUMMARIZE){remedy}"
+                f"{self._label}: found {', '.join(kinds) or 'nothing'}, expected one statement "
+                f"that reads (SELECT, WITH, FROM, DESCRIBE, SUMMARIZE){remedy}"
             )
         with self._errors(lines_before=1):
             self._connection.execute(f"EXPLAIN\n{self._sql}").fetchall()
@@ -278,7 +274,7 @@ class Query:
                 columns = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
             except pa.ArrowInvalid as exc:
                 raise UsageError(
-                    f"SQL: {exc}: more than 64 bits can hold; cast it: sum(x)::DOUBLE"
+                    f"{self._label}: {exc}: more than 64 bits can hold; cast it: sum(x)::DOUBLE"
                 ) from exc
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -299,12 +295,13 @@ class Query:
         text = printable(" ".join(filter(None, map(str.strip, lines))) or said)
         if "Out of Memory" in kind or "realloc" in said or "allocat" in text:
             return InputError(
-                f"SQL: needs more memory than {self._memory_bytes / 1e9:g} GB (--memory): raise "
-                "it, or read fewer rows and columns, and group before sorting or joining"
+                f"{self._label}: needs more memory than {self._memory_bytes / 1e9:g} GB "
+                "(--memory): raise it, or read fewer rows and columns, and group before sorting or "
+                "joining"
             )
         if "INTERRUPT" in kind:
-            return InputError("SQL: interrupted")
-        where = "SQL"
+            return InputError(f"{self._label}: interrupted")
+        where = self._label
         if (position := _POSITION.search(said)) is not None:
             where = self._place(position, lines_before) or where
         if "Permission" in kind:
@@ -324,7 +321,7 @@ class Query:
             return None
         column = before + len(position[3]) - len(f"LINE {position[1]}: ")
         column -= 3 if position[2].startswith("...") else 0
-        return f"SQL, line {line}, column {column + 1}"
+        return f"{self._label}, line {line}, column {column + 1}"
 
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
         """Return what the statement names, with its rows."""
@@ -341,13 +338,13 @@ class Query:
             if attributes:
                 source = pipeline.attribute(source, engine)
         if not isinstance(source, Attributed):
-            return _in_memory(source, self.names)
+            return {name: relation(source, name) for name in self.names}
         large = _large(source.recording)
         _check_rows(large, self.names, self._sql)
         if not large or directory is None:
-            return _in_memory(source, self.names)
-        attributed = [name for name in self.names if name not in _RECORDED]
-        return {**self._scanned(directory), **_in_memory(source, attributed)}
+            return relations(source, self.names)
+        attributed = [name for name in self.names if name not in RECORDED]
+        return {**self._scanned(directory), **relations(source, attributed)}
 
     def _scanned(self, directory: Path) -> dict[str, pa.Table | ds.Dataset]:
         """Return tables of a run directory, which are read as DuckDB scans them."""
@@ -362,12 +359,12 @@ class Query:
             empty = parquet.schema_of(name).empty_table()
             tables[name] = parquet.scan(name, files) if files else empty
         if "ranks" in self.names:
-            tables["ranks"] = _plain(ranks_of(manifest))
+            tables["ranks"] = ranks_of(manifest)
         return tables
 
     def _files(self, directory: Path, manifest: RunManifest) -> dict[str, dict[Path, int]]:
         """Return the Parquet files of each table with their ranks; those missing are written."""
-        names = [name for name in self.names if name in _RECORDED]
+        names = [name for name in self.names if name in RECORDED]
         files: dict[str, dict[Path, int]] = {name: {} for name in names}
         for part in manifest.ranks if names else ():
             folder = inside(directory, rank_dir_name(part.rank))
@@ -407,37 +404,8 @@ class Query:
         if isinstance(events, pa.Table) and not events.num_rows:
             spans = tables["host_span"]
             spans = parquet.read(spans, "host_span") if isinstance(spans, Path) else spans
-            tables["device_event"] = _on_host(spans)
+            tables["device_event"] = on_host(spans)
         return {name: tables[name] for name in names}
-
-
-def _connection(memory_bytes: int) -> Any:
-    """Return a database in memory that reads no files, loads nothing and cannot be set otherwise.
-
-    Raises:
-        UsageError: DuckDB is not installed.
-    """
-    try:
-        import duckdb
-    except ImportError as exc:
-        raise UsageError(
-            "SQL needs DuckDB, which is not installed: pip install 'chopper-profiler[query]'"
-        ) from exc
-    connection = duckdb.connect(
-        ":memory:",
-        config={
-            "memory_limit": f"{memory_bytes}B",
-            "temp_directory": "",
-            "allow_persistent_secrets": False,
-            "allow_community_extensions": False,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "python_enable_replacements": False,  # variables of the program by their names
-        },
-    )
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
 
 
 def _kind(statement: Any) -> str:
@@ -500,15 +468,6 @@ def _directory(source: Source) -> Path | None:
     return Path(named[0]) if len(named) == 1 and is_run(Path(named[0])) else None
 
 
-def _on_host(spans: pa.Table) -> pa.Table:
-    """Return what stands in for device events on a trace without a device."""
-    return host_as_device(HostSpans(spans))[0] if spans.num_rows else TABLES["device_event"].empty()
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    return table.cast(parquet.plain(table.schema))
-
-
 def _large(recording: Run) -> list[int]:
     """Return the ranks that are so large that their events are attributed a stretch at a time."""
     return [rank for rank in recording.ranks if recording.tables.stretches(rank)]
@@ -524,7 +483,7 @@ def _check_rows(large: Sequence[int], names: Sequence[str], sql: str) -> None:
     """
     counted = {"event_link", "piece", "gap", "communication", "critical_path_timeline"}
     of_stretch = sorted(counted.intersection(names))
-    of_whole = sorted(_RECORDED.intersection(names))
+    of_whole = sorted(RECORDED.intersection(names))
     if large and of_stretch and of_whole and _ROWS_NAMED.search(sql):
         raise InputError(
             f"SQL: rank {ranges(large)} is too large to be held: rows are counted in the stretch "
@@ -534,26 +493,33 @@ def _check_rows(large: Sequence[int], names: Sequence[str], sql: str) -> None:
         )
 
 
-def _in_memory(run: Run | Attributed, names: Sequence[str]) -> dict[str, pa.Table]:
-    """Return tables and views of a run that is in memory; an attributed one has them all."""
-    recording = run if isinstance(run, Run) else run.recording
-    links = {} if isinstance(run, Run) else run.whole.links
+def run_view(run: Attributed, view: View, path: str) -> tuple[View, pa.Table]:
+    """Run the view of a user's file; undeclared columns follow those that it declares.
 
-    def of_rank(rank: int, name: str) -> pa.Table:
-        if name == "event_link":
-            return links.get(rank, TABLES[name].empty())
-        table = recording.table(rank, name)
-        if name == "device_event" and not table.num_rows:
-            return _on_host(recording.table(rank, "host_span"))
-        return table
+    Raises:
+        InputError: the query needs too much memory.
+        UsageError: the query has an error.
+        SchemaError: the query does not return what the file declares.
+    """
+    with Query(run, view.sql, VIEW_MEMORY_BYTES, label=path) as query:
+        query.plan()
+        query.read()
+        schema, batches = query.batches(readable=True)
+        table = pa.Table.from_batches(batches, schema)
+    declared = {column.name for column in view.columns}
+    more = [
+        optional(field.name, "", _column_type(field.type))
+        for field in table.schema
+        if field.name not in declared
+    ]
+    view = replace(view, columns=(*view.columns, *more))
+    return view, typed(table, view, path)
 
-    tables = {}
-    if isinstance(run, Attributed):
-        tables = views(run, [name for name in names if name in VIEWS])
-        attributed = {"piece": run.pieces, "window": run.windows, "gap": run.gaps}
-        tables |= attributed | {"communication": run.communication}
-    tables["ranks"] = ranks_of(recording.manifest)
-    for name in _OF_RANK.intersection(names):
-        parts = [parquet.numbered(of_rank(r, name), name, r) for r in recording.ranks]
-        tables[name] = pa.concat_tables([parquet.schema_of(name).empty_table(), *parts])
-    return {name: _plain(tables[name]) for name in names}
+
+def _column_type(kind: pa.DataType) -> ColumnType:
+    """Return the declared type that holds the values of a result's column."""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind):
+        return "int64"
+    return "float64" if pa.types.is_floating(kind) else "string"

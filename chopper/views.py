@@ -1,47 +1,69 @@
 """Detailed tables of an attributed run: operations, launches, stragglers …
 
-Each is one file of :mod:`chopper.analyzers.views`, loaded when it is asked for.
-``chopper analyze RUN --view NAME`` prints one, the HTML report shows all that have rows.
+Each is one file of :mod:`chopper.analyzers.views`, loaded when it is asked for: a query in SQL, or
+a function. ``chopper analyze RUN --view NAME`` prints one, the HTML report shows all with rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.analyzers import views as folder
-from chopper.analyzers.views import SECTIONS, View
-from chopper.errors import UsageError
+from chopper.analyzers.views import SECTIONS, View, parse
+from chopper.errors import InputError, SchemaError, UsageError, reason_of
+from chopper.relations import connection, relation
+from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
 
 
 _FILES = {
     file.stem: file
-    for file in sorted(file for path in folder.__path__ for file in Path(path).glob("[!_]*.py"))
+    for path in folder.__path__
+    for file in sorted(Path(path).iterdir(), key=lambda file: file.stem)
+    if file.suffix in (".py", ".sql") and not file.name.startswith("_")
 }
+
+_SHARED_QUERIES = {
+    file.stem.removeprefix("_"): file
+    for path in folder.__path__
+    for file in Path(path).glob("_*.sql")
+}
+"""Tables that are queries over others, which several views share."""
 
 
 class _Views(Mapping[str, View]):
-    """Views by name, in order of name; a view's file is imported when it is looked up."""
+    """Views by name, in order of name; a view's file is read when it is looked up."""
 
     def __getitem__(self, name: str) -> View:
         if name not in _FILES:
             raise KeyError(name)
-        view: View = importlib.import_module(f"{folder.__name__}.{name}").VIEW
-        return view
+        return _declared(_FILES[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(_FILES)
 
     def __len__(self) -> int:
         return len(_FILES)
+
+
+@cache
+def _declared(file: Path) -> View:
+    if file.suffix == ".sql":
+        return parse(file.read_text(encoding="utf-8"), file.stem, file.name)
+    view: View = importlib.import_module(f"{folder.__name__}.{file.stem}").VIEW
+    return view
 
 
 VIEWS = _Views()
@@ -52,8 +74,24 @@ def summaries() -> dict[str, str]:
     lines = {}
     for name, path in _FILES.items():
         with path.open(encoding="utf-8") as file:
-            lines[name] = file.readline().strip().strip('"')
+            lines[name] = file.readline().strip().strip('"').removeprefix("-- ")
     return lines
+
+
+def own_view(path: Path) -> View:
+    """Return the view of a user's SQL file, declared by the comment at its top if it has one.
+
+    Raises:
+        InputError: the file cannot be read.
+        UsageError: its comment has an error.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({reason_of(exc)})") from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path}: is not UTF-8") from exc
+    return parse(text, path.stem, str(path))
 
 
 def in_sections() -> list[View]:
@@ -74,13 +112,91 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
     """
     values: dict[str, Any] = {"run": run.detailed, **shared}
     tables = {}
-    for name in names:
-        if name not in VIEWS:
-            raise UsageError(f"view {name!r} unknown: one of {', '.join(VIEWS)}")
-        declared = VIEWS[name]
-        seen = {"run": run} if declared.of_all_ranks else values
-        tables[name] = declared.validate(_call(f"{folder.__name__}.{name}:{name}", seen))
+    with contextlib.ExitStack() as held:
+        for name in names:
+            if name not in VIEWS:
+                raise UsageError(f"view {name!r} unknown: one of {', '.join(VIEWS)}")
+            declared = VIEWS[name]
+            if declared.sql:
+                if "database" not in values:
+                    values["database"] = held.enter_context(_Database(run.detailed, values))
+                tables[name] = typed(
+                    values["database"].query(declared.sql), declared, f"{name}.sql"
+                )
+            else:
+                seen = {"run": run} if declared.of_all_ranks else values
+                table = _call(f"{folder.__name__}.{name}:{name}", seen)
+                tables[name] = declared.validate(table)
     return tables
+
+
+def relations(run: Attributed, names: Iterable[str]) -> dict[str, pa.Table]:
+    """Return views and tables of an attributed run by their names."""
+    names = [*names]
+    with _Database(run, {"run": run.detailed}) as database:
+        tables = {name: database.table(name) for name in names if name not in VIEWS}
+    return tables | views(run, [name for name in names if name in VIEWS])
+
+
+class _Database:
+    """The tables of a run in one DuckDB connection, each registered when a query names it."""
+
+    def __init__(self, run: Attributed, values: dict[str, Any]) -> None:
+        self._run = run
+        self._values = values
+        self._names: set[str] = set()
+
+    @cached_property
+    def _connection(self) -> Any:
+        return connection(threads=1)
+
+    def __enter__(self) -> _Database:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if "_connection" in vars(self):
+            self._connection.close()
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table of the run by its name."""
+        if name == "step_event":
+            events: Events = _value("events", self._values)
+            return events.table
+        if name in _SHARED_QUERIES:
+            return self.query(_SHARED_QUERIES[name].read_text(encoding="utf-8"))
+        return relation(self._run, name)
+
+    def query(self, sql: str) -> pa.Table:
+        """Return what a view's query returns."""
+        for name in {*re.findall(r"\w+", sql)} & TABLES.keys() - self._names:
+            self._names.add(name)
+            self._connection.register(name, self.table(name))
+        return self._connection.sql(sql).to_arrow_table()
+
+
+def typed(table: pa.Table, view: View, path: str) -> pa.Table:
+    """Return the result of a view's query with the columns and types that its file declares.
+
+    Raises:
+        SchemaError: a column is missing or not declared, or its values are not of its type.
+    """
+    import pyarrow as pa
+
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    for field in view.arrow:
+        if field.name not in columns:
+            raise SchemaError(
+                f"{path}: declares the column {field.name}, and its query returns "
+                f"{', '.join(columns)}: name it there, or declare another"
+            )
+        values = columns[field.name]
+        try:
+            if pa.types.is_dictionary(field.type):
+                values = values.cast(pa.string()).dictionary_encode()
+            columns[field.name] = values.cast(field.type)
+        except pa.ArrowException as exc:
+            raise SchemaError(f"{path}: column {field.name} is no {field.type}: {exc}") from exc
+    return view.validate(pa.table(columns))
 
 
 _SHARED = {
@@ -94,12 +210,15 @@ _SHARED = {
 """Parameters of views besides ``run``, and the functions that make their values."""
 
 
+def _value(name: str, values: dict[str, Any]) -> Any:
+    """Return a value that several views need; a new one is kept."""
+    if name not in values:
+        values[name] = _call(_SHARED[name], values)
+    return values[name]
+
+
 def _call(target: str, values: dict[str, Any]) -> Any:
-    """Call ``module:function`` with values by the names of its parameters; new ones are kept."""
+    """Call ``module:function`` with values by the names of its parameters."""
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    parameters = list(inspect.signature(function).parameters)
-    for parameter in parameters:
-        if parameter not in values:
-            values[parameter] = _call(_SHARED[parameter], values)
-    return function(*(values[parameter] for parameter in parameters))
+    return function(*(_value(name, values) for name in inspect.signature(function).parameters))

@@ -39,8 +39,8 @@ def export(
     Args:
         run: the run to write.
         kind: ``parquet`` or ``csv`` (a file per table: of each rank in ``rank-00000/``, of the
-            attribution at the top, of the views in ``views/``; of steps of all kinds, where several
-            were traced, in ``all_kinds/``), or ``perfetto`` (``trace.json.gz``), with all steps.
+            attribution, of all traced steps, at the top, of the views in ``views/``), or
+            ``perfetto`` (``trace.json.gz``), with all steps.
         directory: target directory; made when it is not there.
         force: write into a directory that holds files, over those of the same name.
 
@@ -98,17 +98,15 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     Those of a rank have the columns ``rank`` and ``row`` before theirs: the files of all ranks are
     one table.
     """
+    from chopper.relations import relation
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import GROUPS
     from chopper.views import VIEWS, views
 
     whole = run.whole
     yield "ranks", ranks_of(run.recording.manifest)
-    for folder, part in {"": run, "all_kinds/": whole}.items():
-        if not folder or whole is not run:
-            for name in ("piece", "window", "gap"):
-                yield folder + name, getattr(part, f"{name}s")
-            yield f"{folder}communication", part.communication
+    for name in ("piece", "window", "gap", "communication", "selection", "cause"):
+        yield name, relation(run, name)
     for rank in run.recording.ranks:
         folder = rank_dir_name(rank)
         for declared in (*GROUPS["trace"], *GROUPS["telemetry"], *GROUPS["memory"]):

@@ -88,7 +88,7 @@ def test_a_report_loads_what_it_needs(tmp_path) -> None:
         "    assert not stop.code, stop.code\n"
     )
     assert (tmp_path / "r.html").is_file()
-    unwanted = {"asyncio", "duckdb", "pandas", "plotly", "pynvml", "rich", "scipy", "torch"}
+    unwanted = {"asyncio", "pandas", "plotly", "pynvml", "rich", "scipy", "torch"}
     assert top_level(loaded) & unwanted == set()
 
 

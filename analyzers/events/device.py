@@ -10,27 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.groups import Texts, reals
+from chopper.analyzers.events.groups import Texts, real_or_null, reals
 from chopper.analyzers.trace.backward import node_makers
 from chopper.analyzers.trace.columns import dictionary, ints, strings
 from chopper.analyzers.trace.phases import span_modules
 from chopper.analyzers.trace.tables import HostSpans
+from chopper.tables import TABLES
 
 _INTEGERS = (
-    *("rank", "row", "step", "start_ns", "dur_ns", "device_id", "stream_id", "launch_row"),
-    "op_row",
+    *("rank", "row", "start_ns", "dur_ns", "device_id", "stream_id", "launch_row", "op_row"),
 )
 _TEXTS = ("kernel", "op", "phase", "work_class", "dtype")
 _REALS = ("work_flop", "work_bytes", "ideal_ns", "roofline_ns")
 _FLAGS = ("math", "modelled")
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.int64()) for name in _INTEGERS),
-        *((name, pa.dictionary(pa.int32(), pa.string())) for name in _TEXTS),
-        *((name, pa.float64()) for name in _REALS),
-        *((name, pa.bool_()) for name in _FLAGS),
-    ]
-)
+_TABLE = TABLES["step_event"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,7 @@ class Events:
         work_flop, work_bytes, ideal_ns, roofline_ns: of the work model, NaN where unknown.
         math, modelled: model math (a product, convolution or attention); it or memory-bound work.
         dtype: codes and values of the arithmetic, values in alphabetical order; -1 is unknown.
+        table: the same as the table `step_event`.
     """
 
     rank: np.ndarray
@@ -66,6 +60,7 @@ class Events:
     math: np.ndarray
     modelled: np.ndarray
     dtype: Texts
+    table: pa.Table
 
     def __len__(self) -> int:
         return len(self.row)
@@ -79,9 +74,9 @@ def of_class(events: Events, work_class: str) -> np.ndarray:
 
 def events_of(run: Attributed) -> Events:
     """Return the device events of an attributed run inside its windows."""
-    parts = [_of_rank(run, rank) for rank in run.recording.ranks]
-    table = pa.concat_tables([_SCHEMA.empty_table(), *parts])
+    table = _TABLE.joined([_of_rank(run, rank) for rank in run.recording.ranks])
     columns: dict[str, Any] = {name: ints(table, name) for name in _INTEGERS}
+    columns |= {"step": ints(table, "step_index"), "table": table}
     columns |= {name: strings(table, name) for name in _TEXTS}
     columns |= {name: reals(table, name) for name in _REALS}
     columns |= {name: table[name].to_numpy() for name in _FLAGS}
@@ -91,35 +86,34 @@ def events_of(run: Attributed) -> Events:
 
 
 def _of_rank(run: Attributed, rank: int) -> pa.Table:
-    """One row per event of the rank inside a step window."""
+    """One row per event of the rank inside a step window. -> STEP_EVENT."""
     links = run.links.get(rank)
     if links is None or not links.num_rows:
-        return _SCHEMA.empty_table()
+        return _TABLE.empty()
     events = run.joined[rank].device_event
     work = run.work.get(rank)
     row = np.flatnonzero(links["step_index"].is_valid().to_numpy())
+    linked = ("step_index", "launch_row", "op_row", "op", "phase", "layer", "work_class")
+    recorded = ("start_ns", "dur_ns", "device_id", "stream_id")
     columns = {
-        "rank": np.full(len(row), rank, dtype=np.int64),
+        "rank": np.full(len(row), rank),
         "row": row,
-        "step": ints(links, "step_index")[row],
-        "launch_row": ints(links, "launch_row")[row],
-        "op_row": ints(links, "op_row")[row],
         "kernel": events["name"].take(row),
-        **{name: links[name].take(row) for name in ("op", "phase", "work_class")},
-        **{n: ints(events, n)[row] for n in ("start_ns", "dur_ns", "device_id", "stream_id")},
+        **{name: links[name].take(row) for name in linked},
+        **{name: events[name].take(row) for name in recorded},
     }
     if work is None:
         no = np.zeros(len(row), dtype=np.bool_)
         columns |= {"math": no, "modelled": no, "dtype": dictionary(np.full(len(row), -1), [])}
-        columns |= dict.fromkeys(_REALS, np.full(len(row), np.nan))
+        columns |= {name: pa.nulls(len(row), pa.float64()) for name in _REALS}
     else:
         columns |= {
             "math": work.math[row],
             "modelled": (work.math | work.vector)[row],
             "dtype": dictionary(work.dtype[row], work.dtypes),
-            **{name: getattr(work, name)[row] for name in _REALS},
+            **{name: real_or_null(getattr(work, name)[row]) for name in _REALS},
         }
-    return pa.table(columns, schema=_SCHEMA)
+    return _TABLE.of(columns)
 
 
 def arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> Texts:

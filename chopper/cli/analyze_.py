@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,13 +15,16 @@ from chopper.cli import _shared as shared
 from chopper.cli._devices import device, typed
 from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError, csv_text, tell
-from chopper.views import VIEWS, summaries, view
+from chopper.views import VIEWS, own_view, summaries, view
 from chopper.wording import next_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import pyarrow as pa
+
     from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.views import View
     from chopper.causes import Level
 
 
@@ -28,6 +32,14 @@ _CAUSE_COLUMNS = (
     *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
     *("measured", "recoverable_step_ns"),
 )
+
+
+class _ViewName(shared.OneOf):
+    """The name of a view, or the path of an SQL file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name or the path as it is."""
+        return value if str(value).endswith(".sql") else super().convert(value, param, ctx)
 
 
 def _list_views(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
@@ -52,11 +64,12 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 @click.option(
     "--view",
     "view_name",
-    type=shared.OneOf("view", (*VIEWS, "list")),
-    metavar="NAME",
+    type=_ViewName("view", (*VIEWS, "list")),
+    metavar="NAME|FILE.sql",
     is_eager=True,
     callback=_list_views,
-    help="Print one detailed table instead, see above; `chopper schema NAME` lists its columns.",
+    help="Print one detailed table instead, see above, or that of your own SQL file; "
+    "`chopper schema NAME` lists the columns of a view.",
 )
 @click.option(
     "--top",
@@ -99,15 +112,23 @@ def command(
       chopper analyze trace.rpd --device mi300x
       chopper analyze runs/mine --by layer --json | jq .groups[0]
       chopper analyze runs/mine --view operations --csv > operations.csv
+      chopper analyze runs/mine --view my_view.sql
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv are mutually exclusive: choose one")
-    if by is not None and view_name is not None and "level" not in VIEWS[view_name].arrow.names:
+    is_file = view_name is not None and view_name.endswith(".sql")
+    own = own_view(Path(str(view_name))) if is_file else None
+    declared = own or (None if view_name is None else VIEWS[view_name])
+    if by is not None and declared is not None and "level" not in declared.arrow.names:
         raise UsageError(f"--by does not apply to --view {view_name}: choose one")
+    kind = "json" if as_json else "csv" if as_csv else "text"
     attribution = shared.attributed(sources)
-    if view_name is not None:
-        kind = "json" if as_json else "csv" if as_csv else "text"
-        _print_view(attribution, view_name, by, top, kind)
+    if own is not None:
+        from chopper.sql import run_view
+
+        _print_view(*run_view(attribution, own, str(view_name)), by, top, kind)
+    elif view_name is not None:
+        _print_view(VIEWS[view_name], view(attribution, view_name), by, top, kind)
     elif as_json:
         print_json(to_json(attribution, by, top))
     elif as_csv:
@@ -119,29 +140,28 @@ def command(
 
 
 def _print_view(
-    attribution: Attributed, name: str, level: Level | None, top: int | None, kind: str
+    declared: View, table: pa.Table, level: Level | None, top: int | None, kind: str
 ) -> None:
     """Print a view, or its rows of one level; JSON and CSV hold all unless told, text 20."""
-    table = view(attribution, name)
     if level is not None:
         import pyarrow.compute as pc
 
         of_level = table.filter(pc.field("level") == level)
         if table.num_rows and not of_level.num_rows:
-            raise UsageError(f"--view {name} has no rows by {level}")
+            raise UsageError(f"--view {declared.name} has no rows by {level}")
         table = of_level
     if kind == "text":
         from chopper.reports import details as report
 
-        print_page(report.page(VIEWS[name], table, top=top))
+        print_page(report.page(declared, table, top=top))
         return
     rows = (table if top is None else table.slice(0, top)).to_pylist()
     if kind == "csv":
         click.echo(_csv([table.column_names, *(row.values() for row in rows)]), nl=False)
         return
-    document = {"schema": f"chopper.view.{name}/{VIEWS[name].version}", "rows": rows}
+    document = {"schema": f"chopper.view.{declared.name}/{declared.version}", "rows": rows}
     if not rows:
-        document["reason"] = VIEWS[name].needs or None
+        document["reason"] = declared.needs or None
     print_json(document)
 
 

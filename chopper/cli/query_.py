@@ -111,8 +111,8 @@ def command(
     RUN is a run directory, a trace file, a glob, or a directory of traces. SQL is one statement
     that reads, in DuckDB's dialect; it can neither read nor write files. Only the tables that it
     names are read or computed. Tables of single ranks have the columns rank and row before their
-    own (`chopper schema NAME`); views and attribution tables cover the steps that the step time
-    is taken from. Needs DuckDB: pip install 'chopper-profiler[query]'.
+    own (`chopper schema NAME`). Tables cover all traced steps; views cover those that the
+    step time is taken from, which `selection` names.
 
     \b
     Examples:

@@ -377,12 +377,6 @@ def test_an_interrupt_ends_it_and_leaves_nothing(
     assert [*temporary.iterdir()] == []
 
 
-def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    assert "pip install 'chopper-profiler[query]'" in _refused("SELECT 1 AS a")
-    assert run("query", CUDA).code == 0  # the list needs none
-
-
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "no such file" in _refused("FROM step", tmp_path / "none")
     assert "without traces" in _refused("FROM step", tmp_path)

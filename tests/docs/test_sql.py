@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 
 from chopper.api import query
-from chopper.tables import GROUPS
 from tests.command import run
 from tests.docs.blocks import FENCE, ROOT
 
 OWN = ROOT / "tests" / "golden" / "own" / "model-cuda"
 PAGE = (ROOT / "docs" / "concepts" / "sql.md").read_text(encoding="utf-8")
 BLOCKS = [(fence[2], fence[3]) for fence in FENCE.finditer(PAGE)]
-STATEMENTS = [text for language, text in BLOCKS if language == "sql"]
-assert len(STATEMENTS) == 5
+STATEMENTS = [text for language, text in BLOCKS if language == "sql" and "step_event" not in text]
+assert len(STATEMENTS) == 6
+(VIEW,) = (text for language, text in BLOCKS if language == "sql" and "step_event" in text)
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,19 @@ def test_a_statement_answers_the_same_of_run_and_files(sql: str, folder: Path) -
     with duckdb.connect() as connection:
         for name in set(re.findall(r"(?:FROM|JOIN) (\w+)", sql)):
             file = folder / "tables" / f"{name}.parquet"
-            if any(name == table.name for table in GROUPS["analysis"]):
-                assert file.is_file()
-            else:
+            if not file.is_file():
                 file = folder / "tables" / "rank-*" / file.name
             connection.execute(f"CREATE VIEW {name} AS FROM read_parquet('{file}')")
         found = connection.sql(sql).fetchall()
     columns = [answered[name].to_pylist() for name in answered.column_names]
     assert sorted(map(repr, found)) == sorted(map(repr, zip(*columns, strict=True)))
+
+
+def test_the_view_of_the_page_is_printed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_view.sql").write_text(VIEW)
+    printed = run("analyze", folder / "runs" / "mine", "--view", tmp_path / "my_view.sql")
+    assert printed.out.startswith("Streams\nStreams by the time of their kernels")
+    assert printed.code == 0
 
 
 @pytest.mark.parametrize("program", [text for language, text in BLOCKS if language == "python"])

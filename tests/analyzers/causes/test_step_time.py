@@ -315,9 +315,19 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
     assert sum(causes.values()) == document["observed_ns"] == sum(found.step_time_ns())
     assert sum(document["all_kinds"]["causes_ns"].values()) == whole.observed_ns
     exported = dict(tables(found))
-    for name, one in (("", found), ("all_kinds/", whole)):
-        total = pc.sum(exported[f"{name}piece"]["time_ns"]).as_py()
-        assert total == one.observed_ns == sum(e - s for s, e in bounds(exported[f"{name}window"]))
+    total = pc.sum(exported["piece"]["time_ns"]).as_py()
+    assert total == whole.observed_ns == sum(e - s for s, e in bounds(exported["window"]))
+    # In SQL and in files, tables are of all traced steps, and views of those of the selection.
+    selected = "FROM piece JOIN selection USING (rank, step_index) WHERE in_step_time"
+    sums = chopper.query(found, f"SELECT sum(time_ns) AS time_ns {selected}").to_pylist()
+    assert sums == [{"time_ns": found.observed_ns}]
+    joined = """
+    SELECT sum(dur_ns) AS time_ns FROM device_event JOIN event_link USING (rank, row)
+    JOIN selection USING (rank, step_index)
+    """
+    kernels = chopper.query(found, "SELECT sum(time_ns) AS time_ns FROM kernels").to_pylist()
+    assert chopper.query(found, f"{joined} WHERE in_step_time").to_pylist() == kernels
+    assert chopper.query(found, joined).to_pylist()[0]["time_ns"] > kernels[0]["time_ns"]
     assert exported["views/steps"].num_rows == 4
     # The replay is of all steps, since they follow each other; what it answers is of these.
     answer = chopper.whatif(found, fix="idle.preparation")

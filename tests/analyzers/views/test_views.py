@@ -9,8 +9,7 @@ import json
 from ast import literal_eval
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,18 +21,15 @@ from hypothesis import strategies as st
 import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.calls import timed_table
-from chopper.analyzers.events.device import Events
-from chopper.analyzers.events.groups import Groups, busy_of
-from chopper.analyzers.trace.columns import dictionary
-from chopper.analyzers.views.launches import overhead_of
+from chopper.analyzers.events.groups import busy_of
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
 from chopper.hardware.devices import lookup
+from chopper.relations import connection
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
-from chopper.views import VIEWS, view
+from chopper.views import VIEWS, typed, view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
 from tests.conftest import find_traces_dir
 
@@ -87,6 +83,15 @@ def products() -> Attributed:
         kernel(500, 507, "lonely"),
     )
     return attributed(host, device)
+
+
+def answered(name: str, **tables: pa.Table) -> list[dict[str, Any]]:
+    """What the query of a view returns of some tables."""
+    with connection(threads=1) as database:
+        for table_name, values in tables.items():
+            database.register(table_name, values)
+        found = database.sql(VIEWS[name].sql).to_arrow_table()
+    return typed(found, VIEWS[name], name).to_pylist()
 
 
 def test_operations_are_grouped_by_what_they_were_given() -> None:
@@ -173,13 +178,6 @@ def test_launch_overhead_is_split_where_the_call_began() -> None:
     assert (unsplit["phase"], unsplit["kernel_count"], unsplit["unsplit_ns"]) == ("other", 1, 80)
 
 
-class _Made(SimpleNamespace):
-    """Events with nothing but what launches are made from."""
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
 @given(
     st.lists(
         st.tuples(
@@ -197,15 +195,28 @@ def test_launch_overhead_equals_the_formula_event_by_event(
     rows: list[tuple[int, int, int, int, int]],
 ) -> None:
     start, dur, launch, rank, step = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
-    events = _Made(
-        start_ns=start,
-        dur_ns=dur,
-        rank=rank,
-        step=step,
-        device_id=np.zeros_like(rank),
-        work_class=(np.zeros_like(rank), ["compute"]),
+    number = np.arange(len(rows))
+    found = answered(
+        "launches",
+        step_event=pa.table(
+            {
+                "rank": rank,
+                "row": number,
+                "step_index": step,
+                "start_ns": start,
+                "dur_ns": dur,
+                "device_id": np.zeros_like(rank),
+                "op": number.astype(str),
+                "launch_row": pa.array(number, mask=launch < 0),
+                "work_class": ["compute"] * len(rows),
+                "phase": ["forward"] * len(rows),
+            }
+        ),
+        host_span=pa.table({"rank": rank, "row": number, "start_ns": launch}),
+        window=pa.table({"rank": [0], "step_index": [0], "start_ns": [0], "end_ns": [100]}),
+        selection=pa.table({"rank": [0], "step_index": [0], "in_step_time": [True]}),
     )
-    found = overhead_of(cast(Events, events), launch)
+    by_event = {int(row["op"]): row for row in found}
     for key in set(zip(rank.tolist(), step.tolist(), strict=True)):
         mine = [i for i in np.argsort(start, kind="stable") if (rank[i], step[i]) == key]
         previous_end = start[mine[0]]
@@ -213,9 +224,9 @@ def test_launch_overhead_equals_the_formula_event_by_event(
             overhead = max(0, start[i] - previous_end)
             call = min(max(start[i] - launch[i], 0), overhead) if launch[i] >= 0 else 0
             unsplit = overhead if launch[i] < 0 else 0
-            assert found["call_ns"][i] == call
-            assert found["unsplit_ns"][i] == unsplit
-            assert found["preparation_ns"][i] == overhead - call - unsplit
+            assert by_event[i]["call_ns"] == call
+            assert by_event[i]["unsplit_ns"] == unsplit
+            assert by_event[i]["preparation_ns"] == overhead - call - unsplit
             previous_end = max(previous_end, start[i] + dur[i])
 
 
@@ -516,15 +527,20 @@ def test_busy_time_is_the_union(rows: list[tuple[int, int, int]]) -> None:
 )
 def test_groups_have_their_own_statistics(rows: list[tuple[int, int, int]]) -> None:
     a, b, value = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
-    groups = Groups([a, b])
-    assert len(groups) == len({(x, y) for x, y, _ in rows})
-    names = dictionary(np.arange(len(groups)), [str(i) for i in range(len(groups))])
-    texts = dict.fromkeys(("kernel", "op", "work_class"), names)
-    found = timed_table(VIEWS["kernels"], groups, value, texts).to_pylist()
+    events = pa.table(
+        {
+            "kernel": a.astype(str),
+            "op": pa.array(b.astype(str), mask=b < 0),
+            "work_class": ["compute"] * len(rows),
+            "dur_ns": value,
+        }
+    )
+    found = answered("kernels", step_event=events)
+    assert len(found) == len({(x, max(y, -1)) for x, y, _ in rows})
     assert [r["time_ns"] for r in found] == sorted((r["time_ns"] for r in found), reverse=True)
     for row in found:
-        first = groups.first[int(row["kernel"])]
-        mine = [v for x, y, v in rows if (x, y) == (a[first], b[first])]
+        op = -1 if row["op"] is None else int(row["op"])
+        mine = [v for x, y, v in rows if (x, max(y, -1)) == (int(row["kernel"]), op)]
         assert (row["call_count"], row["time_ns"]) == (len(mine), sum(mine))
         assert (row["min_ns"], row["max_ns"]) == (min(mine), max(mine))
         assert abs(row["median_ns"] - np.median(mine)) <= 1
