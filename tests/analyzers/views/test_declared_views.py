@@ -144,9 +144,9 @@ def test_a_file_of_the_user_is_a_view_with_or_without_its_comment(tmp_path: Path
         ),
         (
             "-- columns:\n--   a_ns: A.\nSELECT 1.5 AS a_ns",
-            "own.sql: column a_ns is no int64: Float value 1.5 was truncated",
+            "own.sql: column a_ns is no int64: Float value 1.500000 was truncated",
         ),
-        ("FROM read_csv('/etc/passwd')", "own.sql: File system operations are disabled"),
+        ("FROM read_csv('/etc/passwd')", "own.sql, line 1, column 6: Cannot access file"),
     ],
 )
 def test_an_error_of_a_users_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
