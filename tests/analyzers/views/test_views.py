@@ -91,7 +91,8 @@ def answered(name: str, **tables: pa.Table) -> list[dict[str, Any]]:
         for table_name, values in tables.items():
             database.register(table_name, values)
         found = database.sql(VIEWS[name].sql).to_arrow_table()
-    return typed(found, VIEWS[name], name).to_pylist()
+    rows: list[dict[str, Any]] = typed(found, VIEWS[name], name).to_pylist()
+    return rows
 
 
 def test_operations_are_grouped_by_what_they_were_given() -> None:
