@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.analyzers import views as folder
+from chopper.analyzers.relations import connection, relation
 from chopper.analyzers.views import SECTIONS, View, parse
 from chopper.errors import InputError, SchemaError, UsageError, reason_of
-from chopper.relations import connection, relation
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

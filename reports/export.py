@@ -98,7 +98,7 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     Those of a rank have the columns ``rank`` and ``row`` before theirs: the files of all ranks are
     one table.
     """
-    from chopper.relations import relation
+    from chopper.analyzers.relations import relation
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import GROUPS
     from chopper.views import VIEWS, views

@@ -22,11 +22,11 @@ import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import busy_of
+from chopper.analyzers.relations import connection
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
 from chopper.hardware.devices import lookup
-from chopper.relations import connection
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.views import VIEWS, typed, view
